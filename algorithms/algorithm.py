@@ -1,0 +1,66 @@
+"""What an algorithm declares about itself, as data: how to build it, what it can do, what it costs, where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from unisono.algorithms.plan import Plan
+
+Order = Literal["none", "rank", "fixed"]
+
+
+class Build(Protocol):
+    """A builder: pure and deterministic, for one rank at a time."""
+
+    def __call__(self, size: int, rank: int, root: int = 0, **params: Any) -> Plan: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of a plan on its critical rank, in the terms of the α-β-γ model.
+
+    Attributes:
+        rounds: number of message latencies (α) on the critical path.
+        sent: elements that the busiest rank sends (β), as a multiple of the vector length.
+        reduced: elements that the busiest rank combines (γ), as a multiple of the vector length.
+    """
+
+    rounds: int
+    sent: float
+    reduced: float
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One algorithm of one collective.
+
+    Attributes:
+        collective: "allreduce", "broadcast", …
+        name: what users force with ``algorithm=``.
+        build: the builder.
+        cost: the closed form of its reference, as a function of the number of ranks; never derived by calling `build`.
+        reference: where the algorithm and its cost are from.
+        commutative_only: whether the operation must be commutative.
+        order: in which order contributions are combined: "none" (no reduction), "rank" (ascending ranks), "fixed" (some
+            order that depends on nothing but the number of ranks and the block).
+        same_bits: whether all ranks get the same bits for floating-point reductions.
+        in_place: whether INPUT and OUTPUT may be the same memory.
+        segmentable: whether running it over several segments overlaps its groups usefully.
+        mapped: whether it needs memory that peers can map.
+        supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
+    """
+
+    collective: str
+    name: str
+    build: Build
+    cost: Callable[[int], Cost]
+    reference: str
+    commutative_only: bool = True
+    order: Order = "none"
+    same_bits: bool = True
+    in_place: bool = True
+    segmentable: bool = True
+    mapped: bool = False
+    supports: Callable[[int], str | None] = lambda size: None

@@ -1,0 +1,314 @@
+"""Plans: what one rank does in a collective, as frozen data.
+
+Theory of operation
+-------------------
+A plan knows no bytes. Its operands are *blocks* of three buffers, INPUT, OUTPUT and SCRATCH, each cut by its own
+`Partition`; the lengths of the blocks are bound when the collective is called (`algorithms.binding`). A `Span` names some
+blocks of a buffer, start, start + stride, …, modulo the number of blocks.
+
+A plan has one or more *lanes*, which run side by side. A lane runs its groups in order. The steps of a group are
+posted together, and the group ends when all of them have ended; therefore no step of a group may write what another
+one of it reads or writes, and the source of a `Send` is frozen until its group ends. A group may also wait for groups
+of other lanes (`after`). `Repeat` runs a few groups many times, advancing peers and blocks each time, which keeps ring
+and pairwise plans a few rows long at any number of ranks.
+
+*Segments.* A plan may be run over S segments: segment s of a block is the s-th of S near-equal parts of it, so segments
+never touch each other's elements. Group g of segment s starts when group g - 1 of segment s and group g of segment s - 1
+have ended (and the groups in `after`, of segment s). Instances (g, s) are posted in *canonical order*: by (g + s, s).
+
+*Message identity.* A message between two ranks is known by (communicator, sequence, lane, group, segment), where `group`
+counts groups as run (a Repeat of 3 groups run 10 times has 30). Hence a group sends at most one message to a peer and
+receives at most one from it. Messages between two ranks on one lane are posted by both sides in canonical order, so an
+executor may send them down a first-in-first-out channel without looking at identities at all. A message of zero
+bytes is sent by neither side.
+
+*Operations.* Elements of INPUT are contributions; partial results are states; a step marked `lower` turns the state that
+it writes into results (`unisono.operations`). Each element of the result of a reduction is lowered exactly once.
+
+The plan of one rank is built without the others: `build(size, rank, root=0, **params) -> Plan`, pure and deterministic.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+
+class Buffer(enum.IntEnum):
+    """The buffers of a plan. INPUT is never written; INPUT and OUTPUT may be the same memory."""
+
+    INPUT = 0
+    OUTPUT = 1
+    SCRATCH = 2
+
+
+class Counts(enum.IntEnum):
+    """What element counts a partition needs at call time."""
+
+    OWN = 0  # the number of elements of this rank's own buffer, which all ranks agree on
+    SEND = 1  # one count per peer: what this rank sends to each
+    RECEIVE = 2  # one count per peer: what this rank receives from each
+    RANKS = 3  # one count per rank, known to all ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How a buffer is cut into blocks.
+
+    `Counts.OWN`: `blocks` near-equal parts of the bound buffer; the first (count mod blocks) are one element longer. The
+    other kinds of `counts`: block i has the i-th of those counts. With `like`, this (scratch) buffer is `copies` times the
+    partition of another buffer, one after the other; `blocks` is then the number over all copies.
+    """
+
+    blocks: int
+    counts: Counts = Counts.OWN
+    like: Buffer | None = None
+    copies: int = 1
+
+
+def even(blocks: int) -> Partition:
+    """Return the partition into `blocks` near-equal parts."""
+    return Partition(blocks)
+
+
+def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:
+    """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c has index c·blocks + b."""
+    return Partition(partition.blocks * copies, partition.counts, buffer, copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`count` blocks of a buffer: (start + i·stride) modulo the number of its blocks, for i = 0 … count - 1.
+
+    Inside a `Repeat`, `advance` is added to `start` at each further iteration.
+    """
+
+    buffer: Buffer
+    start: int = 0
+    count: int = 1
+    stride: int = 1
+    advance: int = 0
+
+    def at(self, iteration: int) -> Span:
+        """Return the span of the given iteration of the enclosing `Repeat`."""
+        return replace(self, start=self.start + iteration * self.advance, advance=0) if self.advance else self
+
+    def blocks(self, total: int) -> list[int]:
+        """Return the logical indices of the blocks, where the buffer has `total` blocks."""
+        return [(self.start + i * self.stride) % total for i in range(self.count)]
+
+
+def input_block(start: int = 0, count: int = 1, stride: int = 1, advance: int = 0) -> Span:
+    """Return a span of INPUT."""
+    return Span(Buffer.INPUT, start, count, stride, advance)
+
+
+def output_block(start: int = 0, count: int = 1, stride: int = 1, advance: int = 0) -> Span:
+    """Return a span of OUTPUT."""
+    return Span(Buffer.OUTPUT, start, count, stride, advance)
+
+
+def scratch_block(start: int = 0, count: int = 1, stride: int = 1, advance: int = 0) -> Span:
+    """Return a span of SCRATCH."""
+    return Span(Buffer.SCRATCH, start, count, stride, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the blocks of `src` to `peer`, as one message."""
+
+    peer: int
+    src: Span
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive a message from `peer` into the blocks of `dst`."""
+
+    peer: int
+    dst: Span
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecvReduce:
+    """Receive a message from `peer` and set dst = src ∘ received, or received ∘ src if `received_first`."""
+
+    peer: int
+    dst: Span
+    src: Span
+    received_first: bool = False
+    lower: bool = False
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the blocks of `src` to `dst`."""
+
+    dst: Span
+    src: Span
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once. `dst` may be the same as a source or differ from all."""
+
+    dst: Span
+    sources: tuple[Span, ...]
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Copy blocks of `peer`'s mapped memory (`src`, in the peer's partition) to `dst`."""
+
+    peer: int
+    dst: Span
+    src: Span
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReduce:
+    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once, where a source is (peer, span of the peer's memory)."""
+
+    dst: Span
+    sources: tuple[tuple[int, Span], ...]
+    lower: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Copy the blocks of `src` into `peer`'s mapped memory (`dst`, in the peer's partition)."""
+
+    peer: int
+    dst: Span
+    src: Span
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Raise this rank's flag at `peer`, after everything that was read or written in earlier groups."""
+
+    peer: int
+    peer_advance: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the next flag of `peer`."""
+
+    peer: int
+    peer_advance: int = 0
+
+
+MessageStep: TypeAlias = Send | Recv | RecvReduce
+LocalStep: TypeAlias = Copy | Reduce
+MappedStep: TypeAlias = Read | ReadReduce | Write | Signal | Wait
+Step: TypeAlias = MessageStep | LocalStep | MappedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Steps that are posted together; `after` names (lane, group as run) that must have ended before, in other lanes."""
+
+    steps: tuple[Step, ...]
+    after: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`groups` run `times` times; each further time, peers and spans advance by their own `advance`."""
+
+    times: int
+    groups: tuple[Group, ...]
+
+
+Lane: TypeAlias = tuple[Group | Repeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What rank `rank` of `size` does in `collective`, by `algorithm`.
+
+    Attributes:
+        input, output, scratch: the partitions; a buffer that the plan does not use has 0 blocks.
+        lanes: see the module's theory of operation.
+        permutation: if not empty, block i of a span is block permutation[i] of memory, for every buffer of that many
+            blocks.
+    """
+
+    collective: str
+    algorithm: str
+    size: int
+    rank: int
+    root: int
+    input: Partition
+    output: Partition
+    scratch: Partition = field(default=Partition(0))
+    lanes: tuple[Lane, ...] = ()
+    permutation: tuple[int, ...] = ()
+
+    def partition(self, buffer: Buffer) -> Partition:
+        """Return the partition of `buffer`."""
+        return (self.input, self.output, self.scratch)[buffer]
+
+    def physical_blocks(self, span: Span) -> list[int]:
+        """Return the indices in memory of the blocks of `span`, in order."""
+        total = self.partition(span.buffer).blocks
+        blocks = span.blocks(total)
+        return [self.permutation[block] for block in blocks] if len(self.permutation) == total else blocks
+
+    def groups(self, lane: int) -> Iterator[Group]:
+        """Yield the groups of a lane as run: repeats unrolled, peers (modulo size) and spans advanced."""
+        for item in self.lanes[lane]:
+            if isinstance(item, Group):
+                yield item
+                continue
+            for iteration in range(item.times):
+                for group in item.groups:
+                    yield Group(tuple(self._at(step, iteration) for step in group.steps), group.after)
+
+    def group_count(self, lane: int) -> int:
+        """Return the number of groups of a lane as run."""
+        return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in self.lanes[lane])
+
+    def _at(self, step: Step, iteration: int) -> Step:
+        changes: dict[str, object] = {}
+        if not isinstance(step, (Copy, Reduce, ReadReduce)):
+            changes["peer"] = (step.peer + iteration * step.peer_advance) % self.size
+            changes["peer_advance"] = 0
+        if not isinstance(step, (Recv, Reduce, ReadReduce, Signal, Wait)):
+            changes["src"] = step.src.at(iteration)
+        if not isinstance(step, (Send, Signal, Wait)):
+            changes["dst"] = step.dst.at(iteration)
+        if isinstance(step, Reduce):
+            changes["sources"] = tuple(source.at(iteration) for source in step.sources)
+        if isinstance(step, ReadReduce):
+            changes["sources"] = tuple((peer, source.at(iteration)) for peer, source in step.sources)
+        return replace(step, **changes)  # type: ignore[arg-type]
+
+
+def peers(plan: Plan) -> list[tuple[int, int]]:
+    """Return the (lane, peer) pairs that the messages of `plan` use, sorted, without duplicates."""
+    found = {
+        (lane, step.peer)
+        for lane in range(len(plan.lanes))
+        for group in plan.groups(lane)
+        for step in group.steps
+        if isinstance(step, (Send, Recv, RecvReduce))
+    }
+    return sorted(found)
+
+
+def canonical_order(groups: int, segments: int) -> Iterator[tuple[int, int]]:
+    """Yield the (group, segment) instances of a lane in the order in which they are posted: by (group + segment, segment)."""
+    for wave in range(groups + segments - 1):
+        for segment in range(max(0, wave - groups + 1), min(segments, wave + 1)):
+            yield wave - segment, segment

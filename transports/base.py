@@ -1,0 +1,189 @@
+"""The contracts between collectives, executors and transports. Everything here is a shape; nothing runs.
+
+An *executor* runs plans: ``start(call, arrays) → poll() → True when done; abort()``; it never blocks in `start` or `poll`.
+`Operation.wait` is the one place that blocks, with a deadline, interruptible by Ctrl-C. A *message transport* moves the
+messages of the generic executor; the native executor has its links inside. Errors are raised by `poll` and `wait`, as
+the classes of `unisono.errors`; after one, the executor is poisoned and every later `start` raises `AbortedError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.algorithms.binding import Shape
+from unisono.algorithms.plan import Plan
+from unisono.dtypes import DType
+from unisono.operations import Op
+
+AnyArray: TypeAlias = NDArray[np.generic]
+
+
+class Identity(NamedTuple):
+    """What tells one message between two ranks of a communicator from another."""
+
+    sequence: int
+    lane: int
+    group: int
+    segment: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What all ranks must agree on in a call. Compared by `digest` in the header of every message."""
+
+    collective: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    order: str
+    op: str | None
+    root: int | None
+    algorithm: str
+    segments: int
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits of SHA-256 over all fields; equal on two ranks exactly if the signatures are."""
+        facts = repr(
+            (self.collective, self.dtype, self.shape, self.order, self.op, self.root, self.algorithm, self.segments)
+        )
+        return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
+
+    def __str__(self) -> str:
+        """Return the call as the user wrote it: ``allreduce(float32[8], op=sum)``."""
+        shape = ",".join(str(extent) for extent in self.shape or ())
+        array = f"{self.dtype}[{shape}]" if self.dtype else ""
+        order = "order=F" if self.order == "F" else ""
+        op = f"op={self.op}" if self.op else ""
+        root = f"root={self.root}" if self.root is not None else ""
+        return f"{self.collective}({', '.join(part for part in (array, order, op, root) if part)})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective call, validated and chosen, without its arrays; built once and used for any number of calls.
+
+    Attributes:
+        signature: what the ranks must agree on.
+        plan: this rank's plan.
+        shape: element counts of INPUT and OUTPUT.
+        dtype, op: element type and operation; None for a barrier, and op None where nothing is reduced.
+        segments: number of segments that the plan is run over, at least 1.
+    """
+
+    signature: Signature
+    plan: Plan
+    shape: Shape
+    dtype: DType | None
+    op: Op | None
+    segments: int = 1
+
+
+class Operation(Protocol):
+    """A started call. The arrays belong to the executor until it is done."""
+
+    def poll(self) -> bool:
+        """Make progress without blocking; return True when done. Raises the error that ended the call."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until done. Raises `CollectiveTimeoutError` after `timeout_s`, KeyboardInterrupt on Ctrl-C."""
+
+    def abort(self, reason: str) -> None:
+        """End the call; this and all later calls on the communicator raise `AbortedError`, on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one peer has been sent and has sent, over one transport."""
+
+    transport: str
+    sent_messages: int = 0
+    sent_nbytes: int = 0
+    received_messages: int = 0
+    received_nbytes: int = 0
+
+
+class Executor(Protocol):
+    """Runs plans for one rank of one communicator."""
+
+    rank: int
+    size: int
+
+    def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
+        """Start `call` on C-contiguous flat arrays (or None where the call has none); does not block.
+
+        `source` and `target` may be the same array. Returns an `Operation`, whose `poll` or `wait` completes it.
+        """
+
+    def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
+        """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
+
+    def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> Operation:
+        """Start receiving into the flat `array` from rank `source` the next message of that tag."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the counters, by peer. Zero-byte messages do not exist and are not counted."""
+
+    def abort(self, reason: str) -> None:
+        """Poison the communicator on every rank with `AbortedError`."""
+
+    def close(self) -> None:
+        """Leave: release everything; peers that still need this rank get `PeerLostError`. May be called twice."""
+
+
+class Request(Protocol):
+    """A posted message of a message transport."""
+
+    def done(self) -> bool:
+        """Return whether the message has been sent, or received; never blocks. Raises the error that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do.
+
+    Attributes:
+        kind: "message", "mapped" or "vendor".
+        ordered: whether messages of one (lane, peer) arrive in the order in which they were sent.
+        zero_copy: whether `post_send` reads the caller's memory until the request is done (it is frozen until then).
+    """
+
+    kind: str
+    ordered: bool
+    zero_copy: bool
+
+
+class MessageTransport(Protocol):
+    """Moves messages between the ranks of one communicator, for the generic executor. Every call is nonblocking."""
+
+    name: str
+    rank: int
+    size: int
+    capabilities: Capabilities
+
+    def post_send(self, peer: int, identity: Identity, digest: int, pieces: Sequence[memoryview]) -> Request:
+        """Send the concatenation of `pieces` as one message. Not called for zero bytes."""
+
+    def post_recv(self, peer: int, identity: Identity, digest: int, pieces: Sequence[memoryview]) -> Request:
+        """Receive the message of this identity from `peer` into `pieces`.
+
+        A message of another digest or length under this identity raises `MismatchError` from `Request.done`.
+        """
+
+    def progress(self) -> None:
+        """Move what can be moved. Raises the error that poisoned the transport."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the counters, by peer."""
+
+    def abort(self, error: Exception) -> None:
+        """Make every pending and later request of every rank fail with `error`."""
+
+    def close(self) -> None:
+        """Leave the communicator."""

@@ -1,0 +1,71 @@
+"""Unisono: collective communication for Python.
+
+``import unisono as un``; ``world = un.init()``; ``world.allreduce(x)``. Public names are loaded when first used, so that
+importing the package (or `unisono.algorithms`) loads neither numpy nor the native module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unisono.collectives.communicator import Communicator as Communicator
+    from unisono.collectives.init import init as init
+    from unisono.errors import (
+        AbortedError as AbortedError,
+        CollectiveTimeoutError as CollectiveTimeoutError,
+        InternalError as InternalError,
+        MismatchError as MismatchError,
+        NoAlgorithmError as NoAlgorithmError,
+        PeerLostError as PeerLostError,
+        PlanError as PlanError,
+        RendezvousError as RendezvousError,
+        TransportUnavailableError as TransportUnavailableError,
+        UnisonoError as UnisonoError,
+        UsageError as UsageError,
+    )
+    from unisono.launchers.launch import launch as launch
+    from unisono.operations import Op as Op
+    from unisono.options import Options as Options
+
+__version__ = "0.1.0"
+
+_ERRORS = (
+    "AbortedError",
+    "CollectiveTimeoutError",
+    "InternalError",
+    "MismatchError",
+    "NoAlgorithmError",
+    "PeerLostError",
+    "PlanError",
+    "RendezvousError",
+    "TransportUnavailableError",
+    "UnisonoError",
+    "UsageError",
+)
+
+# Public name → the module that defines it.
+_NAMES = {
+    "Communicator": "unisono.collectives.communicator",
+    "init": "unisono.collectives.init",
+    "launch": "unisono.launchers.launch",
+    "Op": "unisono.operations",
+    "Options": "unisono.options",
+    **dict.fromkeys(_ERRORS, "unisono.errors"),
+}
+
+__all__ = ["__version__", *_NAMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
