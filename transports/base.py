@@ -1,9 +1,10 @@
 """The contracts between collectives, executors and transports. Everything here is a shape; nothing runs.
 
-An *executor* runs plans: ``start(call, arrays) → poll() → True when done; abort()``; it never blocks in `start` or `poll`.
-`Operation.wait` is the one place that blocks, with a deadline, interruptible by Ctrl-C. A *message transport* moves the
-messages of the generic executor; the native executor has its links inside. Errors are raised by `poll` and `wait`, as
-the classes of `unisono.errors`; after one, the executor is poisoned and every later `start` raises `AbortedError`.
+An *executor* runs plans: ``start(call, arrays) → poll() → True when done; abort()``; it never blocks in `start` or
+`poll`. `Operation.wait` is the one place that blocks, with a deadline, interruptible by Ctrl-C. A *message transport*
+moves the messages of the generic executor; the native executor has its links inside. Errors are raised by `poll` and
+`wait`, as the classes of `unisono.errors`; after one, the executor is poisoned and every later `start` raises
+`AbortedError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Unisono: collective communication for Python.
 
-``import unisono as un``; ``world = un.init()``; ``world.allreduce(x)``. Public names are loaded when first used, so that
-importing the package (or `unisono.algorithms`) loads neither numpy nor the native module.
+``import unisono as un``; ``world = un.init()``; ``world.allreduce(x)``. Public names are loaded when first used, so
+that importing the package (or `unisono.algorithms`) loads neither numpy nor the native module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every setting of Unisono, in one frozen object; the environment is read here and nowhere else.
 
-Settings come from `Options(...)` in the program or from ``UNISONO_*`` variables, which win over defaults and lose to the
-program. `FIELDS` is the table of both: `unisono doctor` and the documentation are printed from it.
+Settings come from `Options(...)` in the program or from ``UNISONO_*`` variables, which win over defaults and lose to
+the program. `FIELDS` is the table of both: `unisono doctor` and the documentation are printed from it.
 """
 
 from __future__ import annotations
