@@ -1,30 +1,29 @@
-"""What an algorithm declares about itself, as data: how to build it, what it can do, what it costs, where it is from."""
+"""What an algorithm declares about itself, as data: how to build it, what it can do and costs, where it is from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, TypeAlias
 
 from unisono.algorithms.plan import Plan
 
 Order = Literal["none", "rank", "fixed"]
 
 
-class Build(Protocol):
-    """A builder: pure and deterministic, for one rank at a time."""
-
-    def __call__(self, size: int, rank: int, root: int = 0, **params: Any) -> Plan: ...
+# A builder, `build(size, rank, root=0, **params) -> Plan`: pure and deterministic, for one rank at a time. Each builder
+# takes parameters of its own, which a callable type can only leave open.
+Build: TypeAlias = Callable[..., Plan]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a plan on its critical rank, in the terms of the α-β-γ model.
+    """The cost of a plan on its critical rank, in the terms of the alpha-beta-gamma model.
 
     Attributes:
-        rounds: number of message latencies (α) on the critical path.
-        sent: elements that the busiest rank sends (β), as a multiple of the vector length.
-        reduced: elements that the busiest rank combines (γ), as a multiple of the vector length.
+        rounds: number of message latencies (alpha) on the critical path.
+        sent: elements that the busiest rank sends (beta), as a multiple of the vector length.
+        reduced: elements that the busiest rank combines (gamma), as a multiple of the vector length.
     """
 
     rounds: int

@@ -23,7 +23,7 @@ class Shape:
 
 
 def split(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Return (offset, length) of one of `parts` near-equal parts; the first (length mod parts) are one element longer."""
+    """Return (offset, length) of one of `parts` near-equal parts; the first (length mod parts) are one longer."""
     quotient, remainder = divmod(length, parts)
     return part * quotient + min(part, remainder), quotient + (part < remainder)
 
@@ -50,7 +50,7 @@ def _copies(original: list[tuple[int, int]], partition: Partition) -> list[tuple
 def pieces(
     plan: Plan, span: Span, block_bounds: Sequence[tuple[int, int]], segment: int, segments: int
 ) -> list[tuple[int, int]]:
-    """Return (offset, length) in elements of what `span` covers in one segment, block by block, empty pieces left out."""
+    """Return (offset, length) in elements of what `span` covers in a segment, by block, without empty pieces."""
     found = []
     for block in plan.physical_blocks(span):
         offset, length = block_bounds[block]

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 A plan knows no bytes. Its operands are *blocks* of three buffers, INPUT, OUTPUT and SCRATCH, each cut by its own
-`Partition`; the lengths of the blocks are bound when the collective is called (`algorithms.binding`). A `Span` names some
-blocks of a buffer, start, start + stride, …, modulo the number of blocks.
+`Partition`; the lengths of the blocks are bound when the collective is called (`algorithms.binding`). A `Span` names
+some blocks of a buffer, start, start + stride, …, modulo the number of blocks.
 
 A plan has one or more *lanes*, which run side by side. A lane runs its groups in order. The steps of a group are
 posted together, and the group ends when all of them have ended; therefore no step of a group may write what another
@@ -12,18 +12,20 @@ one of it reads or writes, and the source of a `Send` is frozen until its group 
 of other lanes (`after`). `Repeat` runs a few groups many times, advancing peers and blocks each time, which keeps ring
 and pairwise plans a few rows long at any number of ranks.
 
-*Segments.* A plan may be run over S segments: segment s of a block is the s-th of S near-equal parts of it, so segments
-never touch each other's elements. Group g of segment s starts when group g - 1 of segment s and group g of segment s - 1
-have ended (and the groups in `after`, of segment s). Instances (g, s) are posted in *canonical order*: by (g + s, s).
+*Segments.* A plan may be run over S segments: segment s of a block is the s-th of S near-equal parts of it, so
+segments never touch each other's elements. Group g of segment s starts when group g - 1 of segment s and group g of
+segment s - 1 have ended (and the groups in `after`, of segment s). Instances (g, s) are posted in *canonical order*: by
+(g + s, s).
 
-*Message identity.* A message between two ranks is known by (communicator, sequence, lane, group, segment), where `group`
-counts groups as run (a Repeat of 3 groups run 10 times has 30). Hence a group sends at most one message to a peer and
-receives at most one from it. Messages between two ranks on one lane are posted by both sides in canonical order, so an
-executor may send them down a first-in-first-out channel without looking at identities at all. A message of zero
-bytes is sent by neither side.
+*Message identity.* A message between two ranks is known by (communicator, sequence, lane, group, segment), where
+`group` counts groups as run (a Repeat of 3 groups run 10 times has 30). Hence a group sends at most one message to a
+peer and receives at most one from it, and both ends of a message stand in groups of the same number; a rank that has
+nothing to do in between has empty groups there. Messages between two ranks on one lane are posted by both sides in
+canonical order, so an executor may send them down a first-in-first-out channel without looking at identities at all. A
+message of zero bytes is sent by neither side.
 
-*Operations.* Elements of INPUT are contributions; partial results are states; a step marked `lower` turns the state that
-it writes into results (`unisono.operations`). Each element of the result of a reduction is lowered exactly once.
+*Operations.* Elements of INPUT are contributions; partial results are states; a step marked `lower` turns the state
+that it writes into results (`unisono.operations`). Each element of the result of a reduction is lowered exactly once.
 
 The plan of one rank is built without the others: `build(size, rank, root=0, **params) -> Plan`, pure and deterministic.
 """
@@ -57,9 +59,9 @@ class Counts(enum.IntEnum):
 class Partition:
     """How a buffer is cut into blocks.
 
-    `Counts.OWN`: `blocks` near-equal parts of the bound buffer; the first (count mod blocks) are one element longer. The
-    other kinds of `counts`: block i has the i-th of those counts. With `like`, this (scratch) buffer is `copies` times the
-    partition of another buffer, one after the other; `blocks` is then the number over all copies.
+    `Counts.OWN`: `blocks` near-equal parts of the bound buffer; the first (count mod blocks) are one element longer.
+    The other kinds of `counts`: block i has the i-th of those counts. With `like`, this (scratch) buffer is `copies`
+    times the partition of another buffer, one after the other; `blocks` is then the number over all copies.
     """
 
     blocks: int
@@ -74,7 +76,7 @@ def even(blocks: int) -> Partition:
 
 
 def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:
-    """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c has index c·blocks + b."""
+    """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c is c·blocks + b."""
     return Partition(partition.blocks * copies, partition.counts, buffer, copies)
 
 
@@ -216,7 +218,7 @@ Step: TypeAlias = MessageStep | LocalStep | MappedStep
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Steps that are posted together; `after` names (lane, group as run) that must have ended before, in other lanes."""
+    """Steps posted together; `after` names (lane, group as run) that must have ended before, in other lanes."""
 
     steps: tuple[Step, ...]
     after: tuple[tuple[int, int], ...] = ()
@@ -308,7 +310,7 @@ def peers(plan: Plan) -> list[tuple[int, int]]:
 
 
 def canonical_order(groups: int, segments: int) -> Iterator[tuple[int, int]]:
-    """Yield the (group, segment) instances of a lane in the order in which they are posted: by (group + segment, segment)."""
+    """Yield the (group, segment) instances of a lane in the order of posting: by (group + segment, segment)."""
     for wave in range(groups + segments - 1):
         for segment in range(max(0, wave - groups + 1), min(segments, wave + 1)):
             yield wave - segment, segment
