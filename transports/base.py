@@ -168,13 +168,20 @@ class MessageTransport(Protocol):
     size: int
     capabilities: Capabilities
 
-    def post_send(self, peer: int, identity: Identity, digest: int, pieces: Sequence[memoryview]) -> Request:
-        """Send the concatenation of `pieces` as one message. Not called for zero bytes."""
+    def announce(self, sequence: int, signature: Signature) -> None:
+        """Tell what this rank calls as its `sequence`-th collective, before any message of that call is posted.
 
-    def post_recv(self, peer: int, identity: Identity, digest: int, pieces: Sequence[memoryview]) -> Request:
-        """Receive the message of this identity from `peer` into `pieces`.
+        A transport that learns that another rank calls something else there fails on every rank with `MismatchError`.
+        """
 
-        A message of another digest or length under this identity raises `MismatchError` from `Request.done`.
+    def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        """Send the concatenation of `pieces` (contiguous, of bytes) as one message. Not called for zero bytes."""
+
+    def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        """Receive the message of this identity from `peer` into `pieces` (contiguous, of bytes).
+
+        A message of another signature (by its digest) or length under this identity raises `MismatchError` from
+        `Request.done`, and on every other rank.
         """
 
     def progress(self) -> None:

@@ -1,0 +1,263 @@
+"""The `local` transport: the ranks of one communicator as threads of one process.
+
+Theory of operation
+-------------------
+All ranks share one `LocalNetwork`, whose lock guards everything in it. For every (source, destination, lane) it has a
+channel, where messages and receives meet by identity. A message that finds its receive is delivered at once, by one
+copy from the sender's memory into the receiver's. One that does not waits there; as long as the channel has credit it
+is copied, so that its sender is done with it. With capacity 0 every message is a rendezvous.
+
+The network also sees what each rank calls (`announce`), as a control link would, and fails on all ranks as soon as two
+of them disagree. After the first error nothing moves any more: the memory of pending messages is not touched again.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from unisono.errors import InternalError, MismatchError, PeerLostError
+from unisono.transports.base import Capabilities, Identity, Request, Signature, Traffic
+
+# How many identities a channel remembers in order to refuse a message that comes twice.
+_DUPLICATE_WINDOW = 4096
+
+
+class LocalNetwork:
+    """The network of one communicator whose ranks are threads of this process.
+
+    Attributes:
+        transports: the transport of each rank.
+
+    Args:
+        size: number of ranks.
+        capacity: number of messages that are buffered per lane from one rank to another; 0 makes each a rendezvous.
+    """
+
+    def __init__(self, size: int, capacity: int = 0) -> None:
+        self.size = size
+        self.transports = tuple(LocalTransport(self, rank) for rank in range(size))
+        self._capacity = capacity
+        self._lock = threading.RLock()
+        self._channels: dict[tuple[int, int, int], _Channel] = {}
+        self._calls: dict[int, _Announcement] = {}
+        self._closed: set[int] = set()
+        self._traffic: list[dict[int, Traffic]] = [{} for _ in range(size)]
+        self._error: Exception | None = None
+
+    def announce(self, rank: int, sequence: int, signature: Signature) -> None:
+        """Compare the call of `rank` with what the others called; forget it when all have called the same."""
+        with self._lock:
+            first = self._calls.setdefault(sequence, _Announcement(rank, signature))
+            if first.signature.digest != signature.digest:
+                self.fail(_mismatch(rank, signature, first.rank, first.signature))
+            first.ranks += 1
+            if first.ranks == self.size:
+                del self._calls[sequence]
+
+    def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
+        """Put a message into its channel."""
+        message = _Message(self, source, dest, signature, pieces)
+        with self._lock:
+            channel = self._channel(source, dest, identity.lane)
+            if self._error is None and not channel.is_new(identity):
+                self.fail(InternalError(f"rank {source} sent {identity} to rank {dest} twice"))
+            if self._error is not None or dest in self._closed:
+                return message
+            receive = channel.expected.pop(identity, None)
+            if receive is None:
+                channel.waiting[identity] = message
+                channel.buffer()
+            else:
+                self._deliver(message, receive)
+        return message
+
+    def receive(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
+        """Take a message from its channel, or expect it there."""
+        receive = _Message(self, dest, source, signature, pieces)
+        with self._lock:
+            if self._error is not None:
+                return receive
+            channel = self._channel(source, dest, identity.lane)
+            message = channel.waiting.pop(identity, None)
+            if message is None:
+                channel.expected[identity] = receive
+            else:
+                self._deliver(message, receive)
+                channel.credit += message.buffered
+                channel.buffer()
+        return receive
+
+    def check(self) -> None:
+        """Raise the error that ended the network, if one has."""
+        with self._lock:
+            if self._error is not None:
+                raise copy.copy(self._error)
+
+    def is_done(self, message: _Message) -> bool:
+        """Return whether a message or a receive is done; raise what keeps it from ever being so."""
+        with self._lock:
+            if not message.complete:
+                self.check()
+                if message.peer in self._closed:
+                    raise PeerLostError(f"rank {message.peer} left while rank {message.rank} still needed it")
+            return message.complete
+
+    def fail(self, error: Exception) -> None:
+        """End everything with `error`, unless it has ended before; drop the pending messages of all ranks."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            self._channels.clear()
+            self._calls.clear()
+
+    def close(self, rank: int) -> None:
+        """Withdraw what `rank` has not sent and not received yet; messages that are buffered stay deliverable."""
+        with self._lock:
+            self._closed.add(rank)
+            for (source, dest, _), channel in self._channels.items():
+                if source == rank:
+                    channel.waiting = {at: message for at, message in channel.waiting.items() if message.buffered}
+                if dest == rank:
+                    channel.expected.clear()
+
+    def traffic(self, rank: int) -> Mapping[int, Traffic]:
+        """Return the counters of `rank`, by peer."""
+        with self._lock:
+            return dict(self._traffic[rank])
+
+    def _channel(self, source: int, dest: int, lane: int) -> _Channel:
+        return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
+
+    def _deliver(self, message: _Message, receive: _Message) -> None:
+        sent, expected = message.nbytes, receive.nbytes
+        if message.signature.digest != receive.signature.digest:
+            self.fail(_mismatch(message.rank, message.signature, receive.rank, receive.signature))
+            return
+        if sent != expected:
+            what = f"rank {message.rank} sent {sent} bytes where rank {receive.rank} expected {expected}"
+            self.fail(MismatchError(f"{what}, both in {message.signature}", peer=message.rank))
+            return
+        _copy(receive.pieces, message.pieces)
+        message.complete = receive.complete = True
+        self._count(message.rank, message.peer, sent_messages=1, sent_nbytes=sent)
+        self._count(receive.rank, receive.peer, received_messages=1, received_nbytes=sent)
+
+    def _count(self, rank: int, peer: int, **more: int) -> None:
+        now = self._traffic[rank].get(peer, Traffic(LocalTransport.name))
+        added = {counter: getattr(now, counter) + number for counter, number in more.items()}
+        self._traffic[rank][peer] = replace(now, **added)
+
+
+class LocalTransport:
+    """The end of a `LocalNetwork` at one rank: a `MessageTransport`. Its calls may come from one thread at a time."""
+
+    name = "local"
+    capabilities = Capabilities(kind="message", ordered=True, zero_copy=True)
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self.rank = rank
+        self.size = network.size
+        self._network = network
+
+    def announce(self, sequence: int, signature: Signature) -> None:
+        self._network.announce(self.rank, sequence, signature)
+
+    def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        return self._network.send(self.rank, peer, identity, signature, pieces)
+
+    def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        return self._network.receive(peer, self.rank, identity, signature, pieces)
+
+    def progress(self) -> None:
+        self._network.check()
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        return self._network.traffic(self.rank)
+
+    def abort(self, error: Exception) -> None:
+        self._network.fail(error)
+
+    def close(self) -> None:
+        self._network.close(self.rank)
+
+
+_Pieces = Sequence[memoryview]
+
+
+@dataclass(slots=True)
+class _Announcement:
+    """The first call with a sequence number, and how many ranks have made it."""
+
+    rank: int
+    signature: Signature
+    ranks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """A posted message, or a posted receive: the request of `rank`, to or from `peer`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    signature: Signature
+    pieces: _Pieces
+    complete: bool = False
+    buffered: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def done(self) -> bool:
+        return self.network.is_done(self)
+
+
+@dataclass(slots=True)
+class _Channel:
+    """The messages of one lane from one rank to another that have not met their receives, and the other way round."""
+
+    credit: int
+    waiting: dict[Identity, _Message] = field(default_factory=dict)
+    expected: dict[Identity, _Message] = field(default_factory=dict)
+    recent: OrderedDict[Identity, None] = field(default_factory=OrderedDict)
+
+    def is_new(self, identity: Identity) -> bool:
+        """Remember `identity`; return whether it was not among the last that the channel has seen."""
+        if identity in self.recent:
+            return False
+        self.recent[identity] = None
+        if len(self.recent) > _DUPLICATE_WINDOW:
+            self.recent.popitem(last=False)
+        return True
+
+    def buffer(self) -> None:
+        """Copy the messages that have waited longest, as far as there is credit, so that their senders are done."""
+        for message in self.waiting.values():
+            if self.credit == 0:
+                return
+            if not message.buffered:
+                message.pieces = [memoryview(b"".join(message.pieces))]
+                message.complete = message.buffered = True
+                self.credit -= 1
+
+
+def _copy(dst: _Pieces, src: _Pieces) -> None:
+    data = src[0] if len(src) == 1 else memoryview(b"".join(src))
+    start = 0
+    for piece in dst:
+        piece[:] = data[start : start + piece.nbytes]
+        start += piece.nbytes
+
+
+def _mismatch(rank: int, call: Signature, other_rank: int, other_call: Signature) -> MismatchError:
+    """Return the error that two ranks disagree, with what tells their calls apart."""
+    mine, other = str(call), str(other_call)
+    if mine == other:
+        mine += f" by {call.algorithm} in {call.segments} segments"
+        other += f" by {other_call.algorithm} in {other_call.segments} segments"
+    return MismatchError(f"rank {rank} called {mine} where rank {other_rank} called {other}", peer=rank)
