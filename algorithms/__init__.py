@@ -1,1 +1,46 @@
+"""Algorithms as data: plans, the builders that return them, and the verifier that proves them.
 
+Everything here is pure: no input or output, clock, thread, socket or array. Names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unisono.algorithms.algorithm import Algorithm as Algorithm, Cost as Cost
+    from unisono.algorithms.plan import Plan as Plan
+    from unisono.algorithms.registry import ALGORITHMS as ALGORITHMS, find as find
+    from unisono.algorithms.verify import (
+        Report as Report,
+        verify_algorithm as verify_algorithm,
+        verify_plans as verify_plans,
+    )
+
+# Public name → the module that defines it. The function `verify` is not here: the module has that name in this package.
+_NAMES = {
+    "Algorithm": "unisono.algorithms.algorithm",
+    "Cost": "unisono.algorithms.algorithm",
+    "Plan": "unisono.algorithms.plan",
+    "ALGORITHMS": "unisono.algorithms.registry",
+    "find": "unisono.algorithms.registry",
+    "Report": "unisono.algorithms.verify",
+    "verify_algorithm": "unisono.algorithms.verify",
+    "verify_plans": "unisono.algorithms.verify",
+}
+
+__all__ = [*_NAMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'unisono.algorithms' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
