@@ -1,0 +1,71 @@
+"""What holds for every test: no settings from outside, and nothing left behind when the session ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SHARED_MEMORY = Path("/dev/shm")
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("UNISONO_") or name in LAUNCHER_VARIABLES:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_left_behind() -> Iterator[None]:
+    before = _shared_memory()
+    yield
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := _left_behind(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, f"left behind by the tests: {', '.join(left)}"
+
+
+def _left_behind(before: set[Path]) -> list[str]:
+    return [*_children(), *(str(path) for path in sorted(_shared_memory() - before) if not _is_in_use(path))]
+
+
+def _children() -> list[str]:
+    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    return [f"process {pid} ({_command(pid)})" for pid in children if not _is_helper_of_python(pid)]
+
+
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "ended, but not waited for"
+    except OSError:
+        return "gone"
+
+
+def _is_helper_of_python(pid: str) -> bool:
+    return "multiprocessing.resource_tracker" in _command(pid)
+
+
+def _shared_memory() -> set[Path]:
+    return {path for path in SHARED_MEMORY.iterdir() if path.owner() == _user()} if SHARED_MEMORY.is_dir() else set()
+
+
+def _user() -> str:
+    return Path("/proc/self").owner()
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a process that lives has it mapped: then it belongs to someone else's job, not to a test that is over."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False

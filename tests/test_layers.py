@@ -1,0 +1,186 @@
+"""The rules of the layers, read from the imports of every file, those inside functions included."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import unisono
+
+ROOT = Path(__file__).resolve().parents[1]
+VOCABULARY = ("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options")
+LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
+
+# Folder → the parts of Unisono that its files may import, with all that is inside them.
+ALLOWED = {
+    "algorithms": ("unisono.algorithms", *VOCABULARY),
+    "tuning": ("unisono.tuning", "unisono.algorithms", *VOCABULARY),
+    "transports": ("unisono.transports", "unisono.algorithms", *VOCABULARY),
+    "collectives": (
+        *("unisono.collectives", "unisono.tuning", "unisono.transports", "unisono.algorithms"),
+        *("unisono.log", *VOCABULARY),
+    ),
+    "frameworks": ("unisono.frameworks", *PUBLIC, *VOCABULARY),
+    "bench": ("unisono.bench", *PUBLIC, *VOCABULARY),
+    "examples": PUBLIC,
+}
+
+# File → what it may import beyond its folder's rule, and why.
+EXCEPTIONS: dict[str, dict[str, str]] = {}
+
+# What would let an algorithm do more than compute a plan.
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "ctypes",
+    "io",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "select",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+}
+
+FILES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(source: str) -> Iterator[str]:
+    """Yield the full names that a module imports: ``from a import b`` is ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def is_inside(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def violations(folder: str, source: str, exceptions: tuple[str, ...] = ()) -> list[str]:
+    allowed = (*ALLOWED[folder], *exceptions)
+    return [name for name in imports(source) if not is_permitted(folder, name, allowed)]
+
+
+def is_permitted(folder: str, name: str, allowed: tuple[str, ...]) -> bool:
+    top = name.partition(".")[0]
+    if top == "":
+        return False  # relative
+    if top == "unisono":
+        return is_inside(name, allowed) or (name == "unisono" and folder in ("bench", "examples", "frameworks"))
+    if folder == "algorithms":
+        return top in sys.stdlib_module_names and top not in IMPURE
+    return top not in LAYERS
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
+    exceptions = tuple(EXCEPTIONS.get(name_of(path), {}))
+    assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
+
+
+@pytest.mark.parametrize("name", [part.partition(".")[2] for part in VOCABULARY])
+def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name: str) -> None:
+    source = (ROOT / "unisono" / f"{name}.py").read_text()
+    foreign = [
+        found
+        for found in imports(source)
+        if not is_inside(found, VOCABULARY) and found.partition(".")[0] not in sys.stdlib_module_names
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("algorithms", "import numpy"),
+        ("algorithms", "import socket"),
+        ("algorithms", "def build():\n    from time import sleep"),
+        ("algorithms", "from unisono.transports import base"),
+        ("algorithms", "from unisono import Communicator"),
+        ("algorithms", "from .plan import Plan"),
+        ("tuning", "from unisono.transports.base import Call"),
+        ("tuning", "def race():\n    import unisono.collectives.init"),
+        ("transports", "from unisono.tuning import choice"),
+        ("transports", "from unisono.collectives.communicator import Communicator"),
+        ("collectives", "from unisono.frameworks import torch"),
+        ("collectives", "from transports.base import Call"),
+        ("frameworks", "from unisono.transports import _core"),
+        ("examples", "from unisono.collectives.init import init"),
+    ],
+)
+def test_a_wrong_import_is_found(folder: str, source: str) -> None:
+    assert len(violations(folder, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("algorithms", "from unisono.errors import PlanError"),
+        ("transports", "from unisono.transports import _core"),
+        ("collectives", "from unisono.tuning.select import choose"),
+        ("examples", "import numpy\nimport unisono as un\nfrom unisono import PeerLostError"),
+    ],
+)
+def test_a_right_import_is_let_through(folder: str, source: str) -> None:
+    assert violations(folder, source) == []
+
+
+def test_every_exception_is_used_and_says_why() -> None:
+    for name, exceptions in EXCEPTIONS.items():
+        found = list(imports((ROOT / name).read_text()))
+        for exception, reason in exceptions.items():
+            assert reason
+            assert any(is_inside(imported, (exception,)) for imported in found), (name, exception)
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_a_folder_is_reached_through_a_relative_link(folder: str) -> None:
+    link = ROOT / "unisono" / folder
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{folder}"
+
+
+@pytest.mark.parametrize("module", ["unisono", *(name for name in VOCABULARY), "unisono.algorithms", "unisono.log"])
+def test_importing_a_lower_layer_loads_neither_numpy_nor_the_native_core(module: str) -> None:
+    code = (
+        f"import sys, {module}; print(*sorted({{'numpy', 'ml_dtypes', 'unisono.transports._core'}} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == []
+
+
+def test_every_module_of_the_algorithms_is_free_of_numpy() -> None:
+    modules = [f"unisono.algorithms.{path.stem}" for path in sorted((ROOT / "algorithms").glob("[a-z]*.py"))]
+    code = f"import sys, {', '.join(modules)}; print('numpy' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "False"
+
+
+def test_every_public_name_is_in_the_facade_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert set(unisono.__all__) <= set(dir(unisono))
+    assert unisono.UsageError is unisono.errors.UsageError
+    with pytest.raises(AttributeError, match="has no attribute 'allreduse'"):
+        _ = unisono.allreduse

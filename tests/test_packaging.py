@@ -1,0 +1,101 @@
+"""The distributions, built and installed for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+NATIVE_SOURCES = (".cpp", ".h", "CMakeLists.txt")
+USE = "import unisono as un; from unisono.transports import _core; un.init; un.launch; print(_core.__file__)"
+
+
+def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
+    """Run the command without this environment's settings and return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ended = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert ended.returncode == 0, f"{command} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.mark.packaging
+@pytest.mark.timeout(900)
+def test_sdist_and_wheel_install_in_a_fresh_environment_and_import_from_anywhere(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=tmp_path, timeout_s=600)  # the wheel from the sdist
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    check_sdist(sdist)
+    check_wheel(wheel)
+
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=True)
+    run(fresh / "bin/pip", "install", "--quiet", wheel, cwd=tmp_path)
+    for cwd in (tmp_path, Path("/")):
+        native = Path(run(fresh / "bin/python", "-c", USE, cwd=cwd).strip())
+        assert native.is_relative_to(fresh)
+    assert run(fresh / "bin/unisono", "--version", cwd=tmp_path).startswith("unisono ")
+    check_import_from_the_source_folder(fresh / "bin/python")
+
+
+def check_sdist(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
+    for folder in FOLDERS:
+        assert members[f"unisono/{folder}/__init__.py"].isfile()
+    for name in ("LICENSE", "README.md", "CMakeLists.txt", "transports/native/binding.cpp", "tests/conftest.py"):
+        assert members[name].isfile()
+    assert not [name for name in members if name.startswith((".venv", ".peers", "build/", ".ci"))]
+
+
+def check_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "unisono/py.typed" in names
+    for folder in FOLDERS:
+        assert f"unisono/{folder}/__init__.py" in names
+    assert [name for name in names if name.startswith("unisono/transports/_core.") and name.endswith(".so")]
+    assert not [name for name in names if name.endswith(NATIVE_SOURCES)]
+    assert {name.partition("/")[0] for name in names if not name.startswith("unisono-")} == {"unisono"}
+
+
+def check_import_from_the_source_folder(python: Path) -> None:
+    """A regular install, used inside the repository: Python finds the folder first, and is told what to do."""
+    code = "import unisono; from unisono.transports import _core"
+    ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
+    assert "pip install --editable" in ended.stderr
+
+
+def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
+    code = "from unisono.transports import _core; print(_core.__name__)"
+    for cwd in (ROOT, tmp_path, Path("/")):
+        assert run(sys.executable, "-c", code, cwd=cwd, timeout_s=60).strip() == "unisono.transports._core"
+
+
+def test_a_source_folder_without_its_native_core_says_what_to_do(tmp_path: Path) -> None:
+    # -S leaves out site-packages, and with them the editable install.
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport unisono.transports\nunisono.transports._core"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert "pip install --editable" in ended.stderr
+    assert "During handling" not in ended.stderr
+
+
+def test_another_missing_name_of_the_transports_is_an_attribute_error() -> None:
+    import unisono.transports
+
+    with pytest.raises(AttributeError, match="has no attribute 'carrier_pigeon'"):
+        _ = unisono.transports.carrier_pigeon
