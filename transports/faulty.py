@@ -1,8 +1,8 @@
 """Faults on purpose: a message transport that delays, reorders, drops and repeats messages, by a seed.
 
-Wrap the transport of each rank (`FaultyTransport(inner, Faults(seed=7, delay=0.3))`) to see what a program makes of a bad
-network. Time is counted in calls of `progress`, not in seconds, and every rank draws from its own sequence, so that a
-fault depends on the seed and on the messages that the rank sends, not on the clock.
+Wrap the transport of each rank, `FaultyTransport(inner, Faults(seed=7, delay=0.3))`, to see what a program makes of a
+bad network. Time is counted in calls of `progress`, not in seconds, and every rank draws from its own sequence, so that
+a fault depends on the seed and on the messages that the rank sends, not on the clock.
 """
 
 from __future__ import annotations
