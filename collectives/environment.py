@@ -1,0 +1,220 @@
+"""What the launcher has told this process: its rank, the store, and where the job's key is.
+
+Launchers are tried in this order: `unisono run`, or anyone who sets the same ``UNISONO_*`` variables; torchrun; none,
+which makes a job of one rank. Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from urllib.parse import quote
+
+from unisono.errors import RendezvousError, UsageError
+from unisono.options import variable
+from unisono.transports.hello import JOB_NBYTES, KEY_NBYTES
+from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
+
+_RANK, _SIZE = variable("rank"), variable("size")
+_LOCAL_RANK, _LOCAL_SIZE = variable("local_rank"), variable("local_size")
+_STORE, _JOB = variable("store"), variable("job")
+_KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
+
+_TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
+_TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
+_LARGEST = 1 << 31
+
+# Keys that were read from inherited descriptors: a pipe can be read once, `init` may be called again.
+_inherited_keys: dict[int, bytes] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a process knows of its job before it meets the others.
+
+    Attributes:
+        rank, size: this rank and the number of ranks.
+        local_rank, local_size: the same among the ranks of this host, as the launcher placed them.
+        store: URL of the store, or None for a job of one rank that nobody launched.
+        job: the job's id, 16 bytes, equal on all ranks; not secret.
+        key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun" or "none".
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    store: str | None
+    job: bytes
+    key: bytes | None
+    launcher: str
+
+    @property
+    def serves_store(self) -> bool:
+        """Whether this process must serve the store itself: rank 0, when nobody who launched it does."""
+        return self.launcher == "environment" and self.rank == 0 and str(self.store).startswith("tcp://")
+
+
+def detect(environ: Mapping[str, str]) -> Launch:
+    """Return what `environ` says about this process's place in its job.
+
+    A key in a descriptor is read here, once, and the descriptor is closed; later calls remember it.
+
+    Raises:
+        UsageError: a variable is missing or has a value that it cannot have; the message names it.
+    """
+    if any(name in environ for name in (_RANK, _SIZE, _STORE)):
+        return _from_unisono(environ)
+    if any(name in environ for name in ("RANK", "WORLD_SIZE")):
+        return _from_torchrun(environ)
+    return Launch(0, 1, 0, 1, None, secrets.token_bytes(JOB_NBYTES), None, "none")
+
+
+def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
+    """Return a key that rank 0 makes and hands to the others through `store`, whose readers are so trusted.
+
+    Raises:
+        RendezvousError: rank 0 did not set the key in time, or the store has failed.
+    """
+    if rank == 0:
+        store.set("key", secrets.token_bytes(KEY_NBYTES))
+    try:
+        key = store.get("key", timeout_s)
+    except StoreTimeoutError:
+        raise RendezvousError(f"rank 0 did not arrive within {timeout_s:g} s") from None
+    if len(key) != KEY_NBYTES:
+        raise RendezvousError(f"the key in the store has {len(key)} bytes, not {KEY_NBYTES}")
+    return key
+
+
+def _from_unisono(environ: Mapping[str, str]) -> Launch:
+    _require(environ, (_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _STORE))
+    store = environ[_STORE]
+    return Launch(
+        *_place(environ, _RANK, _SIZE),
+        *_place(environ, _LOCAL_RANK, _LOCAL_SIZE),
+        store=store,
+        job=_job(environ[_JOB]) if _JOB in environ else _digest(store),
+        key=_key(environ),
+        launcher="unisono" if _KEY_FD in environ else "environment",
+    )
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Launch:
+    _require(environ, _TORCHRUN)
+    host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
+    if ":" in host:
+        host = f"[{host}]"
+    run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
+    store = f"torch://{host}:{port}/{run}/{quote(restart, safe='')}"
+    return Launch(
+        *_place(environ, "RANK", "WORLD_SIZE"),
+        *_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        store=store,
+        job=_digest(store),
+        key=_key(environ),
+        launcher="torchrun",
+    )
+
+
+def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        present = next(name for name in names if name in environ)
+        raise UsageError(
+            f"{present} is set but {', '.join(missing)} is not: start the ranks with `unisono run` or torchrun, "
+            f"or set {', '.join(names)} for each"
+        )
+
+
+def _place(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
+    extent = _number(environ, size, 1, _LARGEST)
+    place = _number(environ, rank, 0, _LARGEST)
+    if place >= extent:
+        raise UsageError(f"{rank}={place} cannot be used: it must be less than {size}={extent}")
+    return place, extent
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, end: int) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) < end):
+        raise UsageError(f"{name}={text!r} cannot be used: it must be a whole number, at least {least}")
+    return int(text)
+
+
+def _job(text: str) -> bytes:
+    try:
+        job = bytes.fromhex(text)
+    except ValueError:
+        job = b""
+    if len(job) != JOB_NBYTES:
+        raise UsageError(f"{_JOB}={text!r} cannot be used: it must be {2 * JOB_NBYTES} hexadecimal digits")
+    return job
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:JOB_NBYTES]
+
+
+def _key(environ: Mapping[str, str]) -> bytes | None:
+    if _KEY_FD in environ:
+        return _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
+    if _KEY_FILE in environ:
+        return _key_from_file(environ[_KEY_FILE])
+    return None
+
+
+def _key_from_descriptor(descriptor: int) -> bytes:
+    if descriptor not in _inherited_keys:
+        try:
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                raise OSError("it is not a pipe")
+            with open(descriptor, "rb", buffering=0) as pipe:  # unbuffered: ranks may share the pipe
+                key = _read_fully(pipe, KEY_NBYTES)
+        except OSError as error:
+            raise UsageError(
+                f"{_KEY_FD}={descriptor} cannot be used: {error.strerror or error}; "
+                "a process that a rank starts cannot be that rank as well"
+            ) from None
+        _inherited_keys[descriptor] = _checked(key, f"{_KEY_FD}={descriptor}")
+    return _inherited_keys[descriptor]
+
+
+def _read_fully(pipe: FileIO, nbytes: int) -> bytes:
+    received = b""
+    while len(received) < nbytes and (data := pipe.read(nbytes - len(received))):
+        received += data
+    return received
+
+
+def _key_from_file(path: str) -> bytes:
+    setting = f"{_KEY_FILE}={path!r}"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            facts = os.fstat(file.fileno())
+            key = file.read(KEY_NBYTES + 1) if stat.S_ISREG(facts.st_mode) else b""
+    except OSError as error:
+        raise UsageError(f"{setting} cannot be used: {error.strerror or error}") from None
+    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise UsageError(f"{setting} cannot be used: the file must belong to you, and to you alone (chmod 600)")
+    return _checked(key, setting)
+
+
+def _checked(key: bytes, setting: str) -> bytes:
+    if len(key) != KEY_NBYTES:
+        raise UsageError(f"{setting} cannot be used: it must hold {KEY_NBYTES} bytes")
+    return key

@@ -1,0 +1,99 @@
+"""A thread that waits on sockets and timers and runs their callbacks: what the listener and the store server share."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from unisono.errors import InternalError
+
+Callback = Callable[[], None]
+
+_log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """One daemon thread over one selector.
+
+    Callbacks run in that thread and must not block; one that raises is logged, and the loop goes on. `watch`, `unwatch`
+    and `call_at` belong to that thread (or to the time before `start`); `submit` and `close` to any other.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callback]] = []
+        self._serial = itertools.count()
+        self._submitted: deque[Callback] = deque()
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self.watch(self._wakened, self._drain)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def watch(self, sock: socket.socket, callback: Callback, *, writable: bool = False) -> None:
+        """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
+        if sock in self._selector.get_map():
+            self._selector.modify(sock, events, callback)
+        else:
+            self._selector.register(sock, events, callback)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """Stop watching `sock`; it stays open."""
+        self._selector.unregister(sock)
+
+    def call_at(self, when: float, callback: Callback) -> None:
+        """Call `callback` once `time.monotonic()` has reached `when`."""
+        heapq.heappush(self._timers, (when, next(self._serial), callback))
+
+    def submit(self, callback: Callback) -> None:
+        """Call `callback` soon, in the loop's thread."""
+        self._submitted.append(callback)
+        self._waker.send(b"\0")
+
+    def close(self, finish: Callback) -> None:
+        """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
+        if threading.current_thread() is self._thread:
+            raise InternalError("an event loop cannot wait for its own end")
+
+        def stop() -> None:
+            self._running = False
+            finish()
+
+        self.submit(stop)
+        self._thread.join()
+        self._selector.close()
+        self._waker.close()
+        self._wakened.close()
+
+    def _run(self) -> None:
+        while self._running:
+            for key, _ in self._selector.select(self._patience()):
+                self._guard(key.data)
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                self._guard(heapq.heappop(self._timers)[2])
+            while self._submitted:
+                self._guard(self._submitted.popleft())
+
+    def _patience(self) -> float | None:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _drain(self) -> None:
+        self._wakened.recv(4096)
+
+    def _guard(self, callback: Callback) -> None:
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - one faulty callback must not stop the others
+            _log.exception("a callback of thread %s failed", self._thread.name)

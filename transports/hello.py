@@ -1,0 +1,312 @@
+"""The hello: how two processes of one job prove to each other who they are, before anything else is read.
+
+    dialer                                                     acceptor
+       HELLO                                             →
+                                                         ←     HELLO, HMAC(key, "acceptor" ‖ both hellos)
+       HMAC(key, "dialer" ‖ both hellos)                 →
+                                                         ←     READY
+
+Every message has a fixed size, so nothing that a stranger sends is a length. Each proof covers both hellos with both
+nonces and its sender's role: a recorded proof is worthless in another session, and one reflected to its maker has the
+wrong role. The layout of HELLO is the same in every wire version, so that any two versions can name the disagreement.
+
+Nothing here touches a socket (the model is h11): bytes go into `receive`, bytes to send come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+from unisono.errors import InternalError, TransportUnavailableError, UsageError
+
+WIRE_VERSIONS = (1, 1)
+"""The first and the last wire version that this build speaks."""
+
+FEATURES = 0
+"""The optional features of the wire that this build speaks, one bit each; none is defined yet."""
+
+KEY_NBYTES = 32
+JOB_NBYTES = 16
+NO_RANK = 0xFFFF_FFFF
+"""Stands for the rank of a process that has none: a store, and its clients."""
+
+_MAGIC = b"UNIS"
+_NONCE_NBYTES = 32
+_LAYOUT = struct.Struct("!4sHHQ16sIIIHQI32s")
+_PROOF_NBYTES = hashlib.sha256().digest_size
+_READY = b"\x01"
+
+
+class Purpose(enum.IntEnum):
+    """What a connection is for."""
+
+    CONTROL = 0
+    SHM = 1
+    TCP = 2
+    STORE = 3
+
+
+class HandshakeError(TransportUnavailableError):
+    """The other side is not what it should be; the connection must be closed.
+
+    Attributes:
+        reply: bytes to send before closing, so that an honest peer learns what is wrong; may be empty.
+    """
+
+    def __init__(self, message: str, reply: bytes = b"") -> None:
+        super().__init__(message)
+        self.reply = reply
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """One side's introduction.
+
+    Attributes:
+        job: 16 bytes that tell one job from another; not secret.
+        epoch: the generation of the job's membership.
+        sender, receiver: ranks in the job, or `NO_RANK`.
+        purpose: what the connection is for.
+        communicator, lane: what it will carry; 0 where they have no meaning.
+        versions: first and last wire version; equal once agreed.
+        features: feature bits.
+        nonce: 32 bytes, fresh for every hello.
+    """
+
+    job: bytes
+    epoch: int
+    sender: int
+    receiver: int
+    purpose: Purpose
+    communicator: int = 0
+    lane: int = 0
+    versions: tuple[int, int] = WIRE_VERSIONS
+    features: int = FEATURES
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(_NONCE_NBYTES))
+
+    def __post_init__(self) -> None:
+        if (len(self.job), len(self.nonce)) != (JOB_NBYTES, _NONCE_NBYTES):
+            raise UsageError(f"a job id has {JOB_NBYTES} bytes and a nonce {_NONCE_NBYTES}")
+
+    def pack(self) -> bytes:
+        """Return the message, of `HELLO_NBYTES` bytes."""
+        ranks = (self.sender, self.receiver)
+        carried = (self.purpose, self.communicator, self.lane)
+        return _LAYOUT.pack(_MAGIC, *self.versions, self.features, self.job, self.epoch, *ranks, *carried, self.nonce)
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Hello:
+        """Return the hello in `message`, which has `HELLO_NBYTES` bytes.
+
+        Raises:
+            HandshakeError: it is not a hello of Unisono.
+        """
+        magic, first, last, features, job, epoch, sender, receiver, purpose, communicator, lane, nonce = _LAYOUT.unpack(
+            message
+        )
+        if magic != _MAGIC:
+            raise HandshakeError("not a hello of Unisono")
+        try:
+            known = Purpose(purpose)
+        except ValueError:
+            raise HandshakeError(f"unknown purpose {purpose}") from None
+        return cls(job, epoch, sender, receiver, known, communicator, lane, (first, last), features, nonce)
+
+
+HELLO_NBYTES = _LAYOUT.size
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Who an acceptor is, and whom it admits.
+
+    Attributes:
+        job, epoch, rank: its own; a hello must be addressed to them.
+        senders: the ranks that it admits.
+        purposes: the purposes that it serves.
+        versions, features: what it speaks.
+    """
+
+    job: bytes
+    epoch: int
+    rank: int
+    senders: Container[int]
+    purposes: Container[Purpose]
+    versions: tuple[int, int] = WIRE_VERSIONS
+    features: int = FEATURES
+
+    def objection(self, hello: Hello) -> str | None:
+        """Return why a connection that opens with `hello` is refused, or None."""
+        checks = (
+            (hello.job == self.job, "it is of another job"),
+            (common_version(self.versions, hello.versions), _no_common_version(self.versions, hello.versions)),
+            (hello.epoch == self.epoch, f"it is of epoch {hello.epoch}, here is epoch {self.epoch}"),
+            (hello.receiver == self.rank, f"it looks for rank {hello.receiver}, here is rank {self.rank}"),
+            (hello.sender in self.senders, f"rank {hello.sender} is not admitted"),
+            (hello.purpose in self.purposes, f"purpose {hello.purpose.name} is not served"),
+        )
+        return next((reason for right, reason in checks if not right), None)
+
+    def answer(self, hello: Hello, nonce: bytes) -> Hello:
+        """Return the answer to `hello`: its version and features are the agreed ones, or its own if none is common."""
+        version = common_version(self.versions, hello.versions)
+        return dataclasses.replace(
+            hello,
+            job=self.job,
+            epoch=self.epoch,
+            sender=self.rank,
+            receiver=hello.sender,
+            versions=(version, version) if version else self.versions,
+            features=self.features & hello.features,
+            nonce=nonce,
+        )
+
+
+def common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
+    """Return the newest wire version that both ranges contain, or 0 if there is none (versions count from 1)."""
+    newest = min(ours[1], theirs[1])
+    return newest if newest >= max(ours[0], theirs[0]) else 0
+
+
+def _no_common_version(ours: tuple[int, int], theirs: tuple[int, int]) -> str:
+    return (
+        f"no wire version is common: here {ours[0]} to {ours[1]}, there {theirs[0]} to {theirs[1]}; "
+        "all ranks need the same release of Unisono"
+    )
+
+
+class _Handshake:
+    """A sequence of messages of known sizes, each answered by a function."""
+
+    def __init__(self, stages: list[tuple[int, Callable[[bytes], bytes]]]) -> None:
+        self._stages = stages
+        self._received = bytearray()
+        self._agreed: Hello | None = None
+        self.done = False
+
+    @property
+    def needed(self) -> int:
+        """The number of bytes wanted next; never read more, since what follows the handshake is not its own."""
+        return self._stages[0][0] - len(self._received) if self._stages else 0
+
+    @property
+    def agreed(self) -> Hello:
+        """The other side's hello, with the version and the features that both agreed on. Only when `done`."""
+        if self._agreed is None or not self.done:
+            raise InternalError("the handshake is not complete")
+        return self._agreed
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what has arrived, at most `needed` bytes (none: the connection ended); return what must be sent.
+
+        Raises:
+            HandshakeError: the handshake has failed, now or before; send its `reply` and close the connection.
+        """
+        try:
+            return self._advance(data)
+        except HandshakeError:
+            self._stages.clear()
+            raise
+
+    def _advance(self, data: bytes) -> bytes:
+        if not data:
+            raise HandshakeError("the connection ended during the hello")
+        if len(data) > self.needed:
+            raise HandshakeError("more bytes than the hello has")
+        self._received += data
+        if self.needed:
+            return b""
+        message = bytes(self._received)
+        self._received.clear()
+        _, answer = self._stages.pop(0)
+        reply = answer(message)
+        self.done = not self._stages
+        return reply
+
+
+class DialerHandshake(_Handshake):
+    """The side that connects.
+
+    Args:
+        key: the job's key, 32 bytes.
+        hello: whom it is and whom it wants; `opening` is the message to send first.
+    """
+
+    def __init__(self, key: bytes, hello: Hello) -> None:
+        super().__init__([(HELLO_NBYTES + _PROOF_NBYTES, self._on_answer), (len(_READY), self._on_ready)])
+        self._key = key
+        self._hello = hello
+        self.opening = hello.pack()
+
+    def _on_answer(self, message: bytes) -> bytes:
+        answer, proof = message[:HELLO_NBYTES], message[HELLO_NBYTES:]
+        transcript = self.opening + answer
+        if not hmac.compare_digest(proof, _proof(self._key, b"acceptor", transcript)):
+            raise HandshakeError("the acceptor does not hold the key of this job")
+        self._agreed = Hello.unpack(answer)
+        self._check(self._agreed)
+        return _proof(self._key, b"dialer", transcript)
+
+    def _check(self, answer: Hello) -> None:
+        mine = self._hello
+        first, last = answer.versions
+        if first != last or not mine.versions[0] <= first <= mine.versions[1]:
+            raise HandshakeError(_no_common_version(mine.versions, answer.versions))
+        if answer.features & ~mine.features:
+            raise HandshakeError("the acceptor chose features that were not offered")
+        wanted = dataclasses.replace(mine, sender=mine.receiver, receiver=mine.sender)
+        for name in ("job", "epoch", "sender", "receiver", "purpose", "communicator", "lane"):
+            here, there = getattr(wanted, name), getattr(answer, name)
+            if here != there:
+                raise HandshakeError(f"the acceptor answers as {name} {there!r}, wanted was {here!r}")
+
+    def _on_ready(self, message: bytes) -> bytes:
+        if message != _READY:
+            raise HandshakeError("the acceptor is not ready")
+        return b""
+
+
+class AcceptorHandshake(_Handshake):
+    """The side that is connected to.
+
+    Args:
+        key: the job's key, 32 bytes.
+        endpoint: who it is and whom it admits.
+        nonce: 32 bytes; only tests give it, to repeat a session.
+    """
+
+    def __init__(self, key: bytes, endpoint: Endpoint, nonce: bytes | None = None) -> None:
+        super().__init__([(HELLO_NBYTES, self._on_hello), (_PROOF_NBYTES, self._on_proof)])
+        self._key = key
+        self._endpoint = endpoint
+        self._nonce = nonce or secrets.token_bytes(_NONCE_NBYTES)
+        self._expected_proof = b""
+
+    def _on_hello(self, message: bytes) -> bytes:
+        hello = Hello.unpack(message)
+        answer = self._endpoint.answer(hello, self._nonce)
+        transcript = message + answer.pack()
+        reply = answer.pack() + _proof(self._key, b"acceptor", transcript)
+        objection = self._endpoint.objection(hello)
+        if objection:
+            # A process of this job is told what differs; one of another job learns nothing.
+            raise HandshakeError(objection, reply if hello.job == self._endpoint.job else b"")
+        self._agreed = dataclasses.replace(hello, versions=answer.versions, features=answer.features)
+        self._expected_proof = _proof(self._key, b"dialer", transcript)
+        return reply
+
+    def _on_proof(self, message: bytes) -> bytes:
+        if not hmac.compare_digest(message, self._expected_proof):
+            raise HandshakeError("the dialer does not hold the key of this job")
+        return _READY
+
+
+def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(key, role + transcript, "sha256")

@@ -1,0 +1,83 @@
+"""How the ranks of a job find each other: stores, and the roster that the ranks agree on through them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from urllib.parse import SplitResult, urlsplit
+
+from unisono.errors import UsageError
+from unisono.transports.rendezvous.file_store import FileStore
+from unisono.transports.rendezvous.stores import PrefixStore, Store
+from unisono.transports.rendezvous.tcp_store import TcpStore
+from unisono.transports.rendezvous.torch_store import TorchStore
+
+# How often this process has opened the store of a job as a rank. Every rank opens it equally often, so that a program
+# that calls `init` twice does not read the values of the first time in the second.
+_openings: defaultdict[tuple[str, bytes, int], Iterator[int]] = defaultdict(itertools.count)
+
+
+def open_store(url: str, *, rank: int, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+    """Open the store at `url` for `rank` of `job`, for the values of this job alone.
+
+    The n-th opening by a rank sees what other ranks set in their n-th opening.
+
+    Args:
+        url: ``tcp://host:port``, ``file:///path`` or, under torchrun, ``torch://host:port/run/restart``.
+        rank: the rank that opens it.
+        key: the job's key, 32 bytes, or None if the store itself must hand it over.
+        job: the job's id, 16 bytes.
+        timeout_s: seconds to wait until the store can be reached.
+
+    Raises:
+        UsageError: the URL cannot be used.
+        RendezvousError: the store cannot be used, or cannot be reached in time.
+    """
+    parts = urlsplit(url)
+    connect = _SCHEMES.get(parts.scheme)
+    if connect is None:
+        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise UsageError(f"the store {url!r} cannot be used: it must begin with one of {schemes}")
+    store = connect(parts, key, job, timeout_s)
+    return PrefixStore(
+        store, f"unisono{parts.path * (parts.scheme == 'torch')}/{job.hex()}/{_opening(url, job, rank)}/"
+    )
+
+
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return the host and the port in `url`; raises `UsageError` if either is missing."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        raise UsageError(f"the store {url!r} cannot be used: it must name a host and a port, as tcp://127.0.0.1:29400")
+    return parts.hostname, port
+
+
+def _opening(url: str, job: bytes, rank: int) -> int:
+    return next(_openings[url, job, rank])
+
+
+def _tcp(parts: SplitResult, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+    host, port = host_and_port(parts.geturl())
+    return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s)
+
+
+def _file(parts: SplitResult, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
+    if parts.netloc or not parts.path.startswith("/"):
+        raise UsageError(f"the store {parts.geturl()!r} cannot be used: write file:///absolute/path")
+    return FileStore(parts.path)
+
+
+def _torch(parts: SplitResult, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
+    return TorchStore(*host_and_port(parts.geturl()), timeout_s)
+
+
+_SCHEMES: dict[str, Callable[[SplitResult, bytes | None, bytes, float], Store]] = {
+    "tcp": _tcp,
+    "file": _file,
+    "torch": _torch,
+}
