@@ -1,1 +1,1 @@
-
+"""The command `unisono`; each subcommand is a module, loaded when it is called."""

@@ -1,0 +1,81 @@
+"""The command `unisono`: the table of subcommands, and how errors are shown."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from unisono import __version__
+from unisono.errors import UnisonoError, UsageError
+
+INTERRUPTED = 130
+
+
+class Subcommand(NamedTuple):
+    """A subcommand: the module whose `command` it is, and its line in the help."""
+
+    module: str
+    summary: str
+
+
+SUBCOMMANDS = {
+    "run": Subcommand("unisono.cli.run", "Run a program on several local ranks."),
+    "doctor": Subcommand("unisono.cli.doctor", "Tell what is usable here, and why not otherwise."),
+    "bench": Subcommand("unisono.cli.bench", "Measure collectives, beside other libraries."),
+    "explain": Subcommand("unisono.cli.explain", "Tell which algorithm is chosen for a call, and why."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when it is called, so that the others cost nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the subcommands, in the order of the table."""
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand `cmd_name`; None if there is no such one."""
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        command = importlib.import_module(SUBCOMMANDS[cmd_name].module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.summary) for name, subcommand in SUBCOMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="unisono %(version)s")
+@click.pass_context
+def unisono(context: click.Context) -> None:
+    """Collective communication for Python."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 2 if it cannot be carried out as written, with one line why."""
+    try:
+        status = unisono.main(arguments, prog_name="unisono", standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", INTERRUPTED)
+    except UnisonoError as error:
+        if os.environ.get("UNISONO_LOG", "").lower() == "debug":
+            raise
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"unisono: {' '.join(message.split())}", file=sys.stderr)
+    return status

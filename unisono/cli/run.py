@@ -1,0 +1,237 @@
+"""``unisono run``: a program on several local ranks, its output merged, and the right error when one of them fails."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from unisono.errors import UsageError
+from unisono.launchers.failure import LastError, last_error, root_cause
+from unisono.launchers.job import LocalJob
+from unisono.launchers.output import MergedOutput, Write
+from unisono.launchers.process import Command, Exit, signal_name
+from unisono.options import FIELDS, Options, variable
+
+TIMED_OUT = 124  # As timeout(1) has it.
+BROKEN_PIPE = 128 + signal.SIGPIPE
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+class _ProgramCommand(click.Command):
+    """Takes everything from the program on as it is, and notes whether ``--`` stood before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        program = ctx.params.get("program", ())
+        before = given[: len(given) - len(program)]
+        ctx.meta["executable"] = before[-1:] == ["--"]
+        return rest
+
+
+def _ranks(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise click.BadParameter(f"{text!r} is not a positive number of ranks.")
+    return int(text)
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else float(FIELDS["timeout_s"](text))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not {error}.") from None
+
+
+@click.command(
+    cls=_ProgramCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="-n RANKS [OPTIONS]",
+    short_help="Run a program on several local ranks.",
+)
+@click.option("-n", "size", metavar="RANKS", callback=_ranks, required=True, help="Number of ranks.")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as in python -m.")
+@click.option("--bind", type=click.Choice(["none", "core"]), default="none", help="Bind ranks to cores.")
+@click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
+@click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
+@click.option("--log", type=click.Choice(["error", "warning", "info", "debug"]), help=f"Set {variable('log')}.")
+@click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as they come.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    size: int,
+    module: bool,
+    bind: str,
+    timeout_s: float | None,
+    label: bool,
+    log: str | None,
+    verbose: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM with its arguments on several ranks of this machine.
+
+    PROGRAM is a Python file; with -m a module; after "--" any executable. Its exit code is that of the rank that
+    failed first, or 128 plus the number of the signal that ended it.
+    """
+    environ = {**os.environ, **({variable("log"): log} if log else {})}
+    options = Options.from_environment(environ)
+    argv = _program(program, module=module, executable=context.meta["executable"])
+    everything = verbose or options.log == "debug"
+    write = _writer(size, label=label)
+    output = MergedOutput(write, hold=not everything)
+    job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
+    try:
+        with _signals_forwarded(job) as received:
+            exits = job.run(timeout_s)
+        tracebacks = output.finish()
+        if received:
+            return _tell_signal(received[0])
+        if job.timed_out:
+            return _tell_timeout(timeout_s, exits)
+        return _tell_exits(exits, tracebacks, None if everything else write)
+    except BrokenPipeError:  # Nobody reads any more, as in `unisono run … | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[str, ...]:
+    """Return what each rank executes; raises `UsageError` if it cannot be found."""
+    name, *arguments = words
+    if executable:
+        if shutil.which(name) is None:
+            raise UsageError(f"there is no executable {name!r}")
+        return tuple(words)
+    if module:
+        _check_module(name)
+        return (sys.executable, "-m", *words)
+    _check_script(Path(name))
+    return (sys.executable, name, *arguments)
+
+
+def _check_module(name: str) -> None:
+    top = name.partition(".")[0]
+    places = [os.getcwd(), *sys.path]
+    if top not in sys.builtin_module_names and importlib.machinery.PathFinder.find_spec(top, places) is None:
+        raise UsageError(f"there is no module {name!r}")
+
+
+def _check_script(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{str(path)!r} is a directory, not a Python file")
+    if not path.exists():
+        raise UsageError(f"there is no file {str(path)!r}{_hint(str(path))}")
+    try:
+        with path.open("rb") as file:
+            first = file.readline(256)
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if path.suffix not in {".py", ".pyw"} and not (first.startswith(b"#!") and b"python" in first):
+        raise UsageError(f"{str(path)!r} is not a Python file{_hint(str(path))}")
+
+
+def _hint(name: str) -> str:
+    return f"; to run an executable, put -- before it: -- {name}" if shutil.which(name) else ""
+
+
+def _writer(size: int, *, label: bool) -> Write:
+    """Return a function that writes a line of a rank to the stream of the same name, labelled if asked."""
+    sinks = {"stdout": sys.stdout, "stderr": sys.stderr}
+    labels = {
+        name: [_label(rank, coloured=sink.isatty()) if label else b"" for rank in range(size)]
+        for name, sink in sinks.items()
+    }
+
+    def write(rank: int, stream: str, line: bytes) -> None:
+        sink = sinks[stream].buffer
+        sink.write(labels[stream][rank] + line)
+        sink.flush()
+
+    return write
+
+
+def _label(rank: int, *, coloured: bool) -> bytes:
+    text = f"[{rank}]"
+    if coloured and "NO_COLOR" not in os.environ:
+        from rich.color import ColorSystem
+        from rich.style import Style
+
+        text = Style(color=COLOURS[rank % len(COLOURS)]).render(text, color_system=ColorSystem.STANDARD)
+    return f"{text} ".encode()
+
+
+@contextmanager
+def _signals_forwarded(job: LocalJob) -> Iterator[list[int]]:
+    """Forward signals to the ranks; yield the list of those received that end a job. A second one kills the ranks."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received and number in ENDING_SIGNALS:
+            job.kill()
+        else:
+            job.forward(number)
+        if number in ENDING_SIGNALS:
+            received.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (*ENDING_SIGNALS, *OTHER_SIGNALS)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(message: str) -> None:
+    print(f"unisono: {message}", file=sys.stderr)
+
+
+def _tell_signal(number: int) -> int:
+    _tell("interrupted" if number == signal.SIGINT else f"stopped by {signal_name(number)}")
+    return 128 + number
+
+
+def _tell_timeout(timeout_s: float | None, exits: Sequence[Exit]) -> int:
+    late = ", ".join(str(ended.rank) for ended in sorted(exits, key=lambda ended: ended.rank) if ended.stopped)
+    _tell(f"stopped after {timeout_s:g} s (--timeout); rank {late} had not ended")
+    return TIMED_OUT
+
+
+def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], write: Write | None) -> int:
+    """Write the traceback of the rank that failed first, and a line on each other one; return the exit code.
+
+    Args:
+        exits: how the ranks ended, in that order.
+        tracebacks: by rank, what it ended with on stderr.
+        write: writes a line of a rank that has been held back; None if all have been written.
+    """
+    errors = {rank: error for rank, lines in tracebacks.items() if (error := last_error(lines))}
+    cause = root_cause(exits, errors)
+    fine = {ended.rank for ended in exits if ended.code == 0}
+    for rank, lines in tracebacks.items():
+        if write and (rank in fine or (cause and rank == cause.rank)):
+            for line in lines:
+                write(rank, "stderr", line)
+    if cause is None:
+        return 0
+    _tell(f"rank {cause.rank} {cause}")
+    for ended in sorted(exits, key=lambda ended: ended.rank):
+        if ended.code != 0 and ended is not cause:
+            _tell(f"rank {ended.rank} {_aftermath(ended, errors.get(ended.rank))}")
+    return cause.status
+
+
+def _aftermath(ended: Exit, error: LastError | None) -> str:
+    if ended.stopped:
+        return f"was stopped ({signal_name(-ended.code)})"
+    return f"then {ended} ({error})" if error else f"then {ended}"

@@ -1,0 +1,62 @@
+"""Which of several failed ranks is the cause: pure functions over how ranks ended and what they wrote last.
+
+When one rank fails, the others fail of its absence a moment later, and often end before it does. Their errors say
+that a peer has been lost; the cause is a rank that was killed, or whose own error says something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unisono.errors import AbortedError, PeerLostError, RendezvousError
+from unisono.launchers.process import Exit
+
+CONSEQUENCES = (PeerLostError, AbortedError, RendezvousError)
+_CONSEQUENCE_NAMES = frozenset(f"{error.__module__}.{error.__qualname__}" for error in CONSEQUENCES)
+
+# What an uncaught exception begins with on stderr; a syntax error in the script itself has no "Traceback" line.
+TRACEBACK_STARTS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback", b'  File "')
+_EXCEPTION_LINE = re.compile(rb"^(?:  \| )?([A-Za-z_][\w.]*)(?::\s*(.*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class LastError:
+    """The exception that a traceback on stderr ends in: its type as printed, and the first line of its message."""
+
+    kind: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        """Return ``ValueError: the first line of the message``."""
+        name = self.kind.rpartition(".")[2]
+        return f"{name}: {self.message}" if self.message else name
+
+
+def last_error(lines: Sequence[bytes]) -> LastError | None:
+    """Return the exception of the last traceback in `lines` of stderr, or None if there is none."""
+    starts = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK_STARTS[:2])]
+    for line in lines[starts[-1] + 1 :] if starts else lines:
+        found = _EXCEPTION_LINE.match(line.rstrip())
+        if found:
+            kind, message = (part.decode(errors="replace") for part in (found[1], found[2] or b""))
+            return LastError(kind, message)
+    return None
+
+
+def root_cause(exits: Sequence[Exit], errors: Mapping[int, LastError]) -> Exit | None:
+    """Return the failed rank that made the others fail, or None if none failed.
+
+    Args:
+        exits: how the ranks ended, in the order in which they did.
+        errors: by rank, the exception that ended it; ranks that wrote no traceback have none.
+    """
+    failed = [ended for ended in exits if ended.code != 0]
+    causes = [ended for ended in failed if not ended.stopped and not _is_consequence(errors.get(ended.rank))]
+    unasked = [ended for ended in failed if not ended.stopped]
+    return next(iter(causes or unasked or failed), None)
+
+
+def _is_consequence(error: LastError | None) -> bool:
+    return error is not None and error.kind in _CONSEQUENCE_NAMES

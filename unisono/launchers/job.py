@@ -1,0 +1,217 @@
+"""A job on this machine: starts the ranks, serves their store, watches them, and never leaves one behind.
+
+Theory of operation
+-------------------
+`LocalJob.run` is one loop in one thread, over the ranks' output pipes and pidfds. Other threads and signal handlers
+only leave a request in a queue, which the loop takes up within `TICK_S`. Every way to end a job is an *escalation*: a
+list of (seconds from now, signal). A failed rank gives the others time to notice by themselves before SIGTERM and
+SIGKILL; of two escalations the one that ends sooner is followed. If the launcher itself is killed, the kernel kills
+the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from unisono.errors import UsageError
+from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
+from unisono.launchers.store import JobStore
+
+TICK_S = 0.1
+DRAIN_S = 1.0  # How long processes that outlive their rank may go on writing.
+FILES_PER_RANK = 8
+FILES_OF_LAUNCHER = 64
+READ_NBYTES = 1 << 16
+
+Escalation = Sequence[tuple[float, int]]
+AFTER_FAILURE: Escalation = ((3.0, signal.SIGTERM), (8.0, signal.SIGKILL))
+STOP: Escalation = ((0.0, signal.SIGTERM), (5.0, signal.SIGKILL))
+KILL: Escalation = ((0.0, signal.SIGKILL),)
+
+
+class Observer(Protocol):
+    """What hears of a running job; all calls come from the thread that is in `LocalJob.run`."""
+
+    def output(self, rank: int, stream: str, data: bytes) -> None:
+        """`rank` has written `data`, of any length, to "stdout" or "stderr"; b"" says that the stream has ended."""
+
+    def ended(self, exit_: Exit) -> None:
+        """A rank has ended; what it has written may still be on its way."""
+
+    def tick(self) -> None:
+        """Some time has passed, at most about `TICK_S`."""
+
+
+class LocalJob:
+    """The local ranks of one job, run once.
+
+    Attributes:
+        timed_out: whether the ranks were stopped because `run` had no more time.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        observer: Observer,
+        *,
+        bind: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare a job with one rank per command; nothing is started yet.
+
+        Args:
+            commands: what each rank executes.
+            observer: is told what the ranks write and how they end.
+            bind: "core" binds rank r to the r-th core that this process may use, starting again after the last one.
+            environ: the environment that the ranks inherit; this process's own one if None.
+
+        Raises:
+            UsageError: there is no rank, `bind` is unknown, or there are more ranks than this process can watch.
+        """
+        if not commands:
+            raise UsageError("a job needs at least one rank")
+        if bind not in {None, "core"}:
+            raise UsageError(f"bind must be None or 'core'; got {bind!r}")
+        _allow_open_files(len(commands))
+        self.timed_out = False
+        self._commands = commands
+        self._observer = observer
+        self._bind = bind
+        self._environ = os.environ if environ is None else environ
+        self._requests: deque[Callable[[], None]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._ranks: list[RankProcess] = []
+        self._living: set[int] = set()
+        self._exits: list[Exit] = []
+        self._escalation: list[tuple[float, int]] = []
+        self._sent: set[int] = set()
+
+    def run(self, timeout_s: float | None = None) -> list[Exit]:
+        """Start the ranks and return how they ended, in the order in which they did; nothing of them is left then.
+
+        Args:
+            timeout_s: seconds after which the ranks are stopped; None means never.
+
+        Raises:
+            RendezvousError: the store cannot be served.
+            OSError: a process cannot be started; those that were are killed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            with closing(JobStore()) as store:
+                self._start(store)
+                while self._living:
+                    self._expire(deadline)
+                    self._step()
+                self._drain()
+        finally:
+            self._clean_up()
+        return self._exits
+
+    def forward(self, number: int) -> None:
+        """Have `number` sent to all ranks; signals that ask a process to end also start the usual escalation."""
+        self._requests.append(lambda: self._forward(number))
+
+    def stop(self) -> None:
+        """Have all ranks ended: SIGTERM, and SIGKILL some seconds later."""
+        self._requests.append(lambda: self._escalate(STOP))
+
+    def kill(self) -> None:
+        """Have all ranks killed at once."""
+        self._requests.append(lambda: self._escalate(KILL))
+
+    def _start(self, store: JobStore) -> None:
+        size = len(self._commands)
+        for rank, command in enumerate(self._commands):
+            place = Placement.of(rank, size, self._bind)
+            with store.key_pipe() as key_fd:
+                environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd)
+                inherited = Command(command.argv, (*command.descriptors, key_fd))
+                process = RankProcess(inherited, place, environ)
+            self._ranks.append(process)
+            self._living.add(rank)
+            self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
+            for stream, descriptor in process.streams.items():
+                self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
+
+    def _step(self) -> None:
+        for selected, _ in self._selector.select(TICK_S):
+            act, *arguments = selected.data
+            act(*arguments)
+        while self._requests:
+            self._requests.popleft()()
+        while self._escalation and self._escalation[0][0] <= time.monotonic():
+            self._signal(self._escalation.pop(0)[1])
+        self._observer.tick()
+
+    def _expire(self, deadline: float | None) -> None:
+        if deadline is not None and not self.timed_out and time.monotonic() >= deadline:
+            self.timed_out = True
+            self._escalate(STOP)
+
+    def _drain(self) -> None:
+        """Hear what is still in the pipes; processes that outlive their rank may hold them open."""
+        until = time.monotonic() + DRAIN_S
+        while self._selector.get_map() and time.monotonic() < until:
+            self._step()
+
+    def _read(self, process: RankProcess, stream: str) -> None:
+        descriptor = process.streams[stream]
+        data = os.read(descriptor, READ_NBYTES)
+        if not data:
+            self._selector.unregister(descriptor)
+        self._observer.output(process.rank, stream, data)
+
+    def _reap(self, process: RankProcess, store: JobStore) -> None:
+        self._selector.unregister(process.pidfd)
+        code = process.reap()
+        ended = Exit(process.rank, code, stopped=-code in self._sent)
+        self._exits.append(ended)
+        self._living.discard(process.rank)
+        store.rank_ended(ended)
+        if code:
+            self._escalate(AFTER_FAILURE)
+        self._observer.ended(ended)
+
+    def _forward(self, number: int) -> None:
+        self._signal(number)
+        if number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}:
+            self._escalate(AFTER_FAILURE)
+
+    def _escalate(self, escalation: Escalation) -> None:
+        now = time.monotonic()
+        steps = [(now + after_s, number) for after_s, number in escalation]
+        if not self._escalation or steps[-1][0] < self._escalation[-1][0]:
+            self._escalation = steps
+
+    def _signal(self, number: int) -> None:
+        self._sent.add(number)
+        for rank in self._living:
+            self._ranks[rank].signal(number)
+
+    def _clean_up(self) -> None:
+        for process in self._ranks:
+            if process.rank in self._living:
+                process.signal(signal.SIGKILL)
+                process.reap()
+            elif process.has_survivors():
+                process.signal(signal.SIGKILL)
+            process.close()
+        self._selector.close()
+
+
+def _allow_open_files(size: int) -> None:
+    needed = size * FILES_PER_RANK + FILES_OF_LAUNCHER
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(f"{size} ranks need about {needed} open files, and {hard} are allowed here (`ulimit -Hn`)")
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

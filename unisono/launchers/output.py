@@ -1,0 +1,99 @@
+"""What the ranks write, merged line by line: labelled, never torn, and with tracebacks held back.
+
+A rank that fails writes its traceback and ends. So what follows the beginning of a traceback on stderr is held back
+until the rank has ended, when the launcher knows which rank's traceback matters. A rank that lives on has only
+reported an exception: after `HOLD_S` seconds that is output like any other.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from unisono.launchers.failure import TRACEBACK_STARTS
+from unisono.launchers.process import Exit
+
+HOLD_S = 2.0
+LONGEST_LINE_NBYTES = 1 << 20
+
+# A line ends at "\n", or at "\r" as progress bars use it; "\r\n" is one end.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+
+Write = Callable[[int, str, bytes], None]
+
+
+class Lines:
+    """Cuts a stream of bytes into whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes, each with its end; b"" completes the last one."""
+        self._rest += data
+        end = 0
+        found = []
+        for match in _LINE.finditer(self._rest):
+            found.append(match[0])
+            end = match.end()
+        self._rest = self._rest[end:]
+        if self._rest and (not data or len(self._rest) > LONGEST_LINE_NBYTES):
+            found.append(self._rest.rstrip(b"\r") + b"\n")
+            self._rest = b""
+        return found
+
+
+@dataclass(slots=True)
+class _Held:
+    since: float
+    lines: list[bytes] = field(default_factory=list)
+
+
+class MergedOutput:
+    """An observer of a job that writes the ranks' lines as they come and holds tracebacks back."""
+
+    def __init__(self, write: Write, *, hold: bool) -> None:
+        """Merge into `write`, which is called with (rank, "stdout" or "stderr", one whole line).
+
+        Args:
+            write: where lines go.
+            hold: whether tracebacks are held back; otherwise they are written at once, and `finish` still tells them.
+        """
+        self._write = write
+        self._hold = hold
+        self._lines: dict[tuple[int, str], Lines] = {}
+        self._held: dict[int, _Held] = {}
+        self._ended: set[int] = set()
+
+    def output(self, rank: int, stream: str, data: bytes) -> None:
+        """Write the lines that `data` completes, or hold them back."""
+        for line in self._lines.setdefault((rank, stream), Lines()).feed(data):
+            self._line(rank, stream, line)
+
+    def ended(self, exit_: Exit) -> None:
+        """Keep what is held back of this rank until the end of the job."""
+        self._ended.add(exit_.rank)
+
+    def tick(self) -> None:
+        """Write what is held back of ranks that have lived on."""
+        now = time.monotonic()
+        stale = [rank for rank, held in self._held.items() if now - held.since > HOLD_S and rank not in self._ended]
+        for rank in stale:
+            lines = self._held.pop(rank).lines
+            for line in lines if self._hold else ():
+                self._write(rank, "stderr", line)
+
+    def finish(self) -> Mapping[int, list[bytes]]:
+        """Write what is left, once all ranks have ended; return by rank the traceback that it ended with."""
+        for rank, stream in self._lines:
+            self.output(rank, stream, b"")
+        return {rank: held.lines for rank, held in self._held.items()}
+
+    def _line(self, rank: int, stream: str, line: bytes) -> None:
+        belongs = stream == "stderr" and (rank in self._held or line.startswith(TRACEBACK_STARTS))
+        if belongs:
+            self._held.setdefault(rank, _Held(time.monotonic())).lines.append(line)
+        if not (belongs and self._hold):
+            self._write(rank, stream, line)

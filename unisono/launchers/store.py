@@ -1,0 +1,67 @@
+"""The store of a local job: served by the launcher, with a key of its own, and told which ranks will never come."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from unisono.errors import RendezvousError
+from unisono.launchers.process import Exit
+from unisono.transports.rendezvous import open_store
+from unisono.transports.rendezvous.roster import has_arrived
+from unisono.transports.rendezvous.tcp_store import StoreServer
+
+HOST = "127.0.0.1"
+ANSWER_TIMEOUT_S = 5.0
+
+
+class JobStore:
+    """A store on a free port of the loopback interface, for one job with a new id and a new key.
+
+    Attributes:
+        url: where the ranks find it.
+        job: the job's id, 16 bytes.
+    """
+
+    def __init__(self) -> None:
+        """Start to serve.
+
+        Raises:
+            RendezvousError: no port can be listened on.
+        """
+        self.job = secrets.token_bytes(16)
+        self._key = secrets.token_bytes(32)
+        self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
+        self.url = self._server.url
+
+    @contextmanager
+    def key_pipe(self) -> Iterator[int]:
+        """Yield a descriptor from which the job's key can be read once; it stays open in those who inherit it."""
+        reader, writer = os.pipe()
+        try:
+            os.write(writer, self._key)
+            os.close(writer)
+            yield reader
+        finally:
+            os.close(reader)
+
+    def rank_ended(self, ended: Exit) -> None:
+        """If the rank has not joined the job, make the others stop waiting for it, with an error that says why."""
+        if not self._joined(ended.rank):
+            self._server.fail(f"rank {ended.rank} {ended} before it called un.init()")
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.close()
+
+    def _joined(self, rank: int) -> bool:
+        try:
+            # The first opening by this process in the name of the rank: it sees what the rank's own first one has set.
+            with closing(
+                open_store(self.url, rank=rank, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
+            ) as store:
+                return has_arrived(store, rank)
+        except RendezvousError:
+            return False
