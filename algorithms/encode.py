@@ -1,0 +1,122 @@
+"""Plans as arrays of 64-bit integers: what the native core interprets.
+
+The array is a header of 17 words, then tables, one after the other::
+
+    version size rank lanes items groups dependencies steps operands permutation
+    input.blocks input.counts output.blocks output.counts scratch.blocks scratch.like scratch.copies
+    lane        first item, items
+    item        times, first group, groups                       (a Group by itself is run once)
+    group       first step, steps, first dependency, dependencies
+    dependency  lane, group as run
+    step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source, sources, 0
+    operand     peer (-1: own), 0, buffer, start, count, stride, advance, 0
+    permutation one word per block
+
+Counts refer to tables by index; the reader checks every one of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Plan,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    Signal,
+    Span,
+    Step,
+    Wait,
+    Write,
+)
+
+VERSION = 1
+
+OPCODES: dict[type[object], int] = {
+    Send: 0,
+    Recv: 1,
+    RecvReduce: 2,
+    Copy: 3,
+    Reduce: 4,
+    Read: 5,
+    ReadReduce: 6,
+    Write: 7,
+    Signal: 8,
+    Wait: 9,
+}
+
+
+@dataclass
+class _Tables:
+    items: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    dependencies: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    operands: list[int] = field(default_factory=list)
+
+    def add_item(self, item: Group | Repeat) -> None:
+        times, groups = (1, (item,)) if isinstance(item, Group) else (item.times, item.groups)
+        self.items += [times, len(self.groups) // 4, len(groups)]
+        for group in groups:
+            self._add_group(group)
+
+    def _add_group(self, group: Group) -> None:
+        self.groups += [len(self.steps) // 8, len(group.steps), len(self.dependencies) // 2, len(group.after)]
+        for lane, index in group.after:
+            self.dependencies += [lane, index]
+        for step in group.steps:
+            self._add_step(step)
+
+    def _add_step(self, step: Step) -> None:
+        dst = getattr(step, "dst", None)
+        dst_index = self._add_operand(-1, dst) if dst is not None else -1
+        first_source = len(self.operands) // 8
+        sources = list(_sources(step))
+        for peer, span in sources:
+            self._add_operand(peer, span)
+        flags = bool(getattr(step, "received_first", False)) + 2 * bool(getattr(step, "lower", False))
+        peer, peer_advance = getattr(step, "peer", 0), getattr(step, "peer_advance", 0)
+        self.steps += [OPCODES[type(step)], flags, peer, peer_advance, dst_index, first_source, len(sources), 0]
+
+    def _add_operand(self, peer: int, span: Span) -> int:
+        self.operands += [peer, 0, int(span.buffer), span.start, span.count, span.stride, span.advance, 0]
+        return len(self.operands) // 8 - 1
+
+
+def _sources(step: Step) -> Iterable[tuple[int, Span]]:
+    if isinstance(step, ReadReduce):
+        return step.sources
+    if isinstance(step, Reduce):
+        return ((-1, span) for span in step.sources)
+    src = getattr(step, "src", None)
+    return () if src is None else ((-1, src),)
+
+
+def encode(plan: Plan) -> array[int]:
+    """Return `plan` as an array of signed 64-bit integers, in the form described by this module."""
+    tables = _Tables()
+    lanes: list[int] = []
+    for lane in plan.lanes:
+        lanes += [len(tables.items) // 3, len(lane)]
+        for item in lane:
+            tables.add_item(item)
+    like = plan.scratch.like if plan.scratch.like is not None else Buffer.INPUT
+    copies = plan.scratch.copies if plan.scratch.blocks else 0
+    header = [
+        *(VERSION, plan.size, plan.rank, len(plan.lanes), len(tables.items) // 3, len(tables.groups) // 4),
+        *(len(tables.dependencies) // 2, len(tables.steps) // 8, len(tables.operands) // 8, len(plan.permutation)),
+        *(plan.input.blocks, int(plan.input.counts), plan.output.blocks, int(plan.output.counts)),
+        *(plan.scratch.blocks, int(like), copies),
+    ]
+    body = [*lanes, *tables.items, *tables.groups, *tables.dependencies, *tables.steps, *tables.operands]
+    return array("q", [*header, *body, *plan.permutation])

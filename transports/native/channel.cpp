@@ -1,0 +1,21 @@
+#include "channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace unisono {
+
+std::size_t Channel::read(std::byte* data, std::size_t nbytes) {
+  std::size_t moved = 0;
+  while (moved < nbytes) {
+    const auto available = readable();
+    if (available.empty()) break;
+    const std::size_t part = std::min(available.size(), nbytes - moved);
+    std::memcpy(data + moved, available.data(), part);
+    consume(part);
+    moved += part;
+  }
+  return moved;
+}
+
+}  // namespace unisono

@@ -1,0 +1,85 @@
+// A channel carries the messages of one (communicator, lane, peer), both ways, in order, with credit of its own: nothing
+// on one channel can hold up another. What is sent is a header and then a payload in as many parts as suit the caller;
+// what is received is looked at in place where it lies, so that a reduction needs no copy. No call blocks.
+#pragma once
+
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace unisono {
+
+// What identifies a message and its call.
+struct Header {
+  std::uint64_t digest;    // of the signature that the ranks must agree on
+  std::uint64_t nbytes;    // of the payload
+  std::uint32_t sequence;  // of the call on its communicator; of point-to-point messages: the element type
+  std::uint32_t group;     // of point-to-point messages: the tag
+  std::uint32_t segment;
+  std::uint32_t kind;  // 0: of a collective, 1: point-to-point
+
+  bool operator==(const Header&) const = default;
+};
+inline constexpr std::uint32_t kind_collective = 0;
+inline constexpr std::uint32_t kind_point_to_point = 1;
+
+// What a peer sent breaks the protocol: a length out of bounds, a wrong magic number, a wrong checksum.
+struct ProtocolError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Counters {
+  std::uint64_t sent_messages = 0;
+  std::uint64_t sent_nbytes = 0;
+  std::uint64_t received_messages = 0;
+  std::uint64_t received_nbytes = 0;
+};
+
+class Channel {
+ public:
+  Channel(std::int32_t peer, const char* transport) : peer_(peer), transport_(transport) {}
+  virtual ~Channel() = default;
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  std::int32_t peer() const { return peer_; }
+  const char* transport() const { return transport_; }
+  const Counters& counters() const { return counters_; }
+
+  // Starts a message; false if there is no credit for it now. The payload follows by `write`, before the next message.
+  virtual bool begin(const Header& header) = 0;
+  // Takes up to `nbytes` of the payload and returns how many it took.
+  virtual std::size_t write(const std::byte* data, std::size_t nbytes) = 0;
+  // Hands on what has been taken; true when nothing is left to hand on, so that the message has ended.
+  virtual bool flush() = 0;
+
+  // The header of the message at the front, or nullptr if none has arrived.
+  virtual const Header* front() = 0;
+  // Payload bytes of the front message that can be looked at now; valid until the next call on this channel.
+  virtual std::span<const std::byte> readable() = 0;
+  // Removes `nbytes` of what `readable` gave. The message goes when all of it has been consumed (an empty one by 0).
+  virtual void consume(std::size_t nbytes) = 0;
+  // Moves up to `nbytes` of the payload of the front message to `data` and returns how many.
+  virtual std::size_t read(std::byte* data, std::size_t nbytes);
+
+  // Whether the peer has gone; what it had sent before can still be received.
+  virtual bool closed() = 0;
+
+  // Announces that the caller is about to sleep until something can be sent or received here, and adds what must be polled.
+  virtual void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) = 0;
+  virtual void cancel_sleep() = 0;
+
+ protected:
+  Counters counters_;
+
+ private:
+  std::int32_t peer_;
+  const char* transport_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,122 @@
+// The plan interpreter.
+//
+// Theory of operation. A lane posts its instances (group, segment) in canonical order: by (group + segment, segment). An
+// instance is posted when the one before it in that order has been, and when its dependencies have ended: the same
+// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Posting runs
+// the local steps of a group at once; its messages are then driven until they end, when the group ends.
+//
+// Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before it
+// on its channel, in its direction, have ended; its header is checked against what the plan expects. Received operands are
+// reduced where they lie.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "layout.h"
+#include "operation.h"
+
+namespace unisono {
+
+// A channel and, for each direction, the number of the last pass in which a message had to wait on it.
+struct ChannelEntry {
+  std::unique_ptr<Channel> channel;
+  std::uint64_t send_blocked_in_pass = 0;
+  std::uint64_t receive_blocked_in_pass = 0;
+};
+
+// The channels of a communicator, by lane and peer. Lane -1 is that of point-to-point messages.
+class ChannelTable {
+ public:
+  explicit ChannelTable(std::int32_t size) : size_(static_cast<std::size_t>(size)) {}
+  // The entry of (lane, peer); throws std::out_of_range if there is no such peer. Its channel may not be there.
+  ChannelEntry& at(std::int64_t lane, std::int64_t peer);
+  std::vector<Channel*> all() const;
+
+ private:
+  std::size_t size_;
+  std::vector<std::vector<ChannelEntry>> lanes_;
+};
+
+// A call whose plan and layout are fixed, and which can be run any number of times on different memory.
+struct CompiledCall {
+  std::shared_ptr<const Plan> plan;
+  AllBlocks blocks;
+  std::int64_t segments = 1;
+  std::uint64_t divisor = 1;  // what lowering divides by
+  std::uint64_t digest = 0;
+  std::shared_ptr<const std::string> description;
+};
+
+class Collective final : public Operation {
+ public:
+  // Starts `call` on the given memory as the `sequence`-th of its communicator. Input and output may be the same.
+  // Everything must stay alive until it is done. An object can be started again after that.
+  void start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output, std::uint32_t sequence,
+             ChannelTable& channels);
+
+  bool advance() override;
+  bool done() const override;
+  void blocked_on(std::vector<Blocked>& found) const override;
+
+ private:
+  struct StepRun {
+    const Step* step;
+    ChannelEntry* entry;
+    Header header;
+    Cursor dst;
+    Cursor src;
+    std::size_t partial;  // bytes of an element that has arrived in part
+    std::array<std::byte, 16> carry;
+    bool begun;
+    bool ended;
+  };
+  struct Instance {
+    std::int64_t group;
+    std::int64_t segment;
+    std::vector<StepRun> messages;
+    std::size_t left;
+  };
+  struct LaneRun {
+    std::int64_t groups = 0;
+    std::int64_t wave = 0;          // group + segment of the next instance to post
+    std::int64_t next_segment = 0;  // its segment
+    std::vector<std::int64_t> groups_ended;  // by segment
+    std::vector<std::unique_ptr<Instance>> active;
+  };
+
+  void bind_scratch();
+  bool post(std::size_t lane);
+  bool may_post(const LaneRun& run, const GroupAt& at) const;
+  static void move_to_next(LaneRun& run, std::int64_t segments);
+  void post_instance(std::size_t lane, const GroupAt& at);
+  void prepare_message(Instance& instance, std::size_t lane, const Step& step, std::int64_t iteration);
+  void run_local(const Step& step, std::int64_t iteration, std::int64_t segment);
+  bool drive(LaneRun& run);
+  bool drive_message(StepRun& message);
+  bool drive_send(StepRun& message);
+  bool drive_receive(StepRun& message);
+  bool receive_plain(StepRun& message);
+  bool receive_reducing(StepRun& message);
+  void combine_received(StepRun& message, const std::byte* received, std::int64_t count);
+  void reduce(const Piece& dst, const std::byte* const* sources, std::size_t sources_count, std::int64_t count,
+              bool lower) const;
+
+  const CompiledCall* call_ = nullptr;
+  ChannelTable* channels_ = nullptr;
+  std::uint32_t sequence_ = 0;
+  Memory memory_{};
+  AllExtents extents_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_nbytes_ = 0;
+  std::vector<LaneRun> lanes_;
+  std::vector<std::unique_ptr<Instance>> spare_;
+  std::uint64_t pass_ = 0;
+};
+
+}  // namespace unisono

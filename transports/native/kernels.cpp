@@ -1,0 +1,32 @@
+#include "kernels.h"
+
+namespace unisono {
+namespace {
+
+struct Level {
+  const char* name;
+  detail::KernelLookup lookup;
+};
+
+Level widest_level() {
+#ifdef UNISONO_X86
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
+    return {"avx512", detail::kernels_avx512};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return {"avx2", detail::kernels_avx2};
+#endif
+  return {"baseline", detail::kernels_baseline};
+}
+
+const Level& level() {
+  static const Level chosen = widest_level();
+  return chosen;
+}
+
+}  // namespace
+
+ReduceFunction reduce_function(DType dtype, Combine combine) { return level().lookup(dtype, combine); }
+
+const char* simd_level() { return level().name; }
+
+}  // namespace unisono

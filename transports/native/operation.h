@@ -1,0 +1,40 @@
+// What an endpoint drives: a started collective, send or receive. None of these calls blocks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "channel.h"
+
+namespace unisono {
+
+// A message arrived that belongs to another call than the one it was received for.
+struct Mismatch : std::runtime_error {
+  Mismatch(std::int32_t from, const std::string& what) : std::runtime_error(what), peer(from) {}
+  std::int32_t peer;
+};
+
+// A channel on which an operation cannot go on now.
+struct Blocked {
+  Channel* channel;
+  bool sends;
+  bool receives;
+};
+
+class Operation {
+ public:
+  Operation() = default;
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Moves what can be moved; true if anything was. Throws Mismatch, or ProtocolError.
+  virtual bool advance() = 0;
+  virtual bool done() const = 0;
+  virtual void blocked_on(std::vector<Blocked>& found) const = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,197 @@
+#include "plan.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace unisono {
+namespace {
+
+constexpr std::int64_t format_version = 1;
+// Bounds that keep every index computation of a plan far from overflow.
+constexpr std::int64_t most_rows = std::int64_t{1} << 28;
+constexpr std::int64_t most_times = std::int64_t{1} << 31;
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(std::string("invalid plan: ") + what);
+}
+
+std::int64_t modulo(std::int64_t value, std::int64_t divisor) {
+  const std::int64_t remainder = value % divisor;
+  return remainder < 0 ? remainder + divisor : remainder;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::int64_t> words) : words_(words) {}
+
+  std::int64_t next() {
+    require(position_ < words_.size(), "it ends early");
+    return words_[position_++];
+  }
+  std::int64_t next_in(std::int64_t low, std::int64_t high, const char* what) {
+    const std::int64_t value = next();
+    require(low <= value && value <= high, what);
+    return value;
+  }
+  std::int64_t next_count(const char* what) { return next_in(0, most_rows, what); }
+  bool at_end() const { return position_ == words_.size(); }
+
+ private:
+  std::span<const std::int64_t> words_;
+  std::size_t position_ = 0;
+};
+
+Partition read_partition(Reader& reader) {
+  Partition partition;
+  partition.blocks = reader.next_count("number of blocks");
+  partition.counts = reader.next_in(0, 3, "kind of counts");
+  return partition;
+}
+
+Step read_step(Reader& reader) {
+  Step step;
+  step.opcode = static_cast<Opcode>(reader.next_in(0, 4, "this step needs mapped memory"));
+  const std::int64_t flags = reader.next_in(0, 3, "flags of a step");
+  step.received_first = (flags & 1) != 0;
+  step.lower = (flags & 2) != 0;
+  step.peer = reader.next();
+  step.peer_advance = reader.next_in(-most_rows, most_rows, "advance of a peer");
+  step.dst = reader.next();
+  step.first_source = reader.next();
+  step.sources = reader.next();
+  require(reader.next() == 0, "reserved word");
+  return step;
+}
+
+Operand read_operand(Reader& reader) {
+  Operand operand;
+  require(reader.next() == -1 && reader.next() == 0, "operands of peers need mapped memory");
+  operand.buffer = static_cast<BufferKind>(reader.next_in(0, 2, "buffer"));
+  operand.start = reader.next_in(-most_rows, most_rows, "start of a span");
+  operand.count = reader.next_count("length of a span");
+  operand.stride = reader.next_in(-most_rows, most_rows, "stride of a span");
+  operand.advance = reader.next_in(-most_rows, most_rows, "advance of a span");
+  require(reader.next() == 0, "reserved word");
+  return operand;
+}
+
+bool in_range(std::int64_t first, std::int64_t count, std::size_t total) {
+  const auto limit = static_cast<std::int64_t>(total);
+  return 0 <= first && 0 <= count && first <= limit && count <= limit - first;
+}
+
+}  // namespace
+
+Plan::Plan(std::span<const std::int64_t> words) {
+  Reader reader(words);
+  require(reader.next() == format_version, "unknown version");
+  size_ = reader.next_in(1, most_rows, "number of ranks");
+  rank_ = reader.next_in(0, size_ - 1, "rank");
+  const std::int64_t lanes = reader.next_in(0, 64, "number of lanes");
+  const std::int64_t items = reader.next_count("number of items");
+  const std::int64_t groups = reader.next_count("number of groups");
+  const std::int64_t dependencies = reader.next_count("number of dependencies");
+  const std::int64_t steps = reader.next_count("number of steps");
+  const std::int64_t operands = reader.next_count("number of operands");
+  const std::int64_t permutation = reader.next_count("length of the permutation");
+  partitions_[0] = read_partition(reader);
+  partitions_[1] = read_partition(reader);
+  partitions_[2].blocks = reader.next_count("number of scratch blocks");
+  scratch_like_ = static_cast<BufferKind>(reader.next_in(0, 1, "scratch must be like input or output"));
+  scratch_copies_ = reader.next_count("number of scratch copies");
+
+  for (std::int64_t i = 0; i < lanes; ++i) {
+    const std::int64_t first = reader.next();
+    lanes_.push_back({first, reader.next(), 0});
+  }
+  for (std::int64_t i = 0; i < items; ++i) {
+    const std::int64_t times = reader.next_in(0, most_times, "times of a repeat");
+    const std::int64_t first = reader.next();
+    items_.push_back({times, first, reader.next()});
+  }
+  for (std::int64_t i = 0; i < groups; ++i) {
+    Group group{};
+    group.first_step = reader.next();
+    group.steps = reader.next();
+    group.first_dependency = reader.next();
+    group.dependencies = reader.next();
+    groups_.push_back(group);
+  }
+  for (std::int64_t i = 0; i < dependencies; ++i) {
+    const std::int64_t lane = reader.next();
+    dependencies_.push_back({lane, reader.next()});
+  }
+  for (std::int64_t i = 0; i < steps; ++i) steps_.push_back(read_step(reader));
+  for (std::int64_t i = 0; i < operands; ++i) operands_.push_back(read_operand(reader));
+  for (std::int64_t i = 0; i < permutation; ++i)
+    permutation_.push_back(reader.next_in(0, permutation - 1, "entry of the permutation"));
+  require(reader.at_end(), "it has words left over");
+
+  for (Lane& lane : lanes_) {
+    require(in_range(lane.first_item, lane.items, items_.size()), "items of a lane");
+    for (const Item& item : slice(items_, lane.first_item, lane.items))
+      lane.groups_as_run += item.times * item.groups;
+  }
+  check();
+}
+
+void Plan::check() const {
+  const Partition& like = partitions_[static_cast<std::size_t>(scratch_like_)];
+  require(partitions_[2].blocks == like.blocks * scratch_copies_, "scratch is not copies of the buffer it is like");
+  for (const Item& item : items_) require(in_range(item.first_group, item.groups, groups_.size()), "groups of an item");
+  for (const Group& group : groups_) {
+    require(in_range(group.first_step, group.steps, steps_.size()), "steps of a group");
+    require(in_range(group.first_dependency, group.dependencies, dependencies_.size()), "dependencies of a group");
+  }
+  for (const Dependency& dependency : dependencies_) {
+    require(in_range(dependency.lane, 1, lanes_.size()), "lane of a dependency");
+    const Lane& lane = lanes_[static_cast<std::size_t>(dependency.lane)];
+    require(0 <= dependency.group && dependency.group < lane.groups_as_run, "group of a dependency");
+  }
+  for (const Step& step : steps_) check_step(step);
+  for (const Operand& operand : operands_) check_operand(operand);
+}
+
+void Plan::check_step(const Step& step) const {
+  const bool has_peer = step.opcode <= Opcode::recv_reduce;
+  require(!has_peer || (0 <= step.peer && step.peer < size_), "peer of a step");
+  const bool has_dst = step.opcode != Opcode::send;
+  require(has_dst ? in_range(step.dst, 1, operands_.size()) : step.dst == -1, "destination of a step");
+  require(!has_dst || operand(step.dst).buffer != BufferKind::input, "a step writes INPUT");
+  require(in_range(step.first_source, step.sources, operands_.size()), "sources of a step");
+  const bool one_source = step.opcode != Opcode::recv && step.opcode != Opcode::reduce;
+  require(!one_source || step.sources == 1, "a step must have one source");
+  require(step.opcode != Opcode::recv || step.sources == 0, "a receive has no source");
+  require(step.opcode != Opcode::reduce || step.sources >= 1, "a reduction needs a source");
+}
+
+void Plan::check_operand(const Operand& operand) const {
+  const std::int64_t blocks = partition(operand.buffer).blocks;
+  require(operand.count <= blocks, "a span is longer than its buffer");
+  require(operand.count == 0 || blocks > 0, "a span of a buffer without blocks");
+}
+
+GroupAt Plan::group_at(std::size_t lane, std::int64_t group) const {
+  for (const Item& item : slice(items_, lanes_[lane].first_item, lanes_[lane].items)) {
+    const std::int64_t as_run = item.times * item.groups;
+    if (group < as_run) {
+      const std::int64_t row = item.first_group + group % item.groups;
+      return {&groups_[static_cast<std::size_t>(row)], group / item.groups};
+    }
+    group -= as_run;
+  }
+  throw std::out_of_range("group of a lane");
+}
+
+std::int64_t Plan::peer(const Step& step, std::int64_t iteration) const {
+  return step.peer_advance == 0 ? step.peer : modulo(step.peer + iteration * step.peer_advance, size_);
+}
+
+std::int64_t Plan::block(const Operand& operand, std::int64_t iteration, std::int64_t i) const {
+  const std::int64_t blocks = partition(operand.buffer).blocks;
+  const std::int64_t logical = modulo(operand.start + iteration * operand.advance + i * operand.stride, blocks);
+  const bool permuted = static_cast<std::int64_t>(permutation_.size()) == blocks;
+  return permuted ? permutation_[static_cast<std::size_t>(logical)] : logical;
+}
+
+}  // namespace unisono

@@ -1,0 +1,119 @@
+// A plan as the interpreter reads it: the decoded and fully checked form of the int64 array that
+// unisono.algorithms.encode writes. Nothing here knows any algorithm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace unisono {
+
+enum class BufferKind : std::uint8_t { input, output, scratch };
+inline constexpr std::size_t buffer_kinds = 3;
+
+enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce };
+
+// What lengths a partition's blocks have: near-equal parts of the buffer, or given counts.
+struct Partition {
+  std::int64_t blocks = 0;
+  std::int64_t counts = 0;  // 0: even; otherwise the kind of counts that the caller binds
+};
+
+struct Operand {
+  BufferKind buffer = BufferKind::input;
+  std::int64_t start = 0;
+  std::int64_t count = 0;
+  std::int64_t stride = 0;
+  std::int64_t advance = 0;
+};
+
+struct Step {
+  Opcode opcode = Opcode::copy;
+  bool received_first = false;
+  bool lower = false;
+  std::int64_t peer = 0;
+  std::int64_t peer_advance = 0;
+  std::int64_t dst = -1;  // index of an operand
+  std::int64_t first_source = 0;
+  std::int64_t sources = 0;
+};
+
+struct Dependency {
+  std::int64_t lane;
+  std::int64_t group;
+};
+
+struct Group {
+  std::int64_t first_step;
+  std::int64_t steps;
+  std::int64_t first_dependency;
+  std::int64_t dependencies;
+};
+
+// A group run once, or several groups run many times.
+struct Item {
+  std::int64_t times;
+  std::int64_t first_group;
+  std::int64_t groups;
+};
+
+struct Lane {
+  std::int64_t first_item;
+  std::int64_t items;
+  std::int64_t groups_as_run;
+};
+
+// The place of a group as run: its row and the iteration of the Repeat that it is in.
+struct GroupAt {
+  const Group* group;
+  std::int64_t iteration;
+};
+
+class Plan {
+ public:
+  // Decodes `words`; throws std::invalid_argument if anything in them is out of range.
+  explicit Plan(std::span<const std::int64_t> words);
+
+  std::int64_t size() const { return size_; }
+  std::int64_t rank() const { return rank_; }
+  const std::vector<Lane>& lanes() const { return lanes_; }
+  const Partition& partition(BufferKind kind) const { return partitions_[static_cast<std::size_t>(kind)]; }
+  BufferKind scratch_like() const { return scratch_like_; }
+  std::int64_t scratch_copies() const { return scratch_copies_; }
+
+  GroupAt group_at(std::size_t lane, std::int64_t group) const;
+  std::span<const Step> steps(const Group& group) const { return slice(steps_, group.first_step, group.steps); }
+  std::span<const Dependency> dependencies(const Group& group) const {
+    return slice(dependencies_, group.first_dependency, group.dependencies);
+  }
+  const Operand& operand(std::int64_t index) const { return operands_[static_cast<std::size_t>(index)]; }
+
+  std::int64_t peer(const Step& step, std::int64_t iteration) const;
+  // Index in memory of the i-th block of an operand in the given iteration.
+  std::int64_t block(const Operand& operand, std::int64_t iteration, std::int64_t i) const;
+
+ private:
+  template <class T>
+  static std::span<const T> slice(const std::vector<T>& rows, std::int64_t first, std::int64_t count) {
+    return std::span<const T>(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  }
+  void check() const;
+  void check_step(const Step& step) const;
+  void check_operand(const Operand& operand) const;
+
+  std::int64_t size_ = 0;
+  std::int64_t rank_ = 0;
+  Partition partitions_[buffer_kinds];
+  BufferKind scratch_like_ = BufferKind::input;
+  std::int64_t scratch_copies_ = 0;
+  std::vector<Lane> lanes_;
+  std::vector<Item> items_;
+  std::vector<Group> groups_;
+  std::vector<Dependency> dependencies_;
+  std::vector<Step> steps_;
+  std::vector<Operand> operands_;
+  std::vector<std::int64_t> permutation_;
+};
+
+}  // namespace unisono

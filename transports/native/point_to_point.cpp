@@ -1,0 +1,158 @@
+#include "point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "dtype.h"
+
+namespace unisono {
+namespace {
+
+std::string array_text(const Header& header) {
+  if (header.sequence >= dtype_count) return std::to_string(header.nbytes) + " bytes";
+  const DTypeInfo& type = dtype_table[header.sequence];
+  return std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
+}
+
+}  // namespace
+
+PointToPoint::PointToPoint(std::shared_ptr<Mailbox> mailbox, const Parcel& parcel, bool sends)
+    : mailbox_(std::move(mailbox)), parcel_(parcel), sends_(sends) {
+  mailbox_->post(*this);
+}
+
+PointToPoint::~PointToPoint() { mailbox_->withdraw(*this); }
+
+bool PointToPoint::advance() { return sends_ ? mailbox_->advance_sends() : mailbox_->advance_receives(); }
+
+void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
+  if (!done_) found.push_back({&mailbox_->channel_, sends_, !sends_});
+}
+
+void Mailbox::post(PointToPoint& operation) {
+  if (operation.sends_) {
+    sends_.push_back(&operation);
+    return;
+  }
+  const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
+    return message.header.group == operation.parcel_.header.group;
+  });
+  if (waiting == unexpected_.end()) {
+    receives_.push_back(&operation);
+  } else {
+    deliver(operation, *waiting);
+    unexpected_.erase(waiting);
+  }
+}
+
+void Mailbox::withdraw(PointToPoint& operation) {
+  std::erase(sends_, &operation);
+  std::erase(receives_, &operation);
+  if (current_ == &operation) current_ = nullptr;
+}
+
+bool Mailbox::advance_sends() {
+  bool moved = false;
+  while (!sends_.empty()) {
+    PointToPoint& send = *sends_.front();
+    if (!send.begun_) {
+      if (!channel_.begin(send.parcel_.header)) return moved;
+      send.begun_ = moved = true;
+    }
+    const std::size_t nbytes = send.parcel_.header.nbytes;
+    while (send.moved_ < nbytes) {
+      const std::size_t taken = channel_.write(send.parcel_.data + send.moved_, nbytes - send.moved_);
+      if (taken == 0) return moved;
+      send.moved_ += taken;
+      moved = true;
+    }
+    if (!channel_.flush()) return moved;
+    send.done_ = moved = true;
+    sends_.pop_front();
+  }
+  return moved;
+}
+
+bool Mailbox::advance_receives() {
+  bool moved = false;
+  while ((current_ != nullptr || aside_ || open_front()) && (current_ != nullptr ? move_to(*current_) : move_aside()))
+    moved = true;
+  return moved;
+}
+
+// Decides where the front message goes. With no receive posted it stays where it is, and its sender with it.
+bool Mailbox::open_front() {
+  if (receives_.empty()) return false;
+  const Header* header = channel_.front();
+  if (header == nullptr) return false;
+  if (header->kind != kind_point_to_point) throw ProtocolError("a message of a collective on a point-to-point channel");
+  current_ = expecting(*header);
+  if (current_ != nullptr) {
+    check(*current_, *header, channel_.peer());
+  } else {
+    aside_ = std::make_unique<Unexpected>();
+    aside_->header = *header;
+  }
+  return true;
+}
+
+PointToPoint* Mailbox::expecting(const Header& header) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const PointToPoint* receive) {
+    return receive->parcel_.header.group == header.group;
+  });
+  return found == receives_.end() ? nullptr : *found;
+}
+
+void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
+  const Header& expected = receive.parcel_.header;
+  if (header.sequence == expected.sequence && header.nbytes == expected.nbytes) return;
+  throw Mismatch(peer, "rank " + std::to_string(peer) + " sent " + array_text(header) + " with tag " +
+                           std::to_string(header.group) + ", where " + array_text(expected) + " is to be received");
+}
+
+bool Mailbox::move_to(PointToPoint& receive) {
+  const std::size_t left = receive.parcel_.header.nbytes - receive.moved_;
+  if (receive.parcel_.header.nbytes == 0) {
+    channel_.consume(0);
+  } else {
+    const std::size_t got = channel_.read(receive.parcel_.data + receive.moved_, left);
+    if (got == 0) return false;
+    receive.moved_ += got;
+    if (got < left) return true;
+  }
+  end(receive);
+  current_ = nullptr;
+  return true;
+}
+
+bool Mailbox::move_aside() {
+  const std::size_t nbytes = aside_->header.nbytes;
+  if (nbytes == 0) channel_.consume(0);
+  while (aside_->data.size() < nbytes) {
+    const auto available = channel_.readable();
+    if (available.empty()) return false;
+    aside_->data.insert(aside_->data.end(), available.begin(), available.end());
+    channel_.consume(available.size());
+  }
+  if (PointToPoint* receive = expecting(aside_->header)) {
+    deliver(*receive, *aside_);
+  } else {
+    unexpected_.push_back(std::move(*aside_));
+  }
+  aside_.reset();
+  return true;
+}
+
+void Mailbox::deliver(PointToPoint& receive, const Unexpected& message) {
+  check(receive, message.header, channel_.peer());
+  if (!message.data.empty()) std::memcpy(receive.parcel_.data, message.data.data(), message.data.size());
+  end(receive);
+}
+
+void Mailbox::end(PointToPoint& receive) {
+  receive.done_ = true;
+  std::erase(receives_, &receive);
+}
+
+}  // namespace unisono

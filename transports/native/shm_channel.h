@@ -1,0 +1,75 @@
+// Messages through shared memory.
+//
+// Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots for
+// each direction. A slot is a cache line of header, followed by room for a fragment of a payload; the smallest payloads
+// travel in the header's own cache line. The sender fills slot k mod `slots` and then stores k + 1 in its `turn`; the
+// receiver waits for that value, uses the slot where it lies, and counts it in `consumed`, which the sender reads only when
+// its last known value leaves it no free slot. Hence a small message costs the transfer of one cache line.
+//
+// Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side looks
+// at the flag after each change and rings. A full fence on both sides, between the store and the load, makes it impossible
+// for both to miss each other (Dekker). Everything read from the segment is copied once and checked before it is used.
+#pragma once
+
+#include <atomic>
+
+#include "channel.h"
+#include "descriptor.h"
+
+namespace unisono {
+
+struct ShmDirection;
+
+class ShmChannel final : public Channel {
+ public:
+  // The size that the segment of a channel must have.
+  static std::size_t segment_nbytes();
+
+  // Maps the segment `memory`, which the dialling side has made and both sides check. `socket` is the authenticated
+  // connection over which it was passed, kept to see the peer go; `peer_doorbell` wakes the peer.
+  // Throws ProtocolError if the segment is not sealed or has another size, std::system_error if it cannot be mapped.
+  ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor peer_doorbell, Descriptor socket);
+  ~ShmChannel() override;
+
+  bool begin(const Header& header) override;
+  std::size_t write(const std::byte* data, std::size_t nbytes) override;
+  bool flush() override { return true; }
+  const Header* front() override;
+  std::span<const std::byte> readable() override;
+  void consume(std::size_t nbytes) override;
+  bool closed() override;
+  void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
+  void cancel_sleep() override;
+
+ private:
+  bool open_slot();
+  void publish_slot();
+  bool take_slot();
+  void wake_peer_if(const std::atomic<std::uint32_t>& waits) const;
+
+  ShmDirection* out_ = nullptr;
+  ShmDirection* in_ = nullptr;
+  void* mapping_ = nullptr;
+  Descriptor peer_doorbell_;
+  Descriptor socket_;
+
+  // Sending.
+  std::uint64_t published_ = 0;       // slots
+  std::uint64_t known_consumed_ = 0;  // slots, as last read
+  std::size_t slot_filled_ = 0;
+  std::size_t out_nbytes_ = 0;  // of the message
+  std::size_t out_left_ = 0;    // of it, not yet taken
+  bool slot_open_ = false;
+
+  // Receiving.
+  Header in_header_{};
+  std::uint64_t released_ = 0;  // slots
+  const std::byte* slot_data_ = nullptr;
+  std::size_t slot_nbytes_ = 0;
+  std::size_t slot_used_ = 0;
+  std::size_t in_left_ = 0;  // bytes of the message not yet consumed
+  bool message_open_ = false;
+  bool slot_taken_ = false;
+};
+
+}  // namespace unisono
