@@ -1,0 +1,150 @@
+"""Programs: plans unrolled for analysis, with a name for every step and a check that each makes sense on its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Counts,
+    Group,
+    LocalStep,
+    MessageStep,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Span,
+    Step,
+)
+from unisono.errors import PlanError
+
+Cell: TypeAlias = tuple[Buffer, int]  # a block of a rank's memory: its buffer and its index there
+
+
+class Place(NamedTuple):
+    """Where in a set of plans something stands; `group` and `step` count from 0, groups as run."""
+
+    rank: int
+    lane: int
+    group: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, lane {self.lane}, group {self.group}, step {self.step}"
+
+    def error(self, problem: str) -> PlanError:
+        """Return the error that says what is wrong here."""
+        return PlanError(f"{self}: {problem}")
+
+
+class LengthClass(NamedTuple):
+    """What decides the length of a block: two blocks of one class are equally long on all ranks, whatever the counts."""
+
+    counts: Counts
+    blocks: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plan with its lanes unrolled: `lanes[lane][group]`, groups as run."""
+
+    plan: Plan
+    lanes: tuple[tuple[Group, ...], ...]
+
+    def steps(self) -> Iterator[tuple[Place, Step]]:
+        """Yield every step with its place."""
+        for lane, groups in enumerate(self.lanes):
+            for number, group in enumerate(groups):
+                for index, step in enumerate(group.steps):
+                    yield Place(self.plan.rank, lane, number, index), step
+
+    def cells(self, span: Span, *, aliased: bool = False) -> list[Cell]:
+        """Return the cells of `span`; `aliased` says that INPUT is the memory of OUTPUT, and shall be called so."""
+        buffer = Buffer.OUTPUT if aliased and span.buffer is Buffer.INPUT else span.buffer
+        return [(buffer, block) for block in self.plan.physical_blocks(span)]
+
+    def length_class(self, cell: Cell) -> LengthClass:
+        """Return the class of the length of a cell."""
+        buffer, block = cell
+        partition = self.plan.partition(buffer)
+        blocks = partition.blocks // partition.copies
+        return LengthClass(partition.counts, blocks, block % blocks)
+
+    def share(self, span: Span) -> tuple[int, int]:
+        """Return (blocks of `span`, blocks of the vector that it is of)."""
+        partition = self.plan.partition(span.buffer)
+        return span.count, partition.blocks // partition.copies
+
+
+def unroll(plan: Plan) -> Program:
+    """Return the program of `plan`.
+
+    Raises:
+        PlanError: a step is none that can be analysed (mapped memory is not), or makes no sense whatever the other
+            ranks do: it names a rank or blocks that do not exist, or writes INPUT.
+    """
+    program = Program(plan, tuple(tuple(plan.groups(lane)) for lane in range(len(plan.lanes))))
+    _check_partitions(plan)
+    for place, step in program.steps():
+        _check_step(program, place, step)
+    for lane, groups in enumerate(program.lanes):
+        for number, group in enumerate(groups):
+            _check_group(program, Place(plan.rank, lane, number, 0), group)
+    return program
+
+
+def sources(step: Step) -> tuple[Span, ...]:
+    """Return what a message or local step reads of its own rank's memory."""
+    if isinstance(step, (Send, RecvReduce, Copy)):
+        return (step.src,)
+    return step.sources if isinstance(step, Reduce) else ()
+
+
+def destinations(step: Step) -> tuple[Span, ...]:
+    """Return what a message or local step writes: one span, or none."""
+    return (step.dst,) if isinstance(step, (Recv, RecvReduce, Copy, Reduce)) else ()
+
+
+def _check_partitions(plan: Plan) -> None:
+    if plan.scratch.blocks and plan.scratch.like is None and plan.scratch.counts is Counts.OWN:
+        raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own; cut it like INPUT or OUTPUT")
+    if sorted(plan.permutation) != list(range(len(plan.permutation))):
+        raise PlanError(f"rank {plan.rank}: the permutation does not name every block once")
+
+
+def _check_step(program: Program, place: Place, step: Step) -> None:
+    if not isinstance(step, (MessageStep, LocalStep)):
+        raise place.error(f"{type(step).__name__} needs mapped memory, which the verifier does not know yet")
+    if isinstance(step, MessageStep) and (step.peer == place.rank or not 0 <= step.peer < program.plan.size):
+        raise place.error(f"rank {step.peer} cannot be the peer of rank {place.rank} of {program.plan.size}")
+    if isinstance(step, Reduce) and not step.sources:
+        raise place.error("reduces nothing")
+    spans = (*sources(step), *destinations(step))
+    for span in spans:
+        blocks = program.plan.partition(span.buffer).blocks
+        if not 0 < span.count <= blocks or len(set(span.blocks(blocks))) < span.count:
+            raise place.error(
+                f"{span.count} blocks with stride {span.stride} are not in {span.buffer.name} of {blocks}"
+            )
+    if len({span.count for span in spans}) > 1:
+        raise place.error(f"operands have {' and '.join(str(span.count) for span in spans)} blocks")
+    if any(span.buffer is Buffer.INPUT for span in destinations(step)):
+        raise place.error("writes INPUT")
+
+
+def _check_group(program: Program, place: Place, group: Group) -> None:
+    counted = Counter((step.peer, isinstance(step, Send)) for step in group.steps if isinstance(step, MessageStep))
+    for (peer, sent), times in counted.items():
+        if times > 1:
+            direction = "sends to" if sent else "receives from"
+            raise place.error(f"the group {direction} rank {peer} {times} times; one message is all it may")
+    for lane, number in group.after:
+        if lane == place.lane or not 0 <= lane < len(program.lanes) or not 0 <= number < len(program.lanes[lane]):
+            raise place.error(f"the group comes after group {number} of lane {lane}, which is not in another lane")

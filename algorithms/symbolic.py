@@ -1,0 +1,216 @@
+"""Symbolic execution: what every block holds at the end, as expressions over contributions instead of numbers.
+
+The value of a block is (origin, ranks, lowered, expression): which block of INPUT it is about, whose contributions are
+in it, whether it is a result already, and how it was computed. Only values of one origin and of disjoint ranks may be
+combined, so that "contains all ranks" means "contains each exactly once".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unisono.algorithms.plan import Buffer, Copy, Recv, RecvReduce, Reduce, Send, Span, Step
+from unisono.algorithms.program import Cell, LengthClass, Place, Program
+from unisono.algorithms.progress import Delivered, Event
+from unisono.errors import PlanError
+
+
+class Value(NamedTuple):
+    """What a block holds. `ranks` has bit r set if the contribution of rank r is in it."""
+
+    origin: LengthClass
+    ranks: int
+    lowered: bool
+    expression: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a collective is: the ranks (as bits, of size and root) that have an INPUT, and those found in every OUTPUT.
+
+    Attributes:
+        inputs: ranks whose INPUT is given.
+        outputs: ranks whose contribution every block of every OUTPUT has; 0 if there is no OUTPUT.
+        lowered: whether OUTPUT is lowered.
+        synchronizes: whether no rank may end before it has heard of all others.
+    """
+
+    inputs: Callable[[int, int], int]
+    outputs: Callable[[int, int], int]
+    lowered: bool = False
+    synchronizes: bool = False
+
+
+def _all(size: int, root: int) -> int:
+    return (1 << size) - 1
+
+
+def _root(size: int, root: int) -> int:
+    return 1 << root
+
+
+def _none(size: int, root: int) -> int:
+    return 0
+
+
+CONTRACTS: dict[str, Contract] = {
+    "allreduce": Contract(_all, _all, lowered=True),
+    "broadcast": Contract(_root, _root),
+    "barrier": Contract(_all, _none, synchronizes=True),
+}
+
+
+class Execution:
+    """One symbolic execution of all ranks' programs, with INPUT and OUTPUT as the same memory if `aliased`.
+
+    Args:
+        programs: one per rank, in order.
+        events: what happens, in a possible order; with programs that are free of hazards, any order gives the same.
+        commutative: whether operands may change places; otherwise only neighbouring ranks combine, in their order.
+
+    Raises:
+        PlanError: a step reads what was never written, combines what must not be combined, lowers twice, or writes a
+            block of another place or length; or, in `check`, the result is not what the collective promises.
+    """
+
+    def __init__(
+        self, programs: Sequence[Program], events: Sequence[Event], *, aliased: bool, commutative: bool
+    ) -> None:
+        self._programs = programs
+        self._aliased = aliased
+        self._commutative = commutative
+        self._numbers: dict[Hashable, int] = {}  # expression → its number: equal expressions have equal numbers
+        self._memory: list[dict[Cell, Value]] = [{} for _ in programs]
+        self._writers: list[dict[Cell, Place]] = [{} for _ in programs]
+        self._fill_inputs()
+        for event in events:
+            if isinstance(event, Delivered):
+                self._deliver(event)
+            else:
+                for index, step in enumerate(programs[event.rank].lanes[event.lane][event.group].steps):
+                    self._run_locally(Place(*event, index), step)
+
+    def check(self) -> None:
+        """Check that every rank's OUTPUT holds what the collective promises."""
+        for program in self._programs:
+            plan = program.plan
+            contract = CONTRACTS[plan.collective]
+            expected = contract.outputs(plan.size, plan.root)
+            if bool(plan.output.blocks) != bool(expected):
+                raise PlanError(f"rank {plan.rank}: OUTPUT of {plan.output.blocks} blocks in a {plan.collective}")
+            for block in range(plan.output.blocks):
+                self._check_result(plan.rank, (Buffer.OUTPUT, block), expected, contract.lowered)
+
+    def same_bits(self) -> bool:
+        """Return whether all ranks compute every block of OUTPUT by the same expression."""
+        outputs = [
+            {cell: value.expression for cell, value in memory.items() if cell[0] is Buffer.OUTPUT}
+            for memory in self._memory
+        ]
+        return all(output == outputs[0] for output in outputs)
+
+    def _fill_inputs(self) -> None:
+        for program in self._programs:
+            plan = program.plan
+            if CONTRACTS[plan.collective].inputs(plan.size, plan.root) >> plan.rank & 1:
+                buffer = Buffer.OUTPUT if self._aliased else Buffer.INPUT
+                for block in range(plan.input.blocks):
+                    origin = program.length_class((Buffer.INPUT, block))
+                    leaf = self._number(("contribution", origin, plan.rank))
+                    self._memory[plan.rank][buffer, block] = Value(origin, 1 << plan.rank, False, leaf)
+
+    def _deliver(self, event: Delivered) -> None:
+        send, receive = self._step(event.sending), self._step(event.receiving)
+        assert isinstance(send, Send)
+        assert isinstance(receive, (Recv, RecvReduce))
+        if send.src.count != receive.dst.count:
+            raise event.receiving.error(f"receives {receive.dst.count} blocks of the {send.src.count} that are sent")
+        arriving = self._read(event.sending, send.src)
+        if isinstance(receive, RecvReduce):
+            own = self._read(event.receiving, receive.src)
+            operands = (arriving, own) if receive.received_first else (own, arriving)
+            arriving = [self._combine(event.receiving, pair) for pair in zip(*operands, strict=True)]
+        self._write(event.receiving, receive, arriving)
+
+    def _run_locally(self, place: Place, step: Step) -> None:
+        if isinstance(step, Copy):
+            self._write(place, step, self._read(place, step.src))
+        elif isinstance(step, Reduce):
+            operands = [self._read(place, source) for source in step.sources]
+            self._write(place, step, [self._combine(place, values) for values in zip(*operands, strict=True)])
+
+    def _step(self, place: Place) -> Step:
+        return self._programs[place.rank].lanes[place.lane][place.group].steps[place.step]
+
+    def _read(self, place: Place, span: Span) -> list[Value]:
+        memory = self._memory[place.rank]
+        cells = self._programs[place.rank].cells(span, aliased=self._aliased)
+        for buffer, block in cells:
+            if (buffer, block) not in memory:
+                raise place.error(f"reads block {block} of {buffer.name}, which nothing was written to")
+        return [memory[cell] for cell in cells]
+
+    def _write(self, place: Place, step: Recv | RecvReduce | Copy | Reduce, values: Sequence[Value]) -> None:
+        program = self._programs[place.rank]
+        for cell, value in zip(program.cells(step.dst), values, strict=True):
+            if value.origin != program.length_class(cell):
+                raise place.error(
+                    f"writes a value of block {value.origin.index} (of {value.origin.blocks}) to block {cell[1]} of "
+                    f"{cell[0].name}, which may be of another length"
+                )
+            lowers = not isinstance(step, Recv) and step.lower
+            self._memory[place.rank][cell] = self._lower(place, value) if lowers else value
+            self._writers[place.rank][cell] = place
+
+    def _lower(self, place: Place, value: Value) -> Value:
+        if value.lowered:
+            raise place.error(f"lowers block {value.origin.index} a second time")
+        return value._replace(lowered=True, expression=self._number(("lower", value.expression)))
+
+    def _combine(self, place: Place, values: Sequence[Value]) -> Value:
+        """Return the combination of the values, in this order."""
+        origin, ranks = values[0].origin, 0
+        for value in values:
+            self._check_operand(place, origin, ranks, value)
+            ranks |= value.ranks
+        operands = tuple(value.expression for value in values)
+        # Two operands give the same bits in either order; more are combined in theirs and rounded once.
+        expression = self._number(frozenset(operands) if len(operands) == 2 else operands)
+        return Value(origin, ranks, False, expression)
+
+    def _check_operand(self, place: Place, origin: LengthClass, ranks: int, value: Value) -> None:
+        """Check that `value` can be combined with what has the contributions of `ranks` to `origin`."""
+        if value.origin != origin:
+            raise place.error(f"combines block {value.origin.index} with block {origin.index}")
+        if value.lowered:
+            raise place.error(f"combines a value of block {origin.index} that is lowered already")
+        if twice := ranks & value.ranks:
+            raise place.error(f"the contribution of rank {_lowest(twice)} to block {origin.index} is combined twice")
+        if ranks and not self._commutative and ranks.bit_length() != _lowest(value.ranks):
+            raise place.error(
+                f"rank {_lowest(value.ranks)} follows rank {ranks.bit_length() - 1} in the combination of block "
+                f"{origin.index}: contributions must be combined in the order of ranks"
+            )
+
+    def _check_result(self, rank: int, cell: Cell, expected: int, lowered: bool) -> None:
+        value = self._memory[rank].get(cell)
+        name = f"block {cell[1]} of OUTPUT"
+        place = self._writers[rank].get(cell)
+        if value is None or place is None:
+            raise PlanError(f"rank {rank}: {name} is never written")
+        if missing := expected & ~value.ranks:
+            raise place.error(f"{name} is left without the contribution of rank {_lowest(missing)}")
+        if value.ranks != expected:
+            raise place.error(f"{name} has the contribution of rank {_lowest(value.ranks & ~expected)}")
+        if value.lowered != lowered:
+            raise place.error(f"{name} is left {'not ' if lowered else ''}lowered")
+
+    def _number(self, expression: Hashable) -> int:
+        return self._numbers.setdefault(expression, len(self._numbers))
+
+
+def _lowest(ranks: int) -> int:
+    """Return the lowest rank of a set of ranks that is not empty."""
+    return (ranks & -ranks).bit_length() - 1
