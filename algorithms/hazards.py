@@ -67,8 +67,7 @@ def _ended_before(program: Program, posted: Sequence[tuple[int, int]]) -> dict[t
     clocks: dict[tuple[int, int], list[int]] = {}
     for lane, number in posted:
         clock = [0] * len(program.lanes)
-        before = [*program.lanes[lane][number].after, *([(lane, number - 1)] if number else [])]
-        for other_lane, other in before:
+        for other_lane, other in program.predecessors(lane, number):
             clock = [max(pair) for pair in zip(clock, clocks[other_lane, other], strict=True)]
             clock[other_lane] = max(clock[other_lane], other + 1)
         clocks[lane, number] = clock

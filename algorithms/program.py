@@ -44,11 +44,11 @@ class Place(NamedTuple):
 
 
 class LengthClass(NamedTuple):
-    """What decides the length of a block: two blocks of one class are equally long on all ranks, whatever the counts."""
+    """What decides the length of a block: blocks of one class are equally long on all ranks, whatever the counts."""
 
     counts: Counts
     blocks: int
-    index: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class Program:
         partition = self.plan.partition(buffer)
         blocks = partition.blocks // partition.copies
         return LengthClass(partition.counts, blocks, block % blocks)
+
+    def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
+        """Return the (lane, group) of the groups that must have ended before this group starts, in its segment."""
+        return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
 
     def share(self, span: Span) -> tuple[int, int]:
         """Return (blocks of `span`, blocks of the vector that it is of)."""
@@ -130,9 +134,7 @@ def _check_step(program: Program, place: Place, step: Step) -> None:
     for span in spans:
         blocks = program.plan.partition(span.buffer).blocks
         if not 0 < span.count <= blocks or len(set(span.blocks(blocks))) < span.count:
-            raise place.error(
-                f"{span.count} blocks with stride {span.stride} are not in {span.buffer.name} of {blocks}"
-            )
+            raise place.error(f"{span} does not name different blocks of the {blocks} of {span.buffer.name}")
     if len({span.count for span in spans}) > 1:
         raise place.error(f"operands have {' and '.join(str(span.count) for span in spans)} blocks")
     if any(span.buffer is Buffer.INPUT for span in destinations(step)):

@@ -1,8 +1,8 @@
 """Progress: run all ranks' programs together, without data, and see whether they end.
 
 A message is a rendezvous: neither side's step ends before the other side's is posted. Every lane posts its (group,
-segment) instances in canonical order, and messages between two ranks on a lane are matched first in, first out. There is
-no choice in this system (no wildcard, no shared credit), so all maximal runs are the same but for the order of
+segment) instances in canonical order, and messages between two ranks on a lane are matched first in, first out. There
+is no choice in this system (no wildcard, no shared credit), so all maximal runs are the same but for the order of
 independent events: one run decides. A buffer in a link can only make a step end earlier, so what ends here ends at
 every capacity.
 """
@@ -140,9 +140,7 @@ class _Run:
     def _unmet(self, instance: _Instance) -> _Instance | None:
         """Return an instance that must end before this one starts, and has not ended."""
         rank, lane, group, segment = instance
-        needed = [_Instance(rank, *after, segment) for after in self._group(instance).after]
-        if group:
-            needed.append(_Instance(rank, lane, group - 1, segment))
+        needed = [_Instance(rank, *before, segment) for before in self.programs[rank].predecessors(lane, group)]
         if segment:
             needed.append(_Instance(rank, lane, group, segment - 1))
         return next((other for other in needed if other not in self._ended), None)
@@ -206,7 +204,7 @@ class _Run:
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
     def _next_on(self, channel: _Channel, rank: int) -> _Instance:
-        """Return the next instance that `rank` posts with a step on `channel`; it has one, as messages come in pairs."""
+        """Return the next instance that `rank` posts with a step on `channel`: as messages come in pairs, there is one."""
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:
             instance = _Instance(rank, lane, group, segment)

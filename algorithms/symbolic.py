@@ -157,7 +157,7 @@ class Execution:
         for cell, value in zip(program.cells(step.dst), values, strict=True):
             if value.origin != program.length_class(cell):
                 raise place.error(
-                    f"writes a value of block {value.origin.index} (of {value.origin.blocks}) to block {cell[1]} of "
+                    f"writes a value of block {value.origin.block} (of {value.origin.blocks}) to block {cell[1]} of "
                     f"{cell[0].name}, which may be of another length"
                 )
             lowers = not isinstance(step, Recv) and step.lower
@@ -166,7 +166,7 @@ class Execution:
 
     def _lower(self, place: Place, value: Value) -> Value:
         if value.lowered:
-            raise place.error(f"lowers block {value.origin.index} a second time")
+            raise place.error(f"lowers block {value.origin.block} a second time")
         return value._replace(lowered=True, expression=self._number(("lower", value.expression)))
 
     def _combine(self, place: Place, values: Sequence[Value]) -> Value:
@@ -183,15 +183,15 @@ class Execution:
     def _check_operand(self, place: Place, origin: LengthClass, ranks: int, value: Value) -> None:
         """Check that `value` can be combined with what has the contributions of `ranks` to `origin`."""
         if value.origin != origin:
-            raise place.error(f"combines block {value.origin.index} with block {origin.index}")
+            raise place.error(f"combines block {value.origin.block} with block {origin.block}")
         if value.lowered:
-            raise place.error(f"combines a value of block {origin.index} that is lowered already")
+            raise place.error(f"combines a value of block {origin.block} that is lowered already")
         if twice := ranks & value.ranks:
-            raise place.error(f"the contribution of rank {_lowest(twice)} to block {origin.index} is combined twice")
+            raise place.error(f"the contribution of rank {_lowest(twice)} to block {origin.block} is combined twice")
         if ranks and not self._commutative and ranks.bit_length() != _lowest(value.ranks):
             raise place.error(
                 f"rank {_lowest(value.ranks)} follows rank {ranks.bit_length() - 1} in the combination of block "
-                f"{origin.index}: contributions must be combined in the order of ranks"
+                f"{origin.block}: contributions must be combined in the order of ranks"
             )
 
     def _check_result(self, rank: int, cell: Cell, expected: int, lowered: bool) -> None:

@@ -7,9 +7,9 @@ What is proved, in this order, each by its own module:
 - every element of the result has every contribution exactly once and is lowered exactly once (`algorithms.symbolic`);
 - a barrier holds every rank until all have come; the cost is the declared one.
 
-The last three hold for INPUT and OUTPUT apart and, where that is declared, for both as the same memory. The proof is for
-blocks of any length. `verify_algorithm` is for what is registered, `verify` for a builder alone, `verify_plans` for
-plans from anywhere. Plans that use mapped memory are refused.
+Hazards and results are proved for INPUT and OUTPUT apart and, where that is declared, for both as the same memory. The
+proof is for blocks of any length. `verify_algorithm` is for what is registered, `verify` for a builder alone,
+`verify_plans` for plans from anywhere. Plans that use mapped memory are refused.
 """
 
 from __future__ import annotations
@@ -152,10 +152,9 @@ def _causality(programs: Sequence[Program], events: Sequence[Event]) -> tuple[in
     for event in events:
         if isinstance(event, Posted):
             rank, lane, number = event
-            before = [*programs[rank].lanes[lane][number].after, *([(lane, number - 1)] if number else [])]
             started[event] = (0, 1 << rank)
-            for other in before:
-                started[event] = _later(started[event], ended[rank, *other])
+            for other_lane, other in programs[rank].predecessors(lane, number):
+                started[event] = _later(started[event], ended[rank, other_lane, other])
             ended[event] = started[event]
         else:
             sender, receiver = event.sending[:3], event.receiving[:3]
