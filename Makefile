@@ -9,7 +9,7 @@ export CXX
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 NATIVE := $(shell find transports/native -type f | LC_ALL=C sort)
 # A stamp names the state of the project that it was made for, so that no clock and no checkout can confuse it.
 KEY := $(shell cat pyproject.toml CMakeLists.txt $(NATIVE) | sha256sum | cut -c1-16)
