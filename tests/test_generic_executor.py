@@ -1,0 +1,244 @@
+"""The contract of executors, held by the generic one over threads; and what only it and its transport have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import executor_contract as contract
+import numpy as np
+import pytest
+from executor_contract import FLOATS, OPS, REDUCIBLE, Case
+from harness import LocalRanks
+from hypothesis import given, settings, strategies as st
+
+from unisono.algorithms.registry import ALGORITHMS
+from unisono.dtypes import DTYPES
+from unisono.errors import CollectiveTimeoutError, InternalError
+from unisono.transports.faulty import Faults
+
+ALLREDUCES = list(ALGORITHMS["allreduce"])
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
+
+sizes = st.integers(1, 7)
+capacities = st.integers(0, 3)
+counts = st.one_of(st.sampled_from([0, 1, 2]), st.integers(3, 60))
+segments = st.integers(1, 5)
+offsets = st.integers(0, 3)
+
+
+@pytest.fixture(params=[(2, 0), (5, 0), (4, 2)], ids=lambda param: f"{param[0]} ranks, capacity {param[1]}")
+def ranks(request: pytest.FixtureRequest) -> LocalRanks:
+    return LocalRanks(*request.param)
+
+
+allreduce_cases = st.builds(
+    Case,
+    algorithm=st.sampled_from(ALLREDUCES),
+    dtype=st.sampled_from(REDUCIBLE),
+    op=st.sampled_from(OPS),
+    count=counts,
+    segments=segments,
+    in_place=st.booleans(),
+    offset=offsets,
+)
+
+
+@bounded
+@given(size=sizes, capacity=capacities, case=allreduce_cases)
+def test_allreduce_is_exact(size: int, capacity: int, case: Case) -> None:
+    contract.check_allreduce(LocalRanks(size, capacity), case)
+
+
+@bounded
+@given(size=sizes, capacity=capacities, seed=st.integers(0, 1000), case=allreduce_cases)
+def test_allreduce_is_exact_when_messages_are_late_and_out_of_order(
+    size: int, capacity: int, seed: int, case: Case
+) -> None:
+    contract.check_allreduce(LocalRanks(size, capacity, Faults(seed, delay=0.5)), case)
+
+
+broadcast_cases = st.builds(
+    Case,
+    collective=st.just("broadcast"),
+    algorithm=st.just("binomial"),
+    dtype=st.sampled_from(list(DTYPES)),
+    op=st.none(),
+    count=counts,
+    segments=segments,
+    in_place=st.booleans(),
+    offset=offsets,
+)
+
+
+@bounded
+@given(size=sizes, capacity=capacities, root=st.integers(0, 6), case=broadcast_cases)
+def test_broadcast_carries_every_bit(size: int, capacity: int, root: int, case: Case) -> None:
+    contract.check_broadcast(LocalRanks(size, capacity), replace(case, root=root % size))
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_floats_are_rounded_once_by_direct(ranks: LocalRanks, dtype: str, op: str) -> None:
+    contract.check_narrow_floats_are_rounded_once(ranks, dtype, op)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_all_ranks_get_the_same_bits(ranks: LocalRanks, algorithm: str, dtype: str) -> None:
+    contract.check_all_ranks_get_the_same_bits(ranks, algorithm, dtype, segments=3)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_nan_and_infinity_are_propagated(ranks: LocalRanks, algorithm: str, dtype: str) -> None:
+    contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)
+
+
+def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks: LocalRanks) -> None:
+    contract.check_barrier(ranks)
+
+
+def test_many_calls_in_a_row_do_not_mix(ranks: LocalRanks) -> None:
+    contract.check_many_calls_in_a_row(ranks)
+
+
+def test_calls_may_be_awaited_in_any_order(ranks: LocalRanks) -> None:
+    contract.check_calls_may_be_awaited_in_any_order(ranks)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_traffic_is_what_the_plan_says(ranks: LocalRanks, algorithm: str, parts: int) -> None:
+    contract.check_traffic_is_what_the_plan_says(ranks, Case(algorithm=algorithm, count=11, segments=parts))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lanes_wait_for_each_other(ranks: LocalRanks, parts: int) -> None:
+    contract.check_lanes_wait_for_each_other(ranks, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("count", [1, 10])
+def test_spans_wrap_and_blocks_are_permuted(ranks: LocalRanks, count: int, parts: int) -> None:
+    contract.check_spans_wrap_and_blocks_are_permuted(ranks, count, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_peer_may_have_its_own_count(ranks: LocalRanks, parts: int) -> None:
+    contract.check_every_peer_may_have_its_own_count(ranks, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("count", [1, 9])
+def test_wide_spans_are_reduced(ranks: LocalRanks, count: int, parts: int) -> None:
+    contract.check_wide_spans_are_reduced(ranks, count, parts)
+
+
+def test_messages_are_matched_by_tag_and_in_order(ranks: LocalRanks) -> None:
+    contract.check_messages_are_matched_by_tag_and_in_order(ranks)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_neighbours_exchange_messages(size: int, count: int) -> None:
+    contract.check_neighbours_exchange_messages(LocalRanks(size), count)
+
+
+def test_mapped_steps_are_refused(ranks: LocalRanks) -> None:
+    contract.check_mapped_steps_are_refused(ranks)
+
+
+def test_a_late_rank_is_waited_for(ranks: LocalRanks) -> None:
+    contract.check_a_late_rank_is_waited_for(ranks)
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_a_missing_rank_is_named_by_a_timeout(ranks: LocalRanks, algorithm: str) -> None:
+    contract.check_a_missing_rank_is_named_by_a_timeout(ranks, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_a_rank_that_leaves_is_lost(ranks: LocalRanks, algorithm: str) -> None:
+    contract.check_a_rank_that_leaves_is_lost(ranks, algorithm)
+
+
+DIVERGENT = {
+    "dtype": Case(dtype="int32"),
+    "op": Case(op="max"),
+    "count": Case(count=9),
+    "nothing to send": Case(count=0),
+    "collective": Case("broadcast", "binomial", op=None, root=0),
+}
+
+
+@pytest.mark.parametrize("what", DIVERGENT)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_mismatch_is_an_error_on_every_rank(ranks: LocalRanks, algorithm: str, what: str) -> None:
+    contract.check_mismatch_is_an_error_on_every_rank(ranks, Case(algorithm=algorithm), DIVERGENT[what])
+
+
+def test_two_roots_are_a_mismatch_on_every_rank(ranks: LocalRanks) -> None:
+    roots = [Case("broadcast", "binomial", op=None, root=root) for root in range(2)]
+    contract.check_mismatch_is_an_error_on_every_rank(ranks, *roots)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("int32", 4), ("float32", 5)])
+def test_mismatched_messages_are_an_error(ranks: LocalRanks, dtype: str, count: int) -> None:
+    contract.check_mismatched_messages_are_an_error(ranks, dtype, count)
+
+
+def test_abort_by_one_rank_ends_all(ranks: LocalRanks) -> None:
+    contract.check_abort_by_one_rank_ends_all(ranks)
+
+
+def test_a_closed_executor_refuses_calls(ranks: LocalRanks) -> None:
+    contract.check_a_closed_executor_refuses_calls(ranks)
+
+
+def test_arrays_that_do_not_fit_are_refused(ranks: LocalRanks) -> None:
+    contract.check_arrays_that_do_not_fit_are_refused(ranks)
+
+
+def test_a_dropped_message_ends_as_a_timeout() -> None:
+    outcomes = LocalRanks(3, 0, Faults(seed=1, drop=1.0)).run(contract.attempt, Case(), contract.SHORT_S)
+    assert [kind for kind, _, _ in outcomes] == [CollectiveTimeoutError.__name__] * 3
+
+
+def test_a_repeated_message_is_refused_on_every_rank() -> None:
+    outcomes = LocalRanks(3, 4, Faults(seed=1, duplicate=1.0)).run(contract.attempt, Case())
+    assert [kind for kind, _, _ in outcomes] == [InternalError.__name__] * 3
+    assert all("twice" in text for _, text, _ in outcomes)
+
+
+def test_an_error_tells_whether_the_output_was_touched() -> None:
+    direct = LocalRanks(2).run(contract.run_missing, Case(algorithm="direct"))
+    ring = LocalRanks(3, 1).run(contract.run_missing, Case(algorithm="ring"))
+    assert direct[0][0][2] == "output untouched"
+    assert "output undefined" in {told[0][2] for told in ring}
+
+
+def run_then_interrupt(executor: object) -> tuple[bool, str]:
+    interrupted = False
+    operation = None
+    if executor.rank == 0:
+        array = np.ones(4, np.float32)
+        operation = executor.recv(array, DTYPES["float32"], 1, 0)
+        operation.poll = _interrupt
+        try:
+            operation.wait(5.0)
+        except KeyboardInterrupt:
+            interrupted = True
+    kind, text, _ = contract.attempt(executor, Case())
+    return interrupted, f"{kind}: {text}"
+
+
+def _interrupt() -> bool:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_waiting_aborts_the_communicator_on_every_rank() -> None:
+    (interrupted, mine), (_, other) = LocalRanks(2).run(run_then_interrupt)
+    assert interrupted
+    assert mine.startswith("AbortedError")
+    assert other.startswith("AbortedError")
+    assert "interrupted" in other
