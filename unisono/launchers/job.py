@@ -107,7 +107,7 @@ class LocalJob:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             with closing(JobStore()) as store:
-                self._start(store)
+                self._start_all(store)
                 while self._living:
                     self._expire(deadline)
                     self._step()
@@ -128,19 +128,24 @@ class LocalJob:
         """Have all ranks killed at once."""
         self._requests.append(lambda: self._escalate(KILL))
 
-    def _start(self, store: JobStore) -> None:
-        size = len(self._commands)
-        for rank, command in enumerate(self._commands):
-            place = Placement.of(rank, size, self._bind)
-            with store.key_pipe() as key_fd:
-                environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd)
-                inherited = Command(command.argv, (*command.descriptors, key_fd))
-                process = RankProcess(inherited, place, environ)
-            self._ranks.append(process)
-            self._living.add(rank)
-            self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
-            for stream, descriptor in process.streams.items():
-                self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
+    def _start_all(self, store: JobStore) -> None:
+        try:
+            for rank, command in enumerate(self._commands):
+                self._start(rank, command, store)
+        finally:
+            for descriptor in {descriptor for command in self._commands for descriptor in command.descriptors}:
+                os.close(descriptor)
+
+    def _start(self, rank: int, command: Command, store: JobStore) -> None:
+        place = Placement.of(rank, len(self._commands), self._bind)
+        with store.key_pipe() as key_fd:
+            environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd)
+            process = RankProcess(Command(command.argv, (*command.descriptors, key_fd)), place, environ)
+        self._ranks.append(process)
+        self._living.add(rank)
+        self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
+        for stream, descriptor in process.streams.items():
+            self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
 
     def _step(self) -> None:
         for selected, _ in self._selector.select(TICK_S):

@@ -22,7 +22,8 @@ class Command:
 
     Attributes:
         argv: the program and its arguments; the program is looked up in PATH.
-        descriptors: file descriptors of the launcher that the rank inherits under the same numbers.
+        descriptors: file descriptors of the launcher that are handed over: the rank inherits them under the same
+            numbers, and they are closed in the launcher when the ranks have been started.
     """
 
     argv: tuple[str, ...]

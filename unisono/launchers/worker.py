@@ -1,0 +1,64 @@
+"""A rank of a pool: ``python -m unisono.launchers.worker DESCRIPTOR`` runs the functions that it is sent.
+
+The communicator is opened for the first function and stays open. After an exception the process ends: its peers may be
+waiting for it in the middle of a collective, and learn by its end that it will not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from unisono.launchers.messages import Failure, Setup, Success, Task, encoded, pickled, receive
+
+if TYPE_CHECKING:
+    from unisono.collectives.communicator import Communicator
+
+
+def serve(sock: socket.socket) -> int:
+    """Run tasks until the parent closes the socket or one fails; return the exit code."""
+    setup: Setup = receive(sock)
+    sys.path[:] = setup.path
+    communicator: Communicator | None = None
+    try:
+        while (task := _next_task(sock)) is not None:
+            if communicator is None:
+                communicator = _init(setup)
+            sock.sendall(encoded(Success(task.function(communicator, *task.arguments))))
+    except Exception as error:  # noqa: BLE001 - whatever the function raises belongs to the parent.
+        with contextlib.suppress(OSError):
+            sock.sendall(encoded(_failure(error)))
+        return 1
+    if communicator is not None:
+        communicator.close()
+    return 0
+
+
+def _next_task(sock: socket.socket) -> Task | None:
+    task: Task | None = receive(sock)
+    return task
+
+
+def _init(setup: Setup) -> Communicator:
+    import unisono
+
+    return unisono.init(setup.options)
+
+
+def _failure(error: Exception) -> Failure:
+    here = error.__traceback__
+    trace = "".join(traceback.format_exception(type(error), error, here.tb_next if here else None))
+    try:
+        exception = pickled(error)
+    except Exception:  # noqa: BLE001 - what cannot be pickled is told in words.
+        exception = b""
+    return Failure(exception, f"{type(error).__qualname__}: {error}", trace)
+
+
+if __name__ == "__main__":
+    inherited = socket.socket(fileno=int(sys.argv[1]))
+    inherited.set_inheritable(False)
+    sys.exit(serve(inherited))
