@@ -37,8 +37,8 @@ _TORCHRUN = (
 _TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
 _LARGEST = 1 << 31
 
-# Keys that were read from inherited descriptors: a pipe can be read once, `init` may be called again.
-_inherited_keys: dict[int, bytes] = {}
+# Keys that were read from inherited descriptors, by job: a pipe can be read once, `init` may be called again.
+_inherited_keys: dict[bytes, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,13 @@ def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
 def _from_unisono(environ: Mapping[str, str]) -> Launch:
     _require(environ, (_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _STORE))
     store = environ[_STORE]
+    job = _job(environ[_JOB]) if _JOB in environ else _digest(store)
     return Launch(
         *_place(environ, _RANK, _SIZE),
         *_place(environ, _LOCAL_RANK, _LOCAL_SIZE),
         store=store,
-        job=_job(environ[_JOB]) if _JOB in environ else _digest(store),
-        key=_key(environ),
+        job=job,
+        key=_key(environ, job),
         launcher="unisono" if _KEY_FD in environ else "environment",
     )
 
@@ -121,12 +122,13 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
         host = f"[{host}]"
     run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
     store = f"torch://{host}:{port}/{run}/{quote(restart, safe='')}"
+    job = _digest(store)
     return Launch(
         *_place(environ, "RANK", "WORLD_SIZE"),
         *_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         store=store,
-        job=_digest(store),
-        key=_key(environ),
+        job=job,
+        key=_key(environ, job),
         launcher="torchrun",
     )
 
@@ -170,28 +172,28 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:JOB_NBYTES]
 
 
-def _key(environ: Mapping[str, str]) -> bytes | None:
+def _key(environ: Mapping[str, str], job: bytes) -> bytes | None:
     if _KEY_FD in environ:
-        return _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
+        if job not in _inherited_keys:
+            _inherited_keys[job] = _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
+        return _inherited_keys[job]
     if _KEY_FILE in environ:
         return _key_from_file(environ[_KEY_FILE])
     return None
 
 
 def _key_from_descriptor(descriptor: int) -> bytes:
-    if descriptor not in _inherited_keys:
-        try:
-            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                raise OSError("it is not a pipe")
-            with open(descriptor, "rb", buffering=0) as pipe:  # unbuffered: ranks may share the pipe
-                key = _read_fully(pipe, KEY_NBYTES)
-        except OSError as error:
-            raise UsageError(
-                f"{_KEY_FD}={descriptor} cannot be used: {error.strerror or error}; "
-                "a process that a rank starts cannot be that rank as well"
-            ) from None
-        _inherited_keys[descriptor] = _checked(key, f"{_KEY_FD}={descriptor}")
-    return _inherited_keys[descriptor]
+    setting = f"{_KEY_FD}={descriptor}"
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a pipe")
+        with open(descriptor, "rb", buffering=0) as pipe:  # unbuffered: ranks may share the pipe
+            return _checked(_read_fully(pipe, KEY_NBYTES), setting)
+    except OSError as error:
+        raise UsageError(
+            f"{setting} cannot be used: {error.strerror or error}; "
+            "a process that a rank starts cannot be that rank as well"
+        ) from None
 
 
 def _read_fully(pipe: FileIO, nbytes: int) -> bytes:

@@ -88,7 +88,7 @@ def _read_roster(store: Store, size: int, timeout_s: float) -> Roster:
     try:
         record = _decode(store.get(_ROSTER, timeout_s))
     except StoreTimeoutError:
-        missing = [rank for rank in range(size) if not _arrived(store, rank)]
+        missing = [rank for rank in range(size) if not has_arrived(store, rank)]
         # If all entries are there, rank 0 has died after its own: it is the one that is needed and not there.
         raise _did_not_arrive(missing or [0], size, timeout_s) from None
     if isinstance(record, dict) and isinstance(record.get("error"), str):
@@ -102,7 +102,8 @@ def _read_roster(store: Store, size: int, timeout_s: float) -> Roster:
     return Roster(members, found["settings"])
 
 
-def _arrived(store: Store, rank: int) -> bool:
+def has_arrived(store: Store, rank: int) -> bool:
+    """Return whether `rank` has put its entry into `store`."""
     try:
         store.get(_entry(rank), 0.0)
     except StoreTimeoutError:
