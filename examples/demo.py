@@ -5,14 +5,14 @@ Exits with 1 when a loss curve, the accuracy or a sum is not what it must be.
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import bandwidth
 import digits
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 import unisono as un
@@ -23,26 +23,31 @@ TOLERANCE = 1e-9  # of the loss, in float64: ranks change the order of sums and 
 LEAST_ACCURACY = 0.95
 TIMEOUT_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
-
-# The ranks import the modules of this folder by name.
-FOLDER = str(Path(__file__).resolve().parent)
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH")]))}
+EPOCH_DONE = "epoch done"
 
 console = Console()
 
 
 def train(ranks: int) -> digits.History:
-    """Train with so many processes; all of them must report the same."""
-    console.print(f"\n[bold]Training on handwritten digits with {ranks} rank(s)[/bold]")
-    histories = un.launch(train_rank, ranks, timeout_s=TIMEOUT_S, env=ENVIRONMENT)
+    """Train with so many processes, showing the progress; all of them must report the same losses."""
+    with Progress(console=console) as progress:
+        task = progress.add_task(f"training on {named(ranks)}", total=digits.EPOCHS)
+
+        def on_output(rank: int, stream: str, line: str) -> None:
+            if line == EPOCH_DONE:
+                progress.advance(task)
+            else:
+                console.print(f"[{rank}] {line}", markup=False)
+
+        histories = un.launch(train_rank, ranks, timeout_s=TIMEOUT_S, on_output=on_output)
     first: digits.History = histories[0]
-    check("all ranks report the same losses", all(history.losses == first.losses for history in histories))
+    check(f"{named(ranks)}: the same losses on each", all(history.losses == first.losses for history in histories))
     return first
 
 
 def train_rank(world: un.Communicator) -> digits.History:
-    """Train as one of the ranks; rank 0 shows the progress."""
-    return digits.train(world, show_progress=world.rank == 0)
+    """Train as one of the ranks; rank 0 says when an epoch is done."""
+    return digits.train(world, on_epoch=(lambda loss: print(EPOCH_DONE, flush=True)) if world.rank == 0 else None)
 
 
 def compare(histories: dict[int, digits.History]) -> None:
@@ -51,15 +56,20 @@ def compare(histories: dict[int, digits.History]) -> None:
     for ranks, history in histories.items():
         first, last = history.losses[0], history.losses[-1]
         console.print(
-            f"  {ranks} rank(s)  {sparkline(history.losses)}  {first:.3f} → {last:.5f}  "
-            f"accuracy {history.accuracy:.3f}  {history.seconds:.2f} s"
+            f"  {named(ranks)} {sparkline(history.losses)} {first:.3f} → {last:.5f} in {history.seconds:.2f} s",
+            highlight=False,
         )
     one, many = (np.array(histories[ranks].losses) for ranks in RANKS)
     difference = float(np.abs(one - many).max())
     check(f"the loss curves differ by {difference:.1e}, at most {TOLERANCE:g}", difference <= TOLERANCE)
     for ranks, history in histories.items():
-        text = f"accuracy on images never seen, {ranks} rank(s): {history.accuracy:.3f}, above {LEAST_ACCURACY}"
+        text = f"{named(ranks)}: {history.accuracy:.1%} of images never seen are recognised, above {LEAST_ACCURACY:.0%}"
         check(text, history.accuracy > LEAST_ACCURACY)
+
+
+def named(ranks: int) -> str:
+    """Return ``"1 rank "`` or ``"4 ranks"``, of one width."""
+    return f"{ranks} rank{'s' if ranks > 1 else ' '}"
 
 
 def sparkline(values: list[float]) -> str:
@@ -73,22 +83,14 @@ def show_bandwidth() -> None:
     """Measure two ranks over each transport and a copy by numpy, and show the table."""
     timings = {
         transport: un.launch(
-            bandwidth.measure,
-            2,
-            bind="core",
-            options=un.Options(transport=transport),
-            timeout_s=TIMEOUT_S,
-            env=ENVIRONMENT,
+            bandwidth.measure, 2, bind="core", options=un.Options(transport=transport), timeout_s=TIMEOUT_S
         )[0]
         for transport in TRANSPORTS
     }
-    table = Table(title="\nAllreduce of float32 sums between 2 ranks", title_justify="left")
-    table.add_column("size", justify="right")
-    for transport in TRANSPORTS:
-        table.add_column(f"{transport} time", justify="right")
-        table.add_column("busbw GB/s", justify="right")
-    table.add_column("numpy copy", justify="right")
-    table.add_column("GB/s", justify="right")
+    title = "Allreduce of float32 sums between 2 ranks (busbw: GB/s as in nccl-tests)"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for header in ("size", *(header for name in TRANSPORTS for header in (name, "busbw")), "numpy copy", "GB/s"):
+        table.add_column(header, justify="right")
     for rows in zip(*timings.values(), strict=True):
         nbytes = rows[0].nbytes
         copy = bandwidth.time_copy(nbytes)

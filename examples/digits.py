@@ -10,11 +10,12 @@ number of them the loss curve is the same, but for the rounding of sums taken in
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import track
+from rich.progress import Progress
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 import unisono as un
@@ -100,8 +101,8 @@ def loss_and_gradient(parameters: Array, images: Images, gradient: Array) -> flo
     return -float(log_probabilities[rows, images.digits].sum())
 
 
-def train(world: un.Communicator, epochs: int = EPOCHS, show_progress: bool = False) -> History:
-    """Train on the digits and return what happened; the same on every rank."""
+def train(world: un.Communicator, epochs: int = EPOCHS, on_epoch: Callable[[float], None] | None = None) -> History:
+    """Train on the digits and return what happened, the same on every rank; `on_epoch` is told the loss of each."""
     training, test = load()
     parameters = world.broadcast(initial_parameters(seed=world.rank), root=0)
     velocity = np.zeros_like(parameters)
@@ -110,7 +111,7 @@ def train(world: un.Communicator, epochs: int = EPOCHS, show_progress: bool = Fa
     losses = []
     world.barrier()
     started = time.perf_counter()
-    for _ in track(range(epochs), description="training", disable=not show_progress):
+    for _ in range(epochs):
         total = 0.0
         for chosen in np.split(order.permutation(len(training)), range(BATCH, len(training), BATCH)):
             share = training.take(chosen[world.rank :: world.size])
@@ -122,6 +123,8 @@ def train(world: un.Communicator, epochs: int = EPOCHS, show_progress: bool = Fa
             parameters += velocity
             total += step[-1] * len(chosen)
         losses.append(total / len(training))
+        if on_epoch:
+            on_epoch(losses[-1])
     return History(losses, accuracy(world, parameters, test), time.perf_counter() - started)
 
 
@@ -135,12 +138,13 @@ def accuracy(world: un.Communicator, parameters: Array, images: Images) -> float
 
 def main() -> None:
     """Train, and tell on rank 0."""
-    with un.init() as world:
-        history = train(world, show_progress=world.rank == 0)
+    with un.init() as world, Progress(disable=world.rank != 0) as progress:
+        task = progress.add_task("training", total=EPOCHS)
+        history = train(world, on_epoch=lambda loss: progress.update(task, advance=1, description=f"loss {loss:.4f}"))
         if world.rank == 0:
             print(f"loss {history.losses[0]:.3f} → {history.losses[-1]:.5f} in {len(history.losses)} epochs")
             print(f"accuracy on {TEST_IMAGES} images never seen: {history.accuracy:.3f}")
-            print(f"{history.seconds:.2f} s with {world.size} rank(s)")
+            print(f"{history.seconds:.2f} s on {world.size} rank{'s' * (world.size > 1)}")
 
 
 if __name__ == "__main__":
