@@ -22,7 +22,7 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test lint sanitize package bench peers docs clean help
+.PHONY: setup demo test coverage lint sanitize package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -31,6 +31,12 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
 	@$(BIN)/pytest -m "not packaging" $(PYTEST)
+
+coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m "not packaging" $(PYTEST)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered
 
 lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/ruff check .
@@ -62,7 +68,7 @@ docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
 clean: ## Remove what was built; .venv and .peers stay
-	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
