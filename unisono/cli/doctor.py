@@ -1,0 +1,135 @@
+"""``unisono doctor``: what is usable here and why not otherwise, the settings, and whom a job trusts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unisono import __version__
+from unisono.cli.checks import Finding, look_for, run_checks
+from unisono.collectives.environment import detect
+from unisono.errors import UsageError
+from unisono.options import FIELDS, Options, variable
+
+# (who launched this process, whether the job's key came with that) → what keeps strangers out of the job.
+TRUST = {
+    ("none", False): "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
+    ("unisono", True): "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
+    ("environment", True): "This job's key comes from a file that only you can read; who reads it can join the job.",
+    ("environment", False): "Rank 0 makes this job's key and hands it out in the store: who reaches that can join.",
+    ("torchrun", True): "This job's key comes from a file that only you can read; who reads it can join the job.",
+    ("torchrun", False): "Rank 0 makes this job's key and hands it out in torchrun's store: who reaches that can join.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting, the value that it has here, and where that is from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the doctor finds; its fields are those of the JSON form."""
+
+    machine: dict[str, str]
+    checks: list[Finding]
+    packages: list[Finding]
+    settings: list[Setting]
+    trust: str
+
+    @property
+    def healthy(self) -> bool:
+        """Whether Unisono can be used here."""
+        return all(finding.usable for finding in self.checks if finding.required)
+
+
+@click.command(short_help="Tell what is usable here, and why not otherwise.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(*, as_json: bool) -> int:
+    """Tell what is usable here, and why not otherwise.
+
+    The exit code is 1 if Unisono itself cannot be used.
+    """
+    report = examine(os.environ)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        _show(report, Console(highlight=False))
+    return 0 if report.healthy else 1
+
+
+def examine(environ: Mapping[str, str]) -> Report:
+    """Try everything, and return what was found."""
+    settings, bad_settings = _settings(environ)
+    return Report(_machine(), [*run_checks(), *bad_settings], look_for(), settings, _trust(environ))
+
+
+def _machine() -> dict[str, str]:
+    allowed = sorted(os.sched_getaffinity(0))
+    return {
+        "unisono": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({_ranges(allowed)})",
+    }
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return sorted numbers as ``0-3,6``."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+
+
+def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]:
+    try:
+        options, findings = Options.from_environment(environ), []
+    except UsageError as error:
+        options, findings = Options(), [Finding("settings", False, error.message, required=True)]
+    settings = [
+        Setting(name, str(getattr(options, name)), variable(name) if variable(name) in environ else "default")
+        for name in FIELDS
+    ]
+    return settings, findings
+
+
+def _trust(environ: Mapping[str, str]) -> str:
+    try:
+        launch = detect(environ)
+    except UsageError as error:
+        return f"Unknown: {error.message}"
+    return TRUST[launch.launcher, launch.key is not None]
+
+
+def _show(report: Report, console: Console) -> None:
+    for name, value in report.machine.items():
+        console.print(f"{name:8} {value}", markup=False)
+    console.print(_table("Needed", report.checks))
+    console.print(_table("Optional packages", report.packages))
+    table = Table("setting", "value", "from", title="Settings", title_justify="left")
+    for setting in report.settings:
+        table.add_row(setting.name, escape(setting.value), setting.origin)
+    console.print(table)
+    console.print(f"Trust: {report.trust}", markup=False)
+
+
+def _table(title: str, findings: Sequence[Finding]) -> Table:
+    helped = any(finding.remedy for finding in findings)
+    table = Table("", "usable", "found", *(["remedy"] if helped else []), title=title, title_justify="left")
+    for finding in findings:
+        usable = "[green]yes[/]" if finding.usable else "[red]no[/]" if finding.required else "[yellow]no[/]"
+        table.add_row(finding.subject, usable, escape(finding.detail), *([escape(finding.remedy)] if helped else []))
+    return table
