@@ -99,3 +99,25 @@ def test_another_missing_name_of_the_transports_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'carrier_pigeon'"):
         _ = unisono.transports.carrier_pigeon
+
+
+def preflight(python: str, compiler: str) -> subprocess.CompletedProcess[str]:
+    command = [ROOT / "scripts/preflight.sh", python, compiler]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_preflight_check_is_silent_when_nothing_is_missing() -> None:
+    ended = preflight(sys.executable, os.environ.get("CXX", "c++"))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_preflight_check_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    old_python = tmp_path / "python"
+    old_python.write_text("#!/bin/sh\nexit 1\n")  # as one that is older than 3.10 answers the question
+    old_python.chmod(0o755)
+    ended = preflight(str(old_python), "no-such-compiler")
+    assert ended.returncode == 1
+    assert "missing: Python 3.10 or newer" in ended.stderr
+    assert "missing: a C++20 compiler as 'no-such-compiler'" in ended.stderr
+    for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
+        assert advice in ended.stderr
