@@ -204,7 +204,7 @@ class _Run:
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
     def _next_on(self, channel: _Channel, rank: int) -> _Instance:
-        """Return the next instance that `rank` posts with a step on `channel`: as messages come in pairs, there is one."""
+        """Return the next instance that `rank` posts on `channel`; as messages come in pairs, there is one."""
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:
             instance = _Instance(rank, lane, group, segment)
