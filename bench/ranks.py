@@ -1,0 +1,212 @@
+"""The ranks of one measured library: started by its launcher, told what to do, and ended for certain.
+
+Each worker (`bench.adapters.worker`) connects to an abstract Unix socket of its own job, which leaves nothing in the
+file system and to which only processes of the same user are admitted. A job that does not answer in time, or loses a
+rank, is killed whole: the launcher's process group and every worker by its id, as launchers put ranks in groups of
+their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unisono.bench.peers import ADAPTERS, Library
+
+POLL_S = 0.05
+STOP_S = 5.0
+READ_NBYTES = 1 << 20
+LINE_LENGTH = 200
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class JobError(Exception):
+    """A job crashed, hung or refused; the message is one line. The job has been killed."""
+
+
+class RefusedError(Exception):
+    """The library lacks the collective or the dtype, or its result is wrong; the job goes on."""
+
+
+class _Connection:
+    """The line to one worker: one request at a time, and its reply."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        pid, self.uid, _ = CREDENTIALS.unpack(
+            channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        )
+        self.channel = channel
+        self._pidfd = os.pidfd_open(pid)
+        self._received = b""
+
+    def receive(self) -> dict[str, Any] | None:
+        """Read what has come; return the message once it is whole, None before.
+
+        Raises:
+            JobError: the worker has gone, or has failed.
+        """
+        data = self.channel.recv(READ_NBYTES)
+        if not data:
+            raise JobError("a rank ended unexpectedly")
+        self._received += data
+        if not self._received.endswith(b"\n"):
+            return None
+        message: dict[str, Any] = json.loads(self._received)
+        self._received = b""
+        if "failed" in message:
+            raise JobError(message["failed"])
+        return message
+
+    def kill(self) -> None:
+        """Kill the worker, if it still lives, and close the line."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        self.channel.close()
+
+
+class Job:
+    """The running ranks of a library.
+
+    Attributes:
+        version: the library and its version, as its adapter tells.
+    """
+
+    def __init__(self, library: Library, ranks: int, cores: Sequence[int], deadline_s: float) -> None:
+        """Start the ranks and wait until they have joined their library's job.
+
+        Raises:
+            JobError: they have not within `deadline_s`.
+        """
+        self.library = library
+        self._connections: dict[int, _Connection] = {}
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the job)
+        address = f"unisono-bench-{secrets.token_hex(16)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind("\0" + address)
+            listener.listen(ranks)
+            self._launcher = self._start(ranks, cores, address)
+            with self._killed_on_error():
+                self._accept(listener, ranks, time.monotonic() + deadline_s)
+        joined = self.ask("join", deadline_s)
+        self.version = str(joined[0]["version"])
+        if joined[0]["size"] != ranks:
+            self.close()
+            raise JobError(f"the library sees {joined[0]['size']} ranks instead of {ranks}")
+
+    def ask(self, do: str, deadline_s: float, **arguments: Any) -> list[dict[str, Any]]:
+        """Have all ranks carry out the command `do` and return their replies, by rank.
+
+        Raises:
+            RefusedError: the library cannot do it.
+            JobError: a rank has not answered within `deadline_s`, has ended or has raised.
+        """
+        request = json.dumps({"do": do, **arguments}).encode() + b"\n"
+        with self._killed_on_error():
+            for connection in self._connections.values():
+                connection.channel.sendall(request)
+            replies = _receive(self._connections, time.monotonic() + deadline_s)
+        reasons = [reply["unsupported"] for reply in replies if "unsupported" in reply]
+        if reasons:
+            raise RefusedError(reasons[0])
+        return replies
+
+    def close(self) -> None:
+        """End the job in order, or by force where it fails to within some seconds. May be called twice."""
+        if self._connections:
+            with contextlib.suppress(JobError):
+                self.ask("leave", STOP_S)
+        for connection in self._connections.values():
+            connection.channel.shutdown(socket.SHUT_WR)  # Ends the worker's read.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(STOP_S)
+        self._kill()
+
+    def _start(self, ranks: int, cores: Sequence[int], address: str) -> subprocess.Popen[bytes]:
+        adapter = str(ADAPTERS / f"{self.library.adapter}.py")
+        binding = ",".join(map(str, cores)) or "-"
+        python = str(self.library.folder / "bin" / "python")
+        # -I: no variable and no folder of the user's changes what is imported.
+        worker = [python, "-I", str(ADAPTERS / "worker.py"), adapter, address, self.library.rank_variable, binding]
+        return subprocess.Popen(
+            self.library.command(ranks, worker),
+            env={**os.environ, **self.library.environ()},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _accept(self, listener: socket.socket, ranks: int, deadline: float) -> None:
+        listener.settimeout(POLL_S)
+        while len(self._connections) < ranks:
+            if self._launcher.poll() is not None:
+                raise JobError(f"its launcher ended with code {self._launcher.returncode}")
+            if time.monotonic() > deadline:
+                raise JobError(f"only {len(self._connections)} of {ranks} ranks have started in time")
+            with contextlib.suppress(TimeoutError):
+                connection = _Connection(listener.accept()[0])
+                if connection.uid != os.getuid():
+                    connection.channel.close()
+                    continue
+                (greeting,) = _receive({0: connection}, deadline)
+                self._connections[greeting["rank"]] = connection
+
+    @contextlib.contextmanager
+    def _killed_on_error(self) -> Iterator[None]:
+        """Kill the job if the body raises, and add the job's own last words to an error of the job's making."""
+        try:
+            yield
+        except (JobError, OSError) as error:
+            self._kill()
+            raise JobError(f"{error}{self._last_words()}") from None
+        except BaseException:
+            self._kill()
+            raise
+
+    def _last_words(self) -> str:
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        telling = [line.strip()[:LINE_LENGTH] for line in lines if "error" in line.lower()]
+        return f" ({telling[-1]})" if telling else ""
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._launcher.pid, signal.SIGKILL)
+        self._launcher.wait()
+        for connection in self._connections.values():
+            connection.kill()
+        self._connections.clear()
+
+
+def _receive(connections: Mapping[int, _Connection], deadline: float) -> list[dict[str, Any]]:
+    """Return one message from each connection, by ascending rank.
+
+    Raises:
+        JobError: `deadline` (of the monotonic clock) has passed, or a worker has gone or failed.
+    """
+    messages: dict[int, dict[str, Any]] = {}
+    with selectors.DefaultSelector() as selector:
+        for rank, connection in connections.items():
+            selector.register(connection.channel, selectors.EVENT_READ, rank)
+        while len(messages) < len(connections):
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise JobError("it did not answer in time")
+            for key, _ in ready:
+                message = connections[key.data].receive()
+                if message is not None:
+                    messages[key.data] = message
+                    selector.unregister(key.fileobj)
+    return [messages[rank] for rank in sorted(messages)]

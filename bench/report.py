@@ -1,0 +1,196 @@
+"""Results as people read them and as programs do: rows, a table, JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from unisono import __version__
+from unisono.bench.driver import Results, Sample, Settings
+from unisono.bench.sizes import format_size
+from unisono.bench.statistics import Ratio, bus_bandwidth, median, p90, paired_ratio
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One library at one size, in the rounds of one placement.
+
+    Attributes:
+        nbytes: size of one rank's buffer.
+        placement: "near", "far" or "unknown".
+        latency_ns: median over the rounds of the one-way latency of a flag between the first two ranks' cores.
+        library: its name, as asked for.
+        rounds, calls: how many there were.
+        median_us, p90_us: of the time of a call, the maximum over ranks.
+        busbw: bus bandwidth in 1e9 bytes per second; None where no data moves.
+        ratios: for each variant of Unisono, how many times as long this library takes, paired by round.
+        failure: why there are no times; then the numbers are None and there are no ratios.
+    """
+
+    nbytes: int
+    placement: str
+    library: str
+    latency_ns: float | None = None
+    rounds: int = 0
+    calls: int = 0
+    median_us: float | None = None
+    p90_us: float | None = None
+    busbw: float | None = None
+    ratios: dict[str, Ratio] | None = None
+    failure: str | None = None
+
+
+def rows(settings: Settings, results: Results) -> list[Row]:
+    """Return the rows, by size, placement and library, each library's failures after its measurements."""
+    names = [library.name for library in settings.libraries]
+    found: dict[tuple[int, str, str], list[Sample]] = {}
+    for sample in results.samples:
+        found.setdefault((sample.nbytes, sample.placement.label, sample.library), []).append(sample)
+    measured = [_row(settings, key, found) for key in found]
+    failed = [Row(failure.nbytes, "", failure.library, failure=failure.reason) for failure in results.failures]
+    return sorted(
+        measured + failed, key=lambda row: (row.nbytes, not row.placement, row.placement, names.index(row.library))
+    )
+
+
+def _row(settings: Settings, key: tuple[int, str, str], found: dict[tuple[int, str, str], list[Sample]]) -> Row:
+    nbytes, placement, library = key
+    samples = found[key]
+    rounds = [sample.times_us for sample in samples]
+    middle = median(rounds)
+    latencies = [sample.placement.latency_ns for sample in samples if sample.placement.latency_ns is not None]
+    return Row(
+        nbytes=nbytes,
+        placement=placement,
+        library=library,
+        latency_ns=float(np.median(latencies)) if latencies else None,
+        rounds=len(rounds),
+        calls=sum(times.size for times in rounds),
+        median_us=middle,
+        p90_us=p90(rounds),
+        busbw=bus_bandwidth(settings.collective, nbytes, settings.ranks, middle),
+        ratios={
+            name: _paired(samples, found[nbytes, placement, name])
+            for name in _baselines(settings)
+            if name != library and _shared(samples, found.get((nbytes, placement, name), []))
+        },
+    )
+
+
+def _baselines(settings: Settings) -> list[str]:
+    """Return the libraries that others are compared with: the variants of Unisono."""
+    return [library.name for library in settings.libraries if library.environment is None]
+
+
+def _shared(one: Iterable[Sample], other: Iterable[Sample]) -> list[int]:
+    return sorted({sample.round for sample in one} & {sample.round for sample in other})
+
+
+def _paired(peer: Sequence[Sample], own: Sequence[Sample]) -> Ratio:
+    medians = [{sample.round: median([sample.times_us]) for sample in samples} for samples in (peer, own)]
+    shared = _shared(peer, own)
+    return paired_ratio([medians[0][number] for number in shared], [medians[1][number] for number in shared])
+
+
+def table(settings: Settings, found: Sequence[Row]) -> Table:
+    """Return the rows as a table for a terminal."""
+    baselines = _baselines(settings)
+    title = f"{settings.collective} {settings.dtype}, {settings.ranks} ranks"
+    shown = Table(title=title, caption="time ÷ X: how many times as long as X, paired by round [95 % interval]")
+    for heading in ("size", "placement", "library", "median µs", "p90 µs", "busbw GB/s", "calls"):
+        shown.add_column(heading, justify="left" if heading in {"placement", "library"} else "right", no_wrap=True)
+    for name in baselines:
+        shown.add_column(f"÷ {name}", justify="right", no_wrap=True)
+    previous = None
+    for row in found:
+        if previous is not None and previous.nbytes != row.nbytes:
+            shown.add_section()
+        shown.add_row(*_cells(row, baselines))
+        previous = row
+    return shown
+
+
+def _cells(row: Row, baselines: Sequence[str]) -> list[str]:
+    if row.failure is not None:
+        return [format_size(row.nbytes), "", row.library, "failed"]
+    latency = f" {row.latency_ns:.0f} ns" if row.latency_ns is not None else ""
+    return [
+        format_size(row.nbytes),
+        row.placement + latency,
+        row.library,
+        _number(row.median_us),
+        _number(row.p90_us),
+        _number(row.busbw),
+        str(row.calls),
+        *(_ratio((row.ratios or {}).get(name)) for name in baselines),
+    ]
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, as far as the unit goes."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}–{ratio.high:.2f}]"
+
+
+def machine() -> dict[str, Any]:
+    """Return what identifies the kind of machine and software, and nothing that identifies this one."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "unisono": __version__,
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in {"model name", "CPU part"}:
+            return value.strip()
+    return platform.machine()
+
+
+def document(settings: Settings, results: Results, found: Sequence[Row]) -> dict[str, Any]:
+    """Return a whole benchmark as an object of JSON."""
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": results.versions,
+        "collective": settings.collective,
+        "dtype": settings.dtype,
+        "ranks": settings.ranks,
+        "bind": settings.bind,
+        "seconds": settings.seconds,
+        "rows": [_jsonable(row) for row in found],
+    }
+
+
+def _jsonable(row: Row) -> dict[str, Any]:
+    ratios = {name: ratio._asdict() for name, ratio in (row.ratios or {}).items()}
+    return {**asdict(row), "ratios": ratios}
+
+
+def append(path: Path, content: dict[str, Any]) -> None:
+    """Append `content` to the file `path` as one line of JSON; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(content, ensure_ascii=False) + "\n")

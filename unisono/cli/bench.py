@@ -1,0 +1,132 @@
+"""``unisono bench``: collectives measured, beside other libraries where these are installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from unisono.bench.driver import Driver, Results, Settings, steps
+from unisono.bench.peers import PEERS, Library, peer, unisono_over
+from unisono.bench.report import Row, append, document, rows, table
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bench.statistics import BUS_FACTORS
+from unisono.dtypes import DTYPES
+from unisono.errors import UsageError
+
+TRANSPORTS = ("shm", "tcp")
+SAVED = Path("bench", "results")
+DTYPE_NAMES = [dtype.name for dtype in DTYPES.values() if dtype.kind in {"integer", "float"}]
+WIDTH_OF_PIPE = 160
+
+
+class _Bar:
+    """A progress bar on stderr, drawn between measurements only: a thread that redraws it would disturb them."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal)
+        self._task = self.progress.add_task("", total=total)
+
+    def step(self, doing: str) -> None:
+        self.progress.update(self._task, advance=1, description=doing, refresh=True)
+
+
+def _names(text: str, what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"a {what} is named twice in {text!r}")
+    return names
+
+
+def _libraries(transports: str, against: str) -> tuple[Library, ...]:
+    chosen = _names(transports, "transport")
+    for transport in chosen:
+        if transport not in TRANSPORTS:
+            raise UsageError(f"there is no transport {transport!r}; those there are: {', '.join(TRANSPORTS)}")
+    return (*map(unisono_over, chosen), *map(peer, _names(against, "peer")))
+
+
+def _sizes(text: str, collective: str, itemsize: int) -> tuple[int, ...]:
+    if BUS_FACTORS[collective] is None:
+        return (0,)
+    sizes = parse_sizes(text)
+    for size in sizes:
+        if size % itemsize:
+            raise UsageError(f"{format_size(size)} is no whole number of elements of {itemsize} bytes")
+    return sizes
+
+
+@click.command(short_help="Measure collectives, beside other libraries.")
+@click.argument("collective", type=click.Choice(list(BUS_FACTORS)))
+@click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
+@click.option("--sizes", default="8:64M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
+@click.option("--dtype", type=click.Choice(DTYPE_NAMES), default="float32", show_default=True, metavar="DTYPE")
+@click.option("--transport", default="shm", show_default=True, help="Transports of Unisono, with commas between.")
+@click.option("--against", default="", help=f"Peers, with commas between: {', '.join(PEERS)}.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds at each size.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True)
+@click.option("--placement", type=click.Choice(["any", "near", "far"]), default="any", show_default=True)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
+)
+@click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
+def command(  # noqa: PLR0917
+    collective: str,
+    ranks: int,
+    sizes: str,
+    dtype: str,
+    transport: str,
+    against: str,
+    rounds: int,
+    seconds: float,
+    bind: str,
+    placement: str,
+    json_path: Path | None,
+    save: bool,
+) -> int:
+    """Measure COLLECTIVE in interleaved rounds, beside the libraries named by --against.
+
+    --seconds is the time budget of one library at one size. Libraries are bound to cores alike (--bind auto: one rank
+    per core, if there are enough). --placement keeps rounds in which the cores of the first two ranks were near, or
+    far. The exit code is 1 if a library failed.
+    """
+    itemsize = DTYPES[dtype].itemsize
+    settings = Settings(
+        collective,
+        ranks,
+        _sizes(sizes, collective, itemsize),
+        dtype,
+        itemsize,
+        _libraries(transport, against),
+        rounds,
+        seconds,
+        bind,
+        placement,
+    )
+    bar = _Bar(steps(settings))
+    with bar.progress:
+        results = Driver(settings, bar).run()
+    found = rows(settings, results)
+    _show(settings, results, found)
+    content = document(settings, results, found)
+    if json_path:
+        json_path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if save:
+        append(SAVED / f"{collective}.jsonl", content)
+    return 1 if results.failures else 0
+
+
+def _show(settings: Settings, results: Results, found: list[Row]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_PIPE)
+    console.print(table(settings, found))
+    for name, version in results.versions.items():
+        console.print(f"{name}: {version}", highlight=False)
+    for failure in results.failures:
+        print(f"unisono: {failure.library}, {format_size(failure.nbytes)}: {failure.reason}", file=sys.stderr)
