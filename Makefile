@@ -76,7 +76,7 @@ help: ## Show this list
 
 $(TOOLS):
 	@scripts/preflight.sh $(PYTHON) $(CXX)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(PIP) install --upgrade "pip>=25.1"
 	$(PIP) install --group build
 	@mkdir -p $(STAMPS)
