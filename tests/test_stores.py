@@ -20,6 +20,7 @@ from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.roster import Member, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
+from unisono.transports.rendezvous.torch_store import TorchStore
 
 KEY = bytes(range(32))
 JOB = b"j" * 16
@@ -28,12 +29,16 @@ DEADLINE_S = 20.0
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(params=["tcp with a key", "tcp on loopback", "file"])
+@pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch"])
 def opened(request, tmp_path):
     """Return a function that opens one more client of the same store."""
     with contextlib.ExitStack() as stack:
         if request.param == "file":
             yield lambda: stack.enter_context(contextlib.closing(FileStore(str(tmp_path / "store"))))
+        elif request.param == "torch":
+            torch = pytest.importorskip("torch.distributed")
+            served = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            yield lambda: stack.enter_context(contextlib.closing(TorchStore("127.0.0.1", served.port, DEADLINE_S)))
         else:
             key = KEY if request.param == "tcp with a key" else None
             server = stack.enter_context(contextlib.closing(StoreServer("127.0.0.1", 0, key=key, job=JOB)))
@@ -188,6 +193,11 @@ def test_a_failed_store_ends_pending_and_later_gets_with_the_reason(server):
         with pytest.raises(RendezvousError, match="rank 2 exited with code 0"):
             arriving.get("roster", DEADLINE_S)
         failing.join()
+
+
+def test_a_closed_store_can_still_be_told_of_a_failure(server):
+    server.close()
+    server.fail("too late to matter")
 
 
 def test_a_closed_server_ends_pending_gets(server):

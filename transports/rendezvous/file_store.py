@@ -13,13 +13,12 @@ import hashlib
 import os
 import secrets
 import stat
-import time
+from functools import partial
 from pathlib import Path
 
 from unisono.errors import RendezvousError
-from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, not_set
+from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, poll
 
-_PAUSE_S = (0.0005, 0.02)
 _OURS = "unisono."
 _LOCK = _OURS + "lock"
 _MADE = b"made"
@@ -58,17 +57,7 @@ class FileStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
-        path = self._path(key)
-        deadline = time.monotonic() + timeout_s
-        pause, longest = _PAUSE_S
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                return _read(path)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise not_set(key, timeout_s)
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, longest)
+        return poll(partial(_read, self._path(key)), key, timeout_s)
 
     def close(self) -> None:
         """See `Store.close`. The last rank removes what the store has made."""
@@ -143,8 +132,11 @@ def _make_folder(folder: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-        value = file.read(VALUE_LIMIT_NBYTES + 1)
+def _read(path: Path) -> bytes | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            value = file.read(VALUE_LIMIT_NBYTES + 1)
+    except FileNotFoundError:
+        return None
     check_value(value)
     return value

@@ -5,12 +5,16 @@ It holds a few small values (addresses, the key where no launcher gave one, rank
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from unisono.errors import RendezvousError, UsageError
 
 KEY_LIMIT_NBYTES = 256
 VALUE_LIMIT_NBYTES = 1 << 20
+
+_PAUSE_S = (0.0005, 0.02)
 
 
 class StoreTimeoutError(RendezvousError):
@@ -84,6 +88,23 @@ def already_set(key: str) -> RendezvousError:
     return RendezvousError(
         f"{key!r} is in the store already: two processes have the same rank, or two jobs the same store"
     )
+
+
+def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
+    """Call `look` until it finds the value of `key`, and return that; for stores that cannot tell when one is set.
+
+    Raises:
+        StoreTimeoutError: it has not found one within `timeout_s` seconds; it has looked at least once.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause, longest = _PAUSE_S
+    while (value := look()) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise not_set(key, timeout_s)
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, longest)
+    return value
 
 
 def not_set(key: str, timeout_s: float) -> StoreTimeoutError:

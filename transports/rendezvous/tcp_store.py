@@ -103,8 +103,10 @@ class StoreServer:
         self._loop.start()
 
     def fail(self, reason: str) -> None:
-        """Make every pending and later `get` of every client raise `RendezvousError` with `reason`."""
-        self._loop.submit(partial(self._fail, reason))
+        """Make every pending and later `get` of every client raise `RendezvousError` with the first `reason`."""
+        with self._closing:
+            if not self._closed:
+                self._loop.submit(partial(self._fail, reason))
 
     def close(self) -> None:
         """Stop serving; clients that still wait get `RendezvousError`. May be called twice."""
@@ -323,7 +325,11 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     pause, longest = _RETRY_S
     while True:
         try:
-            return socket.create_connection((host, port), remaining(deadline))
+            sock = socket.create_connection((host, port), remaining(deadline))
+            if sock.getsockname() != sock.getpeername():
+                return sock
+            # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
+            sock.close()
         except ConnectionRefusedError:
             if time.monotonic() + pause >= deadline:
                 raise

@@ -6,10 +6,11 @@ It has no authentication: who can reach its port can read and write it. docs/sec
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from unisono.errors import RendezvousError
-from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, not_set
+from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
 
 class TorchStore:
@@ -43,19 +44,17 @@ class TorchStore:
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
         encoded_key(key)
-        try:
-            if timeout_s <= 0 and not self._store.check([key]):
-                raise not_set(key, timeout_s)
-            if timeout_s > 0:
-                self._store.wait([key], timedelta(seconds=timeout_s))
-            value = bytes(self._store.get(key))
-        except RuntimeError as error:
-            if "timeout" in str(error).lower():
-                raise not_set(key, timeout_s) from None
-            raise RendezvousError(f"the store of torchrun is gone: {error}") from error
+        # TCPStore's own wait cannot be interrupted by Ctrl-C, and writes warnings to stderr when it times out.
+        value = poll(partial(self._look, key), key, timeout_s)
         check_value(value)
         return value
 
     def close(self) -> None:
         """See `Store.close`."""
         self._store = None
+
+    def _look(self, key: str) -> bytes | None:
+        try:
+            return bytes(self._store.get(key)) if self._store.check([key]) else None
+        except RuntimeError as error:
+            raise RendezvousError(f"the store of torchrun is gone: {error}") from error
