@@ -1,15 +1,291 @@
-// The one place where the native core meets Python.
+// The one place where the native core meets Python. Nothing is decided here: arguments are unpacked, the interpreter's lock
+// is released while a call waits, and what the core answers is handed back.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
 
 #include "dtype.h"
+#include "endpoint.h"
+#include "kernels.h"
+#include "placement.h"
+#include "plan.h"
+#include "shm_channel.h"
+#include "tcp_channel.h"
 
 namespace nb = nanobind;
+using namespace unisono;
+
+namespace {
+
+// A contiguous array's memory, or nothing for None.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(nb::handle array, bool writable) {
+    if (array.is_none()) return;
+    const int flags = writable ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
+    if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) throw nb::python_error();
+  }
+  Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+  Buffer& operator=(Buffer&&) = delete;
+  ~Buffer() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  std::size_t nbytes() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// A compiled call with the element type of its arrays.
+struct BoundCall {
+  CompiledCall call;
+  DType dtype;
+  Combine combine;
+
+  std::vector<Extent> extents(const Buffer& buffer, BufferKind kind) const {
+    if (buffer.data() == nullptr && buffer.nbytes() == 0) return {};
+    const std::size_t itemsize = dtype_table[static_cast<std::size_t>(dtype)].itemsize;
+    const Blocks& blocks = call.blocks[static_cast<std::size_t>(kind)];
+    const auto count = static_cast<std::int64_t>(buffer.nbytes() / itemsize);
+    if (count < blocks.elements()) throw std::invalid_argument("an array is shorter than its call says");
+    return {{buffer.data(), count, dtype, combine}};
+  }
+};
+
+// The directory of the package, whose frames are not the user's.
+std::string& package_directory() {
+  static std::string directory;
+  return directory;
+}
+
+const char* interned(const char* name) {
+  static std::unordered_set<std::string> names;
+  return names.emplace(name).first->c_str();
+}
+
+// Where the user's program called: the innermost frame that is not in the package. Needs the interpreter's lock.
+CallSite call_site() {
+  CallSite site;
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  while (frame != nullptr && site.file == nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const char* file = PyUnicode_AsUTF8(code->co_filename);
+    if (file != nullptr && std::strncmp(file, package_directory().c_str(), package_directory().size()) != 0)
+      site = {interned(file), PyFrame_GetLineNumber(frame)};
+    PyErr_Clear();
+    Py_DECREF(code);
+    PyFrameObject* back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  Py_XDECREF(frame);
+  return site;
+}
+
+bool interrupted() {
+  const nb::gil_scoped_acquire lock;
+  return PyErr_CheckSignals() != 0;
+}
+
+int outcome_of(Outcome outcome) {
+  if (outcome == Outcome::interrupted) throw nb::python_error();
+  return static_cast<int>(outcome);
+}
+
+// A request together with everything that it needs to stay alive; the request itself goes first.
+struct Held {
+  nb::object endpoint;
+  nb::object call;
+  Buffer input;
+  Buffer output;
+  std::unique_ptr<Request> request;
+
+  int poll() { return outcome_of(nb::cast<Endpoint&>(endpoint).poll(*request)); }
+  int wait(double timeout_s) {
+    Outcome outcome;
+    {
+      auto& target = nb::cast<Endpoint&>(endpoint);
+      const nb::gil_scoped_release unlocked;
+      outcome = target.wait(*request, timeout_s, interrupted);
+    }
+    return outcome_of(outcome);
+  }
+};
+
+Held start(nb::object endpoint, nb::object call, nb::handle input, nb::handle output) {
+  const auto& bound = nb::cast<const BoundCall&>(call);
+  Held held{endpoint, call, Buffer(input, false), Buffer(output, true), nullptr};
+  held.request = nb::cast<Endpoint&>(endpoint).start(bound.call, bound.extents(held.input, BufferKind::input),
+                                                     bound.extents(held.output, BufferKind::output), call_site());
+  return held;
+}
+
+int run(nb::object endpoint, nb::object call, nb::handle input, nb::handle output, double timeout_s) {
+  return start(std::move(endpoint), std::move(call), input, output).wait(timeout_s);
+}
+
+Held send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+  Held held{endpoint, nb::none(), Buffer(array, false), Buffer(), nullptr};
+  held.request = nb::cast<Endpoint&>(endpoint).send(peer, static_cast<DType>(dtype), tag, held.input.data(),
+                                                    held.input.nbytes(), call_site());
+  return held;
+}
+
+Held receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+  Held held{endpoint, nb::none(), Buffer(), Buffer(array, true), nullptr};
+  held.request = nb::cast<Endpoint&>(endpoint).receive(peer, static_cast<DType>(dtype), tag, held.output.data(),
+                                                       held.output.nbytes(), call_site());
+  return held;
+}
+
+Blocks blocks_of(const Partition& partition, std::int64_t elements, const std::vector<std::vector<std::int64_t>>& counts) {
+  if (partition.counts == 0) return Blocks::even(elements, partition.blocks);
+  const Blocks blocks = Blocks::counted(counts.at(static_cast<std::size_t>(partition.counts)));
+  if (blocks.count() != partition.blocks) throw std::invalid_argument("there must be one count for each block");
+  return blocks;
+}
+
+BoundCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_elements, std::int64_t output_elements,
+                    const std::vector<std::vector<std::int64_t>>& counts, int dtype, int combine, std::int64_t segments,
+                    std::uint64_t divisor, std::uint64_t digest, std::string description) {
+  if (segments < 1 || divisor < 1 || input_elements < 0 || output_elements < 0)
+    throw std::invalid_argument("segments and divisor must be positive, and element counts not negative");
+  if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 || combine > 3)
+    throw std::invalid_argument("there is no such element type or operation");
+  BoundCall bound;
+  bound.dtype = static_cast<DType>(dtype);
+  bound.combine = static_cast<Combine>(combine);
+  auto& blocks = bound.call.blocks;
+  blocks[0] = blocks_of(plan->partition(BufferKind::input), input_elements, counts);
+  blocks[1] = blocks_of(plan->partition(BufferKind::output), output_elements, counts);
+  blocks[2] = Blocks::copies(blocks[static_cast<std::size_t>(plan->scratch_like())], plan->scratch_copies());
+  bound.call.plan = std::move(plan);
+  bound.call.segments = segments;
+  bound.call.divisor = divisor;
+  bound.call.digest = digest;
+  bound.call.description = std::make_shared<const std::string>(std::move(description));
+  return bound;
+}
+
+std::shared_ptr<Plan> make_plan(nb::handle words) {
+  const Buffer buffer(words, false);
+  return std::make_shared<Plan>(
+      std::span(reinterpret_cast<const std::int64_t*>(buffer.data()), buffer.nbytes() / sizeof(std::int64_t)));
+}
+
+nb::list traffic(const Endpoint& endpoint) {
+  nb::list rows;
+  for (const Channel* channel : endpoint.channels()) {
+    const Counters& counted = channel->counters();
+    rows.append(nb::make_tuple(channel->peer(), channel->transport(), counted.sent_messages, counted.sent_nbytes,
+                               counted.received_messages, counted.received_nbytes));
+  }
+  return rows;
+}
+
+nb::tuple failure(const Control& control) {
+  const Failure found = control.failure();
+  return nb::make_tuple(static_cast<int>(found.kind), found.rank, found.peer, found.sequence, found.text);
+}
+
+// dst = sources[0] ∘ sources[1] ∘ …, divided by `divisor`: the kernels by themselves, for tests and measurements.
+void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, int combine, std::uint64_t divisor) {
+  const Buffer target(dst, true);
+  std::vector<Buffer> held;
+  std::vector<const std::byte*> data;
+  for (const nb::object& source : sources) {
+    held.emplace_back(source, false);
+    if (held.back().nbytes() != target.nbytes()) throw std::invalid_argument("sources must be as long as dst");
+    data.push_back(held.back().data());
+  }
+  const ReduceFunction kernel = reduce_function(static_cast<DType>(dtype), static_cast<Combine>(combine));
+  if (kernel == nullptr || data.empty()) throw std::invalid_argument("there is no such reduction");
+  const std::size_t count = target.nbytes() / dtype_table[static_cast<std::size_t>(dtype)].itemsize;
+  const nb::gil_scoped_release unlocked;
+  kernel(target.data(), data.data(), data.size(), count, divisor);
+}
+
+void bind_control(nb::module_& module) {
+  nb::class_<Control>(module, "Control")
+      .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("rank"), nb::arg("size"))
+      .def("add_link",
+           [](Control& control, int peer, int socket, int process) {
+             control.add_link(peer, Descriptor(socket), Descriptor(process));
+           },
+           nb::arg("peer"), nb::arg("socket"), nb::arg("process"))
+      .def("links", &Control::links)
+      .def("failed", &Control::failed)
+      .def("failure", failure)
+      .def("fail",
+           [](Control& control, int kind, int peer, const std::string& text) {
+             control.fail({static_cast<FailureKind>(kind), control.rank(), peer, -1, text});
+           },
+           nb::arg("kind"), nb::arg("peer"), nb::arg("text"))
+      .def("departed", &Control::departed, nb::arg("peer"))
+      .def("farewell", &Control::farewell, nb::arg("peer"))
+      .def("frames_sent", &Control::frames_sent)
+      .def("leave", &Control::leave, nb::arg("farewell"), nb::call_guard<nb::gil_scoped_release>())
+      .def("abandon", &Control::abandon);
+}
+
+void bind_endpoint(nb::module_& module) {
+  nb::class_<Held>(module, "Request").def("poll", &Held::poll).def("wait", &Held::wait, nb::arg("timeout_s"));
+  nb::class_<Endpoint>(module, "Endpoint")
+      .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool>(), nb::arg("control"), nb::arg("communicator"),
+           nb::arg("crowded"))
+      .def_prop_ro("doorbell", &Endpoint::doorbell)
+      .def("add_shm",
+           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int doorbell, int socket) {
+             endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory),
+                                                                     Descriptor(doorbell), Descriptor(socket)));
+           },
+           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("doorbell"),
+           nb::arg("socket"))
+      .def("add_tcp",
+           [](Endpoint& endpoint, std::int64_t lane, int peer, int socket) {
+             endpoint.add_channel(lane, std::make_unique<TcpChannel>(peer, Descriptor(socket)));
+           },
+           nb::arg("lane"), nb::arg("peer"), nb::arg("socket"))
+      .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())
+      .def("run", run, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("timeout_s"))
+      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
+      .def("receive", receive, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
+      .def("traffic", traffic)
+      .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
 
 NB_MODULE(_core, module) {
   module.doc() = "The native core of Unisono.";
   nb::list dtypes;
-  for (const auto& info : unisono::dtype_table)
-    dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
+  for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;
+  module.attr("SHM_NBYTES") = ShmChannel::segment_nbytes();
+
+  nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
+  nb::class_<BoundCall>(module, "Call")
+      .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("input_elements"), nb::arg("output_elements"),
+           nb::arg("counts"), nb::arg("dtype"), nb::arg("combine"), nb::arg("segments"), nb::arg("divisor"),
+           nb::arg("digest"), nb::arg("description"));
+  bind_control(module);
+  bind_endpoint(module);
+
+  module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
+             nb::arg("divisor"));
+  module.def("simd", simd_level);
+  module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
+             nb::call_guard<nb::gil_scoped_release>());
+  module.def("set_package_directory", [](std::string directory) { package_directory() = std::move(directory); },
+             nb::arg("directory"));
 }

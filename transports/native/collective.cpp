@@ -6,19 +6,35 @@
 
 namespace unisono {
 
+void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
+  const auto peer = static_cast<std::size_t>(channel->peer());
+  if (lane < -1 || lane >= most_lanes || peer >= size_) throw std::invalid_argument("there can be no such channel");
+  auto& peers = lanes_[static_cast<std::size_t>(lane + 1)];
+  if (!peers) peers = std::make_unique<Peers>(size_);
+  if ((*peers)[peer].channel) throw std::invalid_argument("there is such a channel already");
+  (*peers)[peer].channel = std::move(channel);
+}
+
 ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
-  const auto index = static_cast<std::size_t>(lane + 1);
-  if (lane < -1 || peer < 0 || static_cast<std::size_t>(peer) >= size_) throw std::out_of_range("no such channel");
-  while (lanes_.size() <= index) lanes_.emplace_back(size_);
-  return lanes_[index][static_cast<std::size_t>(peer)];
+  if (lane >= -1 && lane < most_lanes && peer >= 0 && static_cast<std::size_t>(peer) < size_) {
+    const auto& peers = lanes_[static_cast<std::size_t>(lane + 1)];
+    if (peers && (*peers)[static_cast<std::size_t>(peer)].channel) return (*peers)[static_cast<std::size_t>(peer)];
+  }
+  throw std::invalid_argument("a plan uses a channel that has not been opened");
 }
 
 std::vector<Channel*> ChannelTable::all() const {
   std::vector<Channel*> found;
-  for (const auto& lane : lanes_)
-    for (const ChannelEntry& entry : lane)
+  for (const auto& peers : lanes_) {
+    if (!peers) continue;
+    for (const ChannelEntry& entry : *peers)
       if (entry.channel) found.push_back(entry.channel.get());
+  }
   return found;
+}
+
+void ChannelTable::clear() {
+  for (auto& peers : lanes_) peers.reset();
 }
 
 void Collective::start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
@@ -146,7 +162,6 @@ void Collective::prepare_message(Instance& instance, std::size_t lane, const Ste
   if (nbytes == 0) return;
   const std::int64_t peer = plan.peer(step, iteration);
   message.entry = &channels_->at(static_cast<std::int64_t>(lane), peer);
-  if (!message.entry->channel) throw std::logic_error("a plan uses a channel that was not opened");
   message.header = {call_->digest,
                     nbytes,
                     sequence_,

@@ -30,17 +30,24 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-// The channels of a communicator, by lane and peer. Lane -1 is that of point-to-point messages.
+// The channels of a communicator, by lane and peer. Lane -1 is that of point-to-point messages. Adding a channel does not
+// move others, so one thread may add while another one uses those that it knows of.
 class ChannelTable {
  public:
+  static constexpr std::int64_t most_lanes = 64;
+
   explicit ChannelTable(std::int32_t size) : size_(static_cast<std::size_t>(size)) {}
-  // The entry of (lane, peer); throws std::out_of_range if there is no such peer. Its channel may not be there.
+  // Throws std::invalid_argument if there can be no such channel or there is one.
+  void add(std::int64_t lane, std::unique_ptr<Channel> channel);
+  // Throws std::invalid_argument if there is no such channel.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
   std::vector<Channel*> all() const;
+  void clear();
 
  private:
-  std::size_t size_;
-  std::vector<std::vector<ChannelEntry>> lanes_;
+  using Peers = std::vector<ChannelEntry>;
+  const std::size_t size_;
+  std::array<std::unique_ptr<Peers>, most_lanes + 1> lanes_;
 };
 
 // A call whose plan and layout are fixed, and which can be run any number of times on different memory.

@@ -1,0 +1,371 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long the hub waits for what ranks know of a call before it judges without them.
+constexpr auto testimony_time = 500ms;
+// How long a farewell may take to be handed to the kernel.
+constexpr auto farewell_time = 200ms;
+
+std::thread start_without_signals(auto&& body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  std::thread thread(body);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+}  // namespace
+
+Control::Control(std::int32_t rank, std::int32_t size)
+    : rank_(rank),
+      size_(size),
+      links_(static_cast<std::size_t>(size)),
+      departed_(static_cast<std::size_t>(size)),
+      farewells_(static_cast<std::size_t>(size)) {
+  service_ = start_without_signals([this] {
+    std::unique_lock lock(mutex_);
+    serve(lock);
+  });
+}
+
+Control::~Control() {
+  if (!abandoned_) leave("");
+}
+
+void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process) {
+  const std::lock_guard lock(mutex_);
+  Link& link = links_.at(static_cast<std::size_t>(peer));
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
+  link.socket = std::move(socket);
+  link.process = std::move(process);
+  link.open = true;
+  wake_.ring();
+}
+
+std::size_t Control::links() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.open; }));
+}
+
+Failure Control::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Control::fail(Failure failure) {
+  const std::lock_guard lock(mutex_);
+  set_failure(std::move(failure), rank_);
+}
+
+void Control::report(FrameType reason, std::uint64_t communicator, std::int64_t sequence, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  Frame frame;
+  frame.type = reason;
+  frame.rank = rank_;
+  frame.communicator = communicator;
+  frame.sequence = sequence;
+  frame.text = text;
+  if (is_hub())
+    inquire(rank_, frame);
+  else
+    send(0, frame);
+  wake_.ring();
+}
+
+bool Control::departed(std::int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  return departed_.at(static_cast<std::size_t>(peer)) != 0;
+}
+
+std::string Control::farewell(std::int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  return farewells_.at(static_cast<std::size_t>(peer));
+}
+
+void Control::add_doorbell(int doorbell) {
+  const std::lock_guard lock(mutex_);
+  doorbells_.push_back(doorbell);
+}
+
+void Control::remove_doorbell(int doorbell) {
+  const std::lock_guard lock(mutex_);
+  std::erase(doorbells_, doorbell);
+}
+
+void Control::leave(const std::string& farewell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) {
+      Frame frame;
+      frame.type = FrameType::leaving;
+      frame.rank = rank_;
+      frame.text = farewell;
+      send_to_others(-1, frame);
+      stopping_ = true;
+      wake_.ring();
+    }
+  }
+  if (service_.joinable()) service_.join();
+}
+
+void Control::abandon() {
+  // The service thread does not exist here, and it may have held the mutex when the process was copied.
+  abandoned_ = true;
+  for (Link& link : links_) {
+    link.socket.reset();
+    link.process.reset();
+  }
+  service_.detach();
+}
+
+void Control::serve(std::unique_lock<std::mutex>& lock) {
+  Clock::time_point give_up = Clock::time_point::max();
+  for (;;) {
+    for (std::int32_t peer = 0; peer < size_; ++peer) write_link(peer);
+    if (stopping_) {
+      if (give_up == Clock::time_point::max()) give_up = Clock::now() + farewell_time;
+      const bool all_said = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return l.out.empty(); });
+      if (all_said || Clock::now() >= give_up) break;
+    }
+    poll_links(lock);
+    for (auto& [communicator, question] : questions_)
+      if (!failed() && Clock::now() >= question.deadline) judge(question, true);
+  }
+  for (Link& link : links_) {
+    link.open = false;
+    link.socket.reset();
+  }
+}
+
+int Control::poll_timeout_ms() const {
+  if (stopping_) return 10;
+  auto earliest = Clock::time_point::max();
+  for (const auto& [communicator, question] : questions_)
+    if (!question.inquiry.complete()) earliest = std::min(earliest, question.deadline);
+  if (earliest == Clock::time_point::max() || failed()) return -1;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left + 1, 0, 1000));
+}
+
+void Control::poll_links(std::unique_lock<std::mutex>& lock) {
+  std::vector<pollfd> descriptors{{wake_.get(), POLLIN, 0}};
+  std::vector<std::pair<std::int32_t, bool>> sources{{-1, false}};  // (peer, whether it is the pidfd)
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    const Link& link = links_[static_cast<std::size_t>(peer)];
+    if (!link.open) continue;
+    descriptors.push_back({link.socket.get(), static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    sources.emplace_back(peer, false);
+    if (!link.process.valid()) continue;
+    descriptors.push_back({link.process.get(), POLLIN, 0});
+    sources.emplace_back(peer, true);
+  }
+  const int timeout_ms = poll_timeout_ms();
+  lock.unlock();
+  ::poll(descriptors.data(), descriptors.size(), timeout_ms);
+  lock.lock();
+  wake_.drain();
+  for (std::size_t i = 1; i < descriptors.size(); ++i) {
+    if (descriptors[i].revents == 0) continue;
+    const auto [peer, is_process] = sources[i];
+    read_link(peer);  // what it said last comes before its end
+    if (is_process) link_ended(peer);
+  }
+}
+
+void Control::read_link(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  char buffer[4096];
+  bool ended = false;
+  while (link.open && !ended) {
+    const auto got = ::recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got > 0) {
+      link.in.append(buffer, static_cast<std::size_t>(got));
+    } else {
+      ended = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+      break;
+    }
+  }
+  try {
+    for (Frame frame; decode(link.in, frame);) handle(peer, frame);
+  } catch (const std::exception&) {
+    ended = true;
+  }
+  if (ended) link_ended(peer);
+}
+
+void Control::write_link(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  while (link.open && !link.out.empty()) {
+    const auto put = ::send(link.socket.get(), link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put > 0) {
+      link.out.erase(0, static_cast<std::size_t>(put));
+    } else {
+      if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) link.out.clear();
+      return;
+    }
+  }
+}
+
+void Control::link_ended(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  if (!link.open) return;
+  link.open = false;
+  link.out.clear();
+  link.socket.reset();
+  link.process.reset();
+  if (stopping_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
+  set_failure({FailureKind::peer_lost, rank_, peer, -1, "rank " + std::to_string(peer) + " died"}, rank_);
+}
+
+void Control::handle(std::int32_t from, const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::failure:
+      set_failure({frame.failure, frame.rank, frame.peer, frame.sequence, frame.text}, from);
+      break;
+    case FrameType::blocked:
+    case FrameType::mismatch:
+    case FrameType::timed_out:
+      if (is_hub()) inquire(from, frame);
+      break;
+    case FrameType::query:
+      send(from, testify(frame));
+      break;
+    case FrameType::answer:
+      take_testimony(from, frame);
+      break;
+    case FrameType::leaving:
+      note_departure(is_hub() ? from : frame.rank, frame.text);
+      break;
+  }
+}
+
+void Control::send(std::int32_t peer, const Frame& frame) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  if (!link.open) return;
+  link.out += encode(frame);
+  frames_sent_.fetch_add(1, std::memory_order_relaxed);
+  write_link(peer);
+}
+
+void Control::send_to_others(std::int32_t except, const Frame& frame) {
+  for (std::int32_t peer = 0; peer < size_; ++peer)
+    if (peer != except) send(peer, frame);
+}
+
+void Control::set_failure(Failure failure, std::int32_t told_by) {
+  if (failed()) return;
+  failure_ = std::move(failure);
+  failed_.store(true, std::memory_order_release);
+  Frame frame;
+  frame.type = FrameType::failure;
+  frame.failure = failure_.kind;
+  frame.rank = failure_.rank;
+  frame.peer = failure_.peer;
+  frame.sequence = failure_.sequence;
+  frame.text = failure_.text;
+  send_to_others(told_by, frame);
+  ring_all();
+}
+
+void Control::note_departure(std::int32_t peer, const std::string& farewell) {
+  if (peer < 0 || peer >= size_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
+  departed_[static_cast<std::size_t>(peer)] = 1;
+  farewells_[static_cast<std::size_t>(peer)] = farewell;
+  if (is_hub()) {
+    Frame frame;
+    frame.type = FrameType::leaving;
+    frame.rank = peer;
+    frame.text = farewell;
+    send_to_others(peer, frame);
+  }
+  ring_all();
+}
+
+void Control::ring_all() const {
+  for (const int doorbell : doorbells_) Doorbell::ring(doorbell);
+}
+
+Frame Control::testify(const Frame& query) const {
+  Frame frame;
+  frame.type = FrameType::answer;
+  frame.rank = rank_;
+  frame.communicator = query.communicator;
+  frame.sequence = query.sequence;
+  const auto last = recorder_.last(query.communicator);
+  if (const auto found = recorder_.find(query.communicator, static_cast<std::uint64_t>(query.sequence))) {
+    frame.state = found->returned ? CallState::returned : CallState::running;
+    frame.digest = found->digest;
+    frame.text = found->text();
+  } else if (!last || last->sequence < static_cast<std::uint64_t>(query.sequence)) {
+    frame.state = CallState::not_called;
+    frame.text = last ? last->text() : "";
+  } else {
+    frame.state = CallState::unknown;  // too long ago
+  }
+  return frame;
+}
+
+// The first report of a call starts an inquiry into it, and so does a graver one; all ranks are asked. A further report of
+// the same kind only adds what its reporter knows.
+void Control::inquire(std::int32_t reporter, const Frame& report) {
+  if (failed()) return;
+  Frame query;
+  query.type = FrameType::query;
+  query.communicator = report.communicator;
+  query.sequence = report.sequence;
+  const auto known = questions_.find(report.communicator);
+  const bool same = known != questions_.end() && known->second.inquiry.sequence == report.sequence;
+  if (same && report.type == FrameType::blocked) {
+    ask(reporter, query);
+    return;
+  }
+  Question question;
+  question.inquiry = {report.communicator, report.sequence, report.type, reporter, report.text, {}};
+  question.inquiry.ranks.resize(static_cast<std::size_t>(size_));
+  question.deadline = Clock::now() + testimony_time;
+  questions_.insert_or_assign(report.communicator, std::move(question));
+  for (std::int32_t peer = 0; peer < size_; ++peer) ask(peer, query);
+}
+
+void Control::ask(std::int32_t peer, const Frame& query) {
+  if (peer == rank_)
+    take_testimony(rank_, testify(query));
+  else
+    send(peer, query);
+}
+
+void Control::take_testimony(std::int32_t from, const Frame& frame) {
+  const auto known = questions_.find(frame.communicator);
+  if (failed() || known == questions_.end() || known->second.inquiry.sequence != frame.sequence) return;
+  auto& ranks = known->second.inquiry.ranks;
+  ranks[static_cast<std::size_t>(from)] = {frame.state, frame.digest, frame.text};
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    if (departed_[index] != 0 && ranks[index].state == CallState::unknown)
+      ranks[index] = {CallState::left, 0, farewells_[index]};
+  }
+  judge(known->second, false);
+}
+
+void Control::judge(Question& question, bool final) {
+  if (auto found = question.inquiry.verdict(final)) set_failure(std::move(*found), rank_);
+  if (final) question.deadline = Clock::time_point::max();
+}
+
+}  // namespace unisono

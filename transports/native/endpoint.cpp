@@ -1,0 +1,339 @@
+#include "endpoint.h"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Rounds without progress that a waiting rank spins, and then yields, before it sleeps.
+constexpr std::uint32_t spin_rounds = 2000;
+constexpr std::uint32_t yield_rounds = 100;
+constexpr std::uint32_t crowded_yield_rounds = 4;
+// How often a spinning rank looks at the clock.
+constexpr std::uint32_t rounds_per_look = 256;
+constexpr auto blocked_after = 10ms;
+constexpr auto signal_check_period = 20ms;
+constexpr auto longest_sleep = 20ms;
+// How long a rank waits for the hub's word before it speaks for itself.
+constexpr auto verdict_time = 1500ms;
+constexpr auto departure_time = 300ms;
+
+// Point-to-point calls are recorded apart from the collectives of their communicator.
+constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+Request::~Request() {
+  if (outcome_ == Outcome::pending) endpoint_.withdraw(*this);
+}
+
+Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded)
+    : control_(std::move(control)), communicator_(communicator), crowded_(crowded), channels_(control_->size()) {
+  control_->add_doorbell(doorbell_.get());
+}
+
+Endpoint::~Endpoint() { close(); }
+
+void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
+  const std::lock_guard lock(channels_mutex_);
+  channels_.add(lane, std::move(channel));
+}
+
+std::vector<Channel*> Endpoint::channels() const {
+  const std::lock_guard lock(channels_mutex_);
+  return channels_.all();
+}
+
+void Endpoint::close() {
+  const std::lock_guard lock(mutex_);
+  const std::lock_guard channels_lock(channels_mutex_);
+  if (closed_) return;
+  closed_ = true;
+  control_->remove_doorbell(doorbell_.get());
+  for (Request* request : std::exchange(collectives_, {})) finish(*request, Outcome::failed);
+  mailboxes_.clear();
+  channels_.clear();
+}
+
+std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, std::vector<Extent> input,
+                                         std::vector<Extent> output, const CallSite& site) {
+  const std::lock_guard lock(mutex_);
+  const std::uint32_t sequence = next_sequence_++;
+  const auto record =
+      control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
+  auto request = std::make_unique<Request>(*this, record);
+  request->sequence_ = sequence;
+  if (closed_ || control_->failed()) {
+    finish(*request, Outcome::failed);
+    return request;
+  }
+  auto collective = spare_collective_ ? std::move(spare_collective_) : std::make_unique<Collective>();
+  collective->start(call, std::move(input), std::move(output), sequence, channels_);
+  request->operation_ = std::move(collective);
+  collectives_.push_back(request.get());
+  return request;
+}
+
+std::unique_ptr<Request> Endpoint::send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
+                                        std::size_t nbytes, const CallSite& site) {
+  const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
+  return point_to_point(peer, {header, data}, true, "send(dest=", site);
+}
+
+std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
+                                           std::size_t nbytes, const CallSite& site) {
+  const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
+  return point_to_point(peer, {header, data}, false, "recv(source=", site);
+}
+
+std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parcel& parcel, bool sends,
+                                                  const char* verb, const CallSite& site) {
+  const std::lock_guard lock(mutex_);
+  auto description = std::make_shared<const std::string>(verb + std::to_string(peer) +
+                                                         ", tag=" + std::to_string(parcel.header.group) + ")");
+  const auto record = control_->recorder().begin(
+      {communicator_ | point_to_point_record, next_point_to_point_++, 0, std::move(description), site, false});
+  auto request = std::make_unique<Request>(*this, record);
+  if (closed_ || control_->failed()) {
+    finish(*request, Outcome::failed);
+    return request;
+  }
+  auto& mailbox = mailboxes_[peer];
+  if (!mailbox) mailbox = std::make_shared<Mailbox>(*channels_.at(point_to_point_lane, peer).channel);
+  request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
+  return request;
+}
+
+void Endpoint::withdraw(Request& request) {
+  const std::lock_guard lock(mutex_);
+  if (request.outcome_ != Outcome::pending) return;
+  control_->fail({FailureKind::aborted, rank(), -1, request.sequence_,
+                  "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
+  std::erase(collectives_, &request);
+  finish(request, Outcome::failed);
+}
+
+void Endpoint::finish(Request& request, Outcome outcome) {
+  request.outcome_ = outcome;
+  control_->recorder().end(request.record_);
+  if (request.sequence_ >= 0 && request.operation_)
+    spare_collective_.reset(static_cast<Collective*>(request.operation_.release()));
+  request.operation_.reset();
+}
+
+// With the mutex held. Moves what can be moved for the request, and ends it if it is over.
+bool Endpoint::advance(Request& request) {
+  try {
+    if (request.sequence_ >= 0) return advance_collectives();
+    const bool moved = request.operation_->advance();
+    if (request.operation_->done()) finish(request, Outcome::done);
+    return moved;
+  } catch (const Mismatch& found) {
+    mismatch(request, found.peer, found.what());
+  } catch (const ProtocolError& error) {
+    control_->fail({FailureKind::internal, rank(), -1, request.sequence_, error.what()});
+  }
+  return false;
+}
+
+bool Endpoint::advance_collectives() {
+  bool moved = false;
+  while (!collectives_.empty()) {
+    Request& front = *collectives_.front();
+    moved |= front.operation_->advance();
+    if (!front.operation_->done()) break;
+    collectives_.pop_front();
+    finish(front, Outcome::done);
+    moved = true;
+  }
+  return moved;
+}
+
+Outcome Endpoint::poll(Request& request) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (request.outcome_ == Outcome::pending) advance(request);
+  }
+  if (request.outcome_ == Outcome::pending) check_closed(request);
+  const std::lock_guard lock(mutex_);
+  if (request.outcome_ == Outcome::pending && control_->failed()) {
+    std::erase(collectives_, &request);
+    finish(request, Outcome::failed);
+  }
+  return request.outcome_;
+}
+
+Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {
+  Waiting waiting{timeout_s};
+  for (;;) {
+    bool moved = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (request.outcome_ == Outcome::pending) moved = advance(request);
+      if (request.outcome_ == Outcome::pending && control_->failed()) {
+        std::erase(collectives_, &request);
+        finish(request, Outcome::failed);
+      }
+      if (request.outcome_ != Outcome::pending) return request.outcome_;
+    }
+    if (moved) {
+      waiting.idle = 0;
+    } else if (!rest(request, waiting, interrupted)) {
+      control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
+                      "rank " + std::to_string(rank()) + " was interrupted"});
+      const std::lock_guard lock(mutex_);
+      std::erase(collectives_, &request);
+      finish(request, Outcome::failed);
+      return Outcome::interrupted;
+    }
+  }
+}
+
+// Passes the time until it makes sense to look for progress again. False if the program wants to stop waiting.
+bool Endpoint::rest(Request& request, Waiting& waiting, Interrupted interrupted) {
+  const std::uint32_t spins = crowded_ ? 0 : spin_rounds;
+  const std::uint32_t yields = crowded_ ? crowded_yield_rounds : yield_rounds;
+  if (waiting.started == Clock::time_point{}) waiting.started = Clock::now();
+  const std::uint32_t round = ++waiting.idle;
+  if (round <= spins) {
+    relax();
+    return round % rounds_per_look != 0 || look_around(request, waiting, interrupted);
+  }
+  if (!look_around(request, waiting, interrupted)) return false;
+  if (round <= spins + yields) {
+    ::sched_yield();
+    return true;
+  }
+  check_closed(request);
+  sleep(request, waiting);
+  return true;
+}
+
+bool Endpoint::look_around(Request& request, Waiting& waiting, Interrupted interrupted) {
+  const auto now = Clock::now();
+  if (now >= waiting.next_signal_check) {
+    waiting.next_signal_check = now + signal_check_period;
+    if (interrupted != nullptr && interrupted()) return false;
+  }
+  const auto waited = now - waiting.started;
+  if (waited >= blocked_after && !waiting.reported && request.sequence_ >= 0) {
+    waiting.reported = true;
+    control_->report(FrameType::blocked, communicator_, request.sequence_, "");
+  }
+  if (std::chrono::duration<double>(waited).count() >= waiting.timeout_s && !control_->failed())
+    time_out(request, waiting);
+  return true;
+}
+
+// Sleeps until something can move, the doorbell rings, a signal arrives, or the time for looking around has come.
+void Endpoint::sleep(Request& request, Waiting& waiting) {
+  std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
+  std::vector<Blocked> blocked;
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    blocked = blocked_on(request);
+    for (const Blocked& on : blocked) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
+    if (request.outcome_ == Outcome::pending) moved = advance(request);
+  }
+  if (!moved && !control_->failed()) {
+    const int timeout_ms = static_cast<int>(std::chrono::milliseconds(longest_sleep).count());
+    const int ready = ::poll(descriptors.data(), descriptors.size(), timeout_ms);
+    if (ready < 0 && errno == EINTR) waiting.next_signal_check = {};
+    doorbell_.drain();
+  }
+  const std::lock_guard lock(mutex_);
+  for (const Blocked& on : blocked) on.channel->cancel_sleep();
+  if (moved) waiting.idle = 0;
+}
+
+std::vector<Blocked> Endpoint::blocked_on(const Request& request) const {
+  std::vector<Blocked> found;
+  const Request* driven = request.sequence_ >= 0 && !collectives_.empty() ? collectives_.front() : &request;
+  if (driven->operation_) driven->operation_->blocked_on(found);
+  return found;
+}
+
+// A channel on which the request waits and whose peer has gone will bring nothing more once it has been read empty.
+void Endpoint::check_closed(Request& request) {
+  const std::unique_lock lock(mutex_);
+  for (const Blocked& on : blocked_on(request)) {
+    if (!on.channel->closed()) continue;
+    if (request.outcome_ != Outcome::pending || advance(request) || control_->failed()) return;
+    lose(*on.channel, request);
+    return;
+  }
+}
+
+void Endpoint::lose(const Channel& channel, const Request& request) {
+  const std::int32_t peer = channel.peer();
+  const std::string name = "rank " + std::to_string(peer);
+  const auto until = Clock::now() + departure_time;
+  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until)
+    std::this_thread::sleep_for(1ms);
+  const std::string farewell = control_->farewell(peer);
+  const std::string how = !control_->departed(peer) ? " closed its connection"
+                          : farewell.empty()        ? " has left the communicator"
+                                                    : " has left: " + farewell;
+  control_->fail({FailureKind::peer_lost, rank(), peer, request.sequence_, name + how});
+}
+
+void Endpoint::mismatch(const Request& request, std::int32_t peer, const std::string& what) {
+  const std::string text = "rank " + std::to_string(rank()) + ": " + what;
+  const Failure otherwise{FailureKind::mismatch, rank(), peer, request.sequence_, text};
+  if (request.sequence_ < 0) {
+    control_->fail(otherwise);
+    return;
+  }
+  control_->report(FrameType::mismatch, communicator_, request.sequence_,
+                   text + " from rank " + std::to_string(peer));
+  await_verdict(verdict_time, otherwise);
+}
+
+void Endpoint::time_out(Request& request, const Waiting& waiting) {
+  const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(waiting.timeout_s);
+  if (request.sequence_ >= 0) {
+    control_->report(FrameType::timed_out, communicator_, request.sequence_, text);
+    await_verdict(verdict_time, {FailureKind::timeout, rank(), -1, request.sequence_,
+                                 text + " and rank 0, which knows of all, does not answer"});
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto blocked = blocked_on(request);
+  if (blocked.empty()) return;
+  const std::int32_t peer = blocked.front().channel->peer();
+  control_->fail({FailureKind::timeout, rank(), peer, -1,
+                  text + (blocked.front().sends ? " for room to send to rank " : " for a message from rank ") +
+                      std::to_string(peer)});
+}
+
+void Endpoint::await_verdict(std::chrono::milliseconds most, Failure otherwise) {
+  const auto until = Clock::now() + most;
+  while (!control_->failed() && Clock::now() < until) std::this_thread::sleep_for(1ms);
+  if (!control_->failed()) control_->fail(std::move(otherwise));
+}
+
+}  // namespace unisono

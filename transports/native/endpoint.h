@@ -1,0 +1,124 @@
+// One rank of one communicator: its channels, the sequence of its calls, and the waiting for them.
+//
+// Theory of operation of waiting. A waiting rank looks for progress again and again: first at once, then after giving up
+// its core to others, and at last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it
+// spins for some tens of microseconds; with fewer it yields at once. While it waits it looks at the failure flag each
+// time, and at the clock, signals and closed links now and then.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collective.h"
+#include "control.h"
+#include "doorbell.h"
+#include "point_to_point.h"
+
+namespace unisono {
+
+// Whether the program wants the wait to end (Ctrl-C); called from time to time by the waiting thread.
+using Interrupted = bool (*)();
+
+enum class Outcome : std::uint8_t { pending, done, failed, interrupted };
+
+class Endpoint;
+
+// A started call. Dropping one that has not ended aborts the communicator, for its memory may go with it.
+class Request {
+ public:
+  Request(Endpoint& endpoint, std::size_t record) : endpoint_(endpoint), record_(record) {}
+  ~Request();
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+ private:
+  friend class Endpoint;
+  Endpoint& endpoint_;
+  std::size_t record_;
+  std::int64_t sequence_ = -1;  // of a collective
+  std::unique_ptr<Operation> operation_;
+  Outcome outcome_ = Outcome::pending;
+};
+
+class Endpoint {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::int64_t point_to_point_lane = -1;
+
+  // `crowded`: there are more ranks than cores on this host.
+  Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded);
+  ~Endpoint();
+
+  std::int32_t rank() const { return control_->rank(); }
+  std::int32_t size() const { return control_->size(); }
+  Control& control() { return *control_; }
+  int doorbell() const { return doorbell_.get(); }
+
+  void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
+  std::vector<Channel*> channels() const;
+
+  // Starts a collective; one after the other, in the order of the calls. `call` must outlive the request.
+  std::unique_ptr<Request> start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
+                                 const CallSite& site);
+  // Starts sending `nbytes` at `data` to a peer, or receiving them.
+  std::unique_ptr<Request> send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
+                                const CallSite& site);
+  std::unique_ptr<Request> receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
+                                   std::size_t nbytes, const CallSite& site);
+
+  // Looks once for progress.
+  Outcome poll(Request& request);
+  // Waits until the request has ended, one way or another; `timeout_s` is counted from now.
+  Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
+
+  // Closes the channels. Later calls fail.
+  void close();
+
+ private:
+  friend class Request;
+  struct Waiting {
+    double timeout_s;
+    Clock::time_point started{};
+    Clock::time_point next_signal_check{};
+    bool reported = false;   // as blocked
+    std::uint32_t idle = 0;  // rounds without progress
+  };
+
+  std::unique_ptr<Request> point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
+                                          const CallSite& site);
+  bool advance(Request& request);
+  bool advance_collectives();
+  void finish(Request& request, Outcome outcome);
+  void withdraw(Request& request);
+  bool rest(Request& request, Waiting& waiting, Interrupted interrupted);
+  bool look_around(Request& request, Waiting& waiting, Interrupted interrupted);
+  void sleep(Request& request, Waiting& waiting);
+  void check_closed(Request& request);
+  void time_out(Request& request, const Waiting& waiting);
+  void lose(const Channel& channel, const Request& request);
+  void mismatch(const Request& request, std::int32_t peer, const std::string& what);
+  void await_verdict(std::chrono::milliseconds most, Failure otherwise);
+  std::vector<Blocked> blocked_on(const Request& request) const;
+
+  std::shared_ptr<Control> control_;
+  const std::uint64_t communicator_;
+  const bool crowded_;
+  mutable std::mutex mutex_;           // of everything below, and held by whoever makes progress
+  mutable std::mutex channels_mutex_;  // of adding channels, which another thread does
+  ChannelTable channels_;
+  std::map<std::int32_t, std::shared_ptr<Mailbox>> mailboxes_;
+  std::deque<Request*> collectives_;  // started and not ended, in order
+  std::unique_ptr<Collective> spare_collective_;
+  std::uint32_t next_sequence_ = 0;
+  std::uint64_t next_point_to_point_ = 0;
+  Doorbell doorbell_;
+  bool closed_ = false;
+};
+
+}  // namespace unisono

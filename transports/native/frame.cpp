@@ -1,0 +1,65 @@
+#include "frame.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace unisono {
+namespace {
+
+constexpr std::size_t most_text = 4096;
+
+struct Fixed {
+  std::uint8_t type;
+  std::uint8_t failure;
+  std::uint8_t state;
+  std::uint8_t reserved;
+  std::int32_t rank;
+  std::int32_t peer;
+  std::uint32_t text_nbytes;
+  std::uint64_t communicator;
+  std::int64_t sequence;
+  std::uint64_t digest;
+};
+
+}  // namespace
+
+std::string encode(const Frame& frame) {
+  const std::string_view text = std::string_view(frame.text).substr(0, most_text);
+  const Fixed fixed{static_cast<std::uint8_t>(frame.type),
+                    static_cast<std::uint8_t>(frame.failure),
+                    static_cast<std::uint8_t>(frame.state),
+                    0,
+                    frame.rank,
+                    frame.peer,
+                    static_cast<std::uint32_t>(text.size()),
+                    frame.communicator,
+                    frame.sequence,
+                    frame.digest};
+  std::string bytes(sizeof fixed, '\0');
+  std::memcpy(bytes.data(), &fixed, sizeof fixed);
+  return bytes.append(text);
+}
+
+bool decode(std::string& bytes, Frame& frame) {
+  Fixed fixed;
+  if (bytes.size() < sizeof fixed) return false;
+  std::memcpy(&fixed, bytes.data(), sizeof fixed);
+  const bool valid = fixed.type >= 1 && fixed.type <= static_cast<std::uint8_t>(FrameType::leaving) &&
+                     fixed.failure <= static_cast<std::uint8_t>(FailureKind::internal) &&
+                     fixed.state <= static_cast<std::uint8_t>(CallState::left) && fixed.text_nbytes <= most_text;
+  if (!valid) throw std::runtime_error("a frame on a control link is malformed");
+  if (bytes.size() < sizeof fixed + fixed.text_nbytes) return false;
+  frame = {static_cast<FrameType>(fixed.type),
+           static_cast<FailureKind>(fixed.failure),
+           static_cast<CallState>(fixed.state),
+           fixed.rank,
+           fixed.peer,
+           fixed.communicator,
+           fixed.sequence,
+           fixed.digest,
+           bytes.substr(sizeof fixed, fixed.text_nbytes)};
+  bytes.erase(0, sizeof fixed + fixed.text_nbytes);
+  return true;
+}
+
+}  // namespace unisono

@@ -1,0 +1,44 @@
+// What all ranks say of one call, and the verdict on it. Pure: no links, no clock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "failure.h"
+#include "frame.h"
+
+namespace unisono {
+
+// What one rank says of the call.
+struct Testimony {
+  CallState state = CallState::unknown;
+  std::uint64_t digest = 0;
+  std::string text;  // the call, or the last one before it
+};
+
+// The question: why does this call not go on?
+struct Inquiry {
+  std::uint64_t communicator = 0;
+  std::int64_t sequence = -1;
+  FrameType reason = FrameType::blocked;  // the gravest that has been reported: blocked, mismatch or timed_out
+  std::int32_t reporter = -1;
+  std::string report;
+  std::vector<Testimony> ranks;
+
+  bool complete() const;
+  // The failure that the testimonies amount to, if any: a disagreement always; with a report of a mismatch or a timeout,
+  // and `final` (nobody else will testify), at least that report.
+  std::optional<Failure> verdict(bool final) const;
+
+ private:
+  std::optional<Failure> disagreement() const;
+  Failure timeout() const;
+  std::string call_text() const;
+};
+
+// "rank 3", "ranks 0, 2 and 5", "ranks 0-14": for messages.
+std::string ranks_text(const std::vector<std::int32_t>& ranks);
+
+}  // namespace unisono

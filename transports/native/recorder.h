@@ -1,0 +1,48 @@
+// The last calls of this rank, for error messages: what was called, where, and how far it went.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace unisono {
+
+// Where a call stands in the user's program. The name must live as long as the record of the call.
+struct CallSite {
+  const char* file = nullptr;
+  int line = 0;
+};
+
+struct CallRecord {
+  std::uint64_t communicator = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t digest = 0;
+  std::shared_ptr<const std::string> description;
+  CallSite site;
+  bool returned = false;
+
+  // "allreduce(float32[8], op=sum) at train.py:12"
+  std::string text() const;
+};
+
+class Recorder {
+ public:
+  static constexpr std::size_t capacity = 64;
+
+  // Notes a call and returns the index of its record, which stays valid for `capacity` further calls.
+  std::size_t begin(CallRecord record);
+  void end(std::size_t index);
+
+  std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
+  std::optional<CallRecord> last(std::uint64_t communicator) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<CallRecord, capacity> records_;
+  std::uint64_t begun_ = 0;
+};
+
+}  // namespace unisono
