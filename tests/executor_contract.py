@@ -218,7 +218,7 @@ def check_many_calls_in_a_row(ranks: Any, calls: int = 30) -> None:
 
 
 def run_many_broadcasts(executor: Any, calls: int) -> list[float]:
-    """Broadcast from one root after the other: nothing but the sequence number tells the messages of two calls apart."""
+    """Broadcast from one root after the other: only the sequence number tells the messages of two calls apart."""
     values = [np.full(5, float(call if executor.rank == call % executor.size else -1)) for call in range(calls)]
     for call, value in enumerate(values):
         case = Case("broadcast", "binomial", "float64", None, 5, root=call % executor.size)
@@ -410,7 +410,8 @@ def check_a_missing_rank_is_named_by_a_timeout(ranks: Any, algorithm: str) -> No
     *others, missing = ranks.run(run_missing, Case(algorithm=algorithm))
     kinds = [[kind for kind, _, _ in outcomes] for outcomes in others]
     assert kinds == [["CollectiveTimeoutError", "AbortedError"]] * len(others)
-    assert any(f"rank {ranks.size - 1} in allreduce(float32[8], op=sum)" in text for (_, text, _), _ in others)
+    assert any(f"rank {ranks.size - 1}" in text for (_, text, _), _ in others)
+    assert all("allreduce(float32[8], op=sum)" in text for (_, text, _), _ in others)
     assert missing[0][0] in ("CollectiveTimeoutError", "AbortedError")
     assert missing[1][0] == "AbortedError"
 
@@ -421,7 +422,7 @@ def run_missing(executor: Any, case: Case) -> list[tuple[str, str, str | None]]:
 
 
 def check_a_rank_that_leaves_is_lost(ranks: Any, algorithm: str) -> None:
-    """The last rank closes after a call that all make, so that it is known to have been there."""
+    """The last rank closes where the others call."""
     *others, last = ranks.run(run_leave, Case(algorithm=algorithm))
     assert last == []
     assert [kind for (kind, _, _), _ in others] == [PeerLostError.__name__] * len(others)
@@ -430,7 +431,6 @@ def check_a_rank_that_leaves_is_lost(ranks: Any, algorithm: str) -> None:
 
 
 def run_leave(executor: Any, case: Case) -> list[tuple[str, str, str | None]]:
-    assert attempt(executor, case)[0] == ""
     if executor.rank == executor.size - 1:
         executor.close()
         return []
@@ -449,24 +449,25 @@ def check_mismatch_is_an_error_on_every_rank(ranks: Any, common: Case, divergent
 
 def run_mismatch(executor: Any, common: Case, divergent: Case) -> list[tuple[str, str, str | None]]:
     mine = divergent if executor.rank == executor.size - 1 else common
-    return [attempt(executor, mine), attempt(executor, common)]
+    return [attempt(executor, mine), attempt(executor, Case())]
 
 
 def check_mismatched_messages_are_an_error(ranks: Any, dtype: str, count: int) -> None:
-    sender, *_, receiver = ranks.run(run_mismatched_message, dtype, count)
-    for kind, text, _ in (sender, receiver):
-        assert kind == MismatchError.__name__
+    """Rank 0 sends something else than the last rank expects. A sender that was through is told at its next call."""
+    for outcomes in ranks.run(run_mismatched_message, dtype, count):
+        kind, text, _ = next(told for told in outcomes if told[0])
+        assert kind == MismatchError.__name__, outcomes
         assert "float32[4]" in text
         assert f"{dtype}[{count}]" in text
 
 
-def run_mismatched_message(executor: Any, dtype: str, count: int) -> tuple[str, str, str | None]:
-    last = executor.size - 1
+def run_mismatched_message(executor: Any, dtype: str, count: int) -> list[tuple[str, str, str | None]]:
+    last, told = executor.size - 1, ("", "", None)
     if executor.rank == 0:
-        return outcome(lambda: executor.send(np.ones(4, "float32"), DTYPES["float32"], last, 0).wait(WAIT_S))
-    if executor.rank == last:
-        return outcome(lambda: executor.recv(np.ones(count, dtype), DTYPES[dtype], 0, 0).wait(WAIT_S))
-    return "", "", None
+        told = outcome(lambda: executor.send(np.ones(4, "float32"), DTYPES["float32"], last, 0).wait(WAIT_S))
+    elif executor.rank == last:
+        told = outcome(lambda: executor.recv(np.ones(count, dtype), DTYPES[dtype], 0, 0).wait(WAIT_S))
+    return [told, attempt(executor, Case())]
 
 
 def check_abort_by_one_rank_ends_all(ranks: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import executor_contract as contract
 import numpy as np
@@ -14,7 +16,10 @@ from hypothesis import given, settings, strategies as st
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
 from unisono.errors import CollectiveTimeoutError, InternalError
+from unisono.transports.base import Identity
 from unisono.transports.faulty import Faults
+from unisono.transports.generic import GenericExecutor
+from unisono.transports.local import LocalNetwork, LocalTransport
 
 ALLREDUCES = list(ALGORITHMS["allreduce"])
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
@@ -215,6 +220,48 @@ def test_an_error_tells_whether_the_output_was_touched() -> None:
     ring = LocalRanks(3, 1).run(contract.run_missing, Case(algorithm="ring"))
     assert direct[0][0][2] == "output untouched"
     assert "output undefined" in {told[0][2] for told in ring}
+
+
+class Recorder:
+    """A message transport that notes the order in which messages and receives are posted, by channel."""
+
+    def __init__(self, inner: LocalTransport) -> None:
+        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        self.announce, self.progress, self.close = inner.announce, inner.progress, inner.close
+        self.inner = inner
+        self.sent: dict[tuple[int, int, int], list[Identity]] = defaultdict(list)
+        self.expected: dict[tuple[int, int, int], list[Identity]] = defaultdict(list)
+
+    def post_send(self, peer: int, identity: Identity, *message: Any) -> Any:
+        self.sent[self.rank, peer, identity.lane].append(identity)
+        return self.inner.post_send(peer, identity, *message)
+
+    def post_recv(self, peer: int, identity: Identity, *message: Any) -> Any:
+        self.expected[peer, self.rank, identity.lane].append(identity)
+        return self.inner.post_recv(peer, identity, *message)
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
+    size, case = 5, Case(algorithm=algorithm, count=60, segments=4)
+    recorders = [Recorder(transport) for transport in LocalNetwork(size).transports]
+    executors = [GenericExecutor(recorder) for recorder in recorders]
+    arrays = [np.ones(60, np.float32) for _ in range(size)]
+    operations = [
+        executor.start(case.call(executor.rank, size), arrays[executor.rank], arrays[executor.rank])
+        for executor in executors
+    ]
+    # One thread polls the ranks in turn, so that how far each gets between two polls is always the same.
+    for _ in range(1000):
+        if all([operation.poll() for operation in operations]):
+            break
+    sent, expected = (
+        {key: order for recorder in recorders for key, order in getattr(recorder, side).items()}
+        for side in ("sent", "expected")
+    )
+    assert sent == expected
+    assert any(len(order) > 1 for order in sent.values())
+    assert all(array.tolist() == [5.0] * 60 for array in arrays)
 
 
 def run_then_interrupt(executor: object) -> tuple[bool, str]:

@@ -3,14 +3,14 @@
 An *executor* runs plans: ``start(call, arrays) → poll() → True when done; abort()``; it never blocks in `start` or
 `poll`. `Operation.wait` is the one place that blocks, with a deadline, interruptible by Ctrl-C. A *message transport*
 moves the messages of the generic executor; the native executor has its links inside. Errors are raised by `poll` and
-`wait`, as the classes of `unisono.errors`; after one, the executor is poisoned and every later `start` raises
-`AbortedError`.
+`wait`, as the classes of `unisono.errors`; a rank that has no call in progress gets the error from its next `start`.
+After that the executor is poisoned and every later `start` raises `AbortedError`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias
@@ -173,6 +173,9 @@ class MessageTransport(Protocol):
 
         A transport that learns that another rank calls something else there fails on every rank with `MismatchError`.
         """
+
+    def absent(self, sequence: int) -> Collection[int]:
+        """Return the ranks that are known not to have called their `sequence`-th collective yet, in ascending order."""
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         """Send the concatenation of `pieces` (contiguous, of bytes) as one message. Not called for zero bytes."""

@@ -8,7 +8,7 @@ a fault depends on the seed and on the messages that the rank sends, not on the 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.errors import UsageError
@@ -57,6 +57,9 @@ class FaultyTransport:
 
     def announce(self, sequence: int, signature: Signature) -> None:
         self._inner.announce(sequence, signature)
+
+    def absent(self, sequence: int) -> Collection[int]:
+        return self._inner.absent(sequence)
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         # One draw for each kind of fault and message, so that turning one kind off leaves the others where they were.

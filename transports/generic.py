@@ -3,10 +3,7 @@
 Theory of operation
 -------------------
 This is the living definition of what a plan means (`algorithms.plan`): whatever another executor does must look the
-same from outside. A started collective holds one `_Lane` per lane of its plan. A lane posts its (group, segment)
-instances strictly in canonical order, each when everything it depends on has ended, so that both ends of every channel
-post in the same order. Groups are expanded from the plan when their first segment is posted and dropped after their
-last, so a long `Repeat` is never unrolled whole.
+same from outside. A started collective holds one `Lane` per lane of its plan, which says when a group may be posted.
 
 The steps of an instance are posted together: local steps are carried out at once, messages become requests of the
 transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. Nothing
@@ -22,8 +19,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -39,11 +35,12 @@ from unisono.algorithms.plan import (
     Repeat,
     Send,
     Span,
-    canonical_order,
+    Step,
 )
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.base import AnyArray, Call, Identity, MessageTransport, Operation, Request, Signature, Traffic
+from unisono.transports.lane import Lane, Posted
 from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
 
@@ -63,13 +60,14 @@ class GenericExecutor:
         self._sequence = 0
         self._messages: Counter[tuple[str, int, int]] = Counter()
         self._failure: UnisonoError | None = None
+        self._told = False  # whether the failure has been raised to the caller, as the error that it is
         self._closed = False
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
         """Start `call`; see `Executor.start`.
 
         Raises:
-            AbortedError: the communicator has failed before.
+            AbortedError: the communicator has failed before; the failure itself, if this rank has not been told of it.
             PlanError: the plan is not for this rank, or has a step that needs mapped memory.
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
@@ -105,8 +103,9 @@ class GenericExecutor:
         if self._failure is not None:
             return
         try:
-            self._transport.progress()
+            # A call that has all its messages is done, even if the communicator has failed since.
             self._active = [operation for operation in self._active if not operation.advance()]
+            self._transport.progress()
         except UnisonoError as error:
             self.fail(error)
 
@@ -118,7 +117,8 @@ class GenericExecutor:
             self._transport.abort(error)
 
     def failure(self) -> UnisonoError | None:
-        """Return a new copy of the error that ended the communicator, or None."""
+        """Return a new copy, to be raised, of the error that ended the communicator, or None."""
+        self._told = self._failure is not None
         return copy.copy(self._failure)
 
     def _launch(self, operation: _Running) -> Operation:
@@ -141,11 +141,17 @@ class GenericExecutor:
         return self._launch(_Message(self, signature, number, peer, request))
 
     def _check_usable(self, signature: Signature) -> None:
+        """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
+        error: UnisonoError | None
         if self._closed:
-            raise UsageError("the communicator is closed", rank=self.rank, operation=str(signature))
-        if self._failure is not None:
-            message = f"the communicator has failed before: {self._failure.message}"
-            raise AbortedError(message, rank=self.rank, operation=str(signature), buffers="output untouched")
+            error = UsageError("the communicator is closed")
+        elif self._told and self._failure is not None:
+            error = AbortedError(f"the communicator has failed before: {self._failure.message}")
+        else:
+            error = self.failure()
+        if error is not None:
+            error.rank, error.operation, error.buffers = self.rank, str(signature), "output untouched"
+            raise error
 
     def _check_plan(self, call: Call) -> None:
         plan = call.plan
@@ -209,13 +215,15 @@ class _Running:
         """Return whether the caller's output may have been written to."""
         raise NotImplementedError
 
+    def absent(self) -> Collection[int]:
+        """Return the ranks that are known not to have made this call."""
+        raise NotImplementedError
+
     def _timeout(self, timeout_s: float) -> CollectiveTimeoutError:
-        missing = sorted(self.waits_for())
-        names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        return CollectiveTimeoutError(
-            f"rank {self._executor.rank} waited {timeout_s:g} s for {names} in {self._signature}",
-            peer=missing[0] if len(missing) == 1 else None,
-        )
+        awaited, absent = sorted(self.waits_for()), self.absent()
+        message = f"rank {self._executor.rank} waited {timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
+        message += f", which {_ranks(absent)} had not called" if absent else ""
+        return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
 
 
 class _Message(_Running):
@@ -235,6 +243,9 @@ class _Message(_Running):
     def waits_for(self) -> set[int]:
         return {self._peer}
 
+    def absent(self) -> Collection[int]:
+        return ()
+
     def has_written(self) -> bool:
         return True
 
@@ -250,7 +261,7 @@ class _Collective(_Running):
         self._size = call.plan.size
         self._memory = memory
         self._transport = transport
-        self._lanes = [_Lane(index, call, self) for index in range(len(call.plan.lanes))]
+        self._lanes = [Lane(index, call, self.post) for index in range(len(call.plan.lanes))]
 
     def advance(self) -> bool:
         while any(lane.advance(self._lanes) for lane in self._lanes):
@@ -261,24 +272,27 @@ class _Collective(_Running):
     def waits_for(self) -> set[int]:
         return {posted.peer for lane in self._lanes for posted in lane.posted()}
 
+    def absent(self) -> Collection[int]:
+        return self._transport.absent(self._sequence)
+
     def has_written(self) -> bool:
         return self._memory.output_written
 
-    def post(self, step: Any, lane: int, group: int, segment: int) -> _Posted | None:
+    def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
         """Carry out a local step, or post the message of one; return what is to be waited for, if anything."""
         return _POST[type(step)](self, step, Identity(self._sequence, lane, group, segment))
 
-    def post_send(self, step: Send, identity: Identity) -> _Posted | None:
+    def post_send(self, step: Send, identity: Identity) -> Posted | None:
         views = self._memory.views(step.src, identity.segment)
         if not views:
             return None
         request = self._transport.post_send(step.peer, identity, self._signature, [as_bytes(view) for view in views])
-        return _Posted(step.peer, request)
+        return Posted(step.peer, request)
 
-    def post_recv(self, step: Recv, identity: Identity) -> _Posted | None:
+    def post_recv(self, step: Recv, identity: Identity) -> Posted | None:
         return self._post_recv(step.peer, identity, self._memory.views_to_write(step.dst, identity.segment))
 
-    def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> _Posted | None:
+    def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> Posted | None:
         views = self._memory.views(step.src, identity.segment)
         if not views:
             return None
@@ -302,11 +316,11 @@ class _Collective(_Running):
 
     def _post_recv(
         self, peer: int, identity: Identity, views: list[AnyArray], finish: Callable[[], None] | None = None
-    ) -> _Posted | None:
+    ) -> Posted | None:
         if not views:
             return None
         request = self._transport.post_recv(peer, identity, self._signature, [as_bytes(view) for view in views])
-        return _Posted(peer, request, finish)
+        return Posted(peer, request, finish)
 
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
         operands = [self._memory.views(source, segment) for source in sources]
@@ -322,7 +336,7 @@ class _Collective(_Running):
 
 
 # What each kind of step does; a kind that is missing here needs mapped memory.
-_POST: dict[type, Callable[[_Collective, Any, Identity], _Posted | None]] = {
+_POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Send: _Collective.post_send,
     Recv: _Collective.post_recv,
     RecvReduce: _Collective.post_recv_reduce,
@@ -331,85 +345,12 @@ _POST: dict[type, Callable[[_Collective, Any, Identity], _Posted | None]] = {
 }
 
 
-@dataclass(slots=True)
-class _Posted:
-    """A posted message and what is done, once, when it has arrived."""
-
-    peer: int
-    request: Request
-    finish: Callable[[], None] | None = None
-
-    def done(self) -> bool:
-        if not self.request.done():
-            return False
-        if self.finish is not None:
-            self.finish()
-        return True
-
-
-class _Lane:
-    """One lane of a started collective.
-
-    Attributes:
-        ended: for each segment, the number of groups that have ended; they end in order.
-    """
-
-    def __init__(self, index: int, call: Call, collective: _Collective) -> None:
-        self._index = index
-        self._collective = collective
-        self._segments = call.segments
-        self._unexpanded = call.plan.groups(index)
-        self._expanded: dict[int, Group] = {}
-        self._order = canonical_order(call.plan.group_count(index), call.segments)
-        self._next = next(self._order, None)
-        self._running: dict[int, list[_Posted]] = {}
-        self.ended = [0] * call.segments
-
-    def advance(self, lanes: Sequence[_Lane]) -> bool:
-        """End the instances that have ended and post those that may start; return whether there was any."""
-        moved = False
-        for segment, posted in list(self._running.items()):
-            posted[:] = [message for message in posted if not message.done()]
-            if not posted:
-                del self._running[segment]
-                self.ended[segment] += 1
-                moved = True
-        while self._next is not None and self._may_start(*self._next, lanes):
-            self._post(*self._next)
-            self._next = next(self._order, None)
-            moved = True
-        return moved
-
-    def posted(self) -> Iterator[_Posted]:
-        """Yield the messages that have been posted and have not ended."""
-        return chain.from_iterable(self._running.values())
-
-    def is_finished(self) -> bool:
-        """Return whether every group of every segment has ended."""
-        return self._next is None and not self._running
-
-    def _may_start(self, group: int, segment: int, lanes: Sequence[_Lane]) -> bool:
-        return (
-            self.ended[segment] == group
-            and (segment == 0 or self.ended[segment - 1] > group)
-            and all(lanes[lane].ended[segment] > other for lane, other in self._group(group).after)
-        )
-
-    def _post(self, group: int, segment: int) -> None:
-        posted = [self._collective.post(step, self._index, group, segment) for step in self._group(group).steps]
-        self._running[segment] = [message for message in posted if message is not None]
-        if segment == self._segments - 1:
-            del self._expanded[group]
-
-    def _group(self, group: int) -> Group:
-        """Return a group as run. Canonical order asks for new ones in ascending order, so each is expanded once."""
-        if group not in self._expanded:
-            self._expanded[group] = next(self._unexpanded)
-        return self._expanded[group]
-
-
 def _groups_of(item: Group | Repeat) -> tuple[Group, ...]:
     return item.groups if isinstance(item, Repeat) else (item,)
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _pauses() -> Iterator[float | None]:

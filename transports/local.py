@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unisono.errors import InternalError, MismatchError, PeerLostError
@@ -43,7 +43,7 @@ class LocalNetwork:
         self._capacity = capacity
         self._lock = threading.RLock()
         self._channels: dict[tuple[int, int, int], _Channel] = {}
-        self._calls: dict[int, _Announcement] = {}
+        self._calls: dict[int, _Announced] = {}
         self._closed: set[int] = set()
         self._traffic: list[dict[int, Traffic]] = [{} for _ in range(size)]
         self._error: Exception | None = None
@@ -51,12 +51,20 @@ class LocalNetwork:
     def announce(self, rank: int, sequence: int, signature: Signature) -> None:
         """Compare the call of `rank` with what the others called; forget it when all have called the same."""
         with self._lock:
-            first = self._calls.setdefault(sequence, _Announcement(rank, signature))
-            if first.signature.digest != signature.digest:
-                self.fail(_mismatch(rank, signature, first.rank, first.signature))
-            first.ranks += 1
-            if first.ranks == self.size:
+            if self._error is not None:
+                return
+            call = self._calls.setdefault(sequence, _Announced(rank, signature))
+            call.ranks.add(rank)
+            if call.signature.digest != signature.digest:
+                self.fail(_mismatch(rank, signature, call.first, call.signature))
+            elif len(call.ranks) == self.size:
                 del self._calls[sequence]
+
+    def absent(self, sequence: int) -> Collection[int]:
+        """Return the ranks that have not announced a call that others have."""
+        with self._lock:
+            call = self._calls.get(sequence)
+            return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
         """Put a message into its channel."""
@@ -70,7 +78,7 @@ class LocalNetwork:
             receive = channel.expected.pop(identity, None)
             if receive is None:
                 channel.waiting[identity] = message
-                channel.buffer()
+                self._buffer(channel)
             else:
                 self._deliver(message, receive)
         return message
@@ -88,7 +96,7 @@ class LocalNetwork:
             else:
                 self._deliver(message, receive)
                 channel.credit += message.buffered
-                channel.buffer()
+                self._buffer(channel)
         return receive
 
     def check(self) -> None:
@@ -142,9 +150,26 @@ class LocalNetwork:
             self.fail(MismatchError(f"{what}, both in {message.signature}", peer=message.rank))
             return
         _copy(receive.pieces, message.pieces)
-        message.complete = receive.complete = True
-        self._count(message.rank, message.peer, sent_messages=1, sent_nbytes=sent)
+        self._complete(message)
+        receive.complete = True
         self._count(receive.rank, receive.peer, received_messages=1, received_nbytes=sent)
+
+    def _buffer(self, channel: _Channel) -> None:
+        """Copy the messages that have waited longest, as far as there is credit, so that their senders are done."""
+        for message in channel.waiting.values():
+            if channel.credit == 0:
+                return
+            if not message.buffered:
+                message.pieces = [memoryview(b"".join(message.pieces))]
+                message.buffered = True
+                channel.credit -= 1
+                self._complete(message)
+
+    def _complete(self, message: _Message) -> None:
+        """Let the sender of `message` go on, the first time that this is asked for."""
+        if not message.complete:
+            message.complete = True
+            self._count(message.rank, message.peer, sent_messages=1, sent_nbytes=message.nbytes)
 
     def _count(self, rank: int, peer: int, **more: int) -> None:
         now = self._traffic[rank].get(peer, Traffic(LocalTransport.name))
@@ -165,6 +190,9 @@ class LocalTransport:
 
     def announce(self, sequence: int, signature: Signature) -> None:
         self._network.announce(self.rank, sequence, signature)
+
+    def absent(self, sequence: int) -> Collection[int]:
+        return self._network.absent(sequence)
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         return self._network.send(self.rank, peer, identity, signature, pieces)
@@ -189,12 +217,12 @@ _Pieces = Sequence[memoryview]
 
 
 @dataclass(slots=True)
-class _Announcement:
-    """The first call with a sequence number, and how many ranks have made it."""
+class _Announced:
+    """A call that some ranks have made: the first of them, what it called, and who they are."""
 
-    rank: int
+    first: int
     signature: Signature
-    ranks: int = 0
+    ranks: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -234,16 +262,6 @@ class _Channel:
         if len(self.recent) > _DUPLICATE_WINDOW:
             self.recent.popitem(last=False)
         return True
-
-    def buffer(self) -> None:
-        """Copy the messages that have waited longest, as far as there is credit, so that their senders are done."""
-        for message in self.waiting.values():
-            if self.credit == 0:
-                return
-            if not message.buffered:
-                message.pieces = [memoryview(b"".join(message.pieces))]
-                message.complete = message.buffered = True
-                self.credit -= 1
 
 
 def _copy(dst: _Pieces, src: _Pieces) -> None:
