@@ -16,7 +16,7 @@ import click
 
 from unisono.errors import UsageError
 from unisono.launchers.failure import LastError, last_error, root_cause
-from unisono.launchers.job import LocalJob
+from unisono.launchers.job import LocalJob, require_open_files
 from unisono.launchers.output import MergedOutput, Write
 from unisono.launchers.process import Command, Exit, signal_name
 from unisono.options import FIELDS, Options, variable
@@ -89,6 +89,7 @@ def command(
     options = Options.from_environment(environ)
     argv = _program(program, module=module, executable=context.meta["executable"])
     everything = verbose or options.log == "debug"
+    require_open_files(size)
     write = _writer(size, label=label)
     output = MergedOutput(write, hold=not everything)
     job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)

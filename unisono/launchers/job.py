@@ -80,7 +80,7 @@ class LocalJob:
             raise UsageError("a job needs at least one rank")
         if bind not in {None, "core"}:
             raise UsageError(f"bind must be None or 'core'; got {bind!r}")
-        _allow_open_files(len(commands))
+        require_open_files(len(commands))
         self.timed_out = False
         self._commands = commands
         self._observer = observer
@@ -213,7 +213,12 @@ class LocalJob:
         self._selector.close()
 
 
-def _allow_open_files(size: int) -> None:
+def require_open_files(size: int) -> None:
+    """Let this process open the files that it needs to watch `size` ranks.
+
+    Raises:
+        UsageError: the system does not allow so many.
+    """
     needed = size * FILES_PER_RANK + FILES_OF_LAUNCHER
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:

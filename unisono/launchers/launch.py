@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.launchers.job import require_open_files
 from unisono.launchers.messages import Setup, Task, by_value, encoded
 from unisono.launchers.team import OnOutput, Team
 from unisono.options import Options
@@ -74,6 +75,7 @@ class Pool:
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"size must be a positive number of ranks; got {size!r}")
+        require_open_files(size)
         self._size = size
         self._bind = bind
         self._options = options

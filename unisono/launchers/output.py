@@ -36,8 +36,9 @@ class Lines:
         end = 0
         found = []
         for match in _LINE.finditer(self._rest):
-            found.append(match[0])
             end = match.end()
+            if match[0] != b"\r":  # Progress bars also begin with one.
+                found.append(match[0])
         self._rest = self._rest[end:]
         if self._rest and (not data or len(self._rest) > LONGEST_LINE_NBYTES):
             found.append(self._rest.rstrip(b"\r") + b"\n")

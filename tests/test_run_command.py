@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 60
+RUN = (sys.executable, "-m", "unisono", "run")
+
+Script = Callable[[str], Path]
+FAIL = 'import unisono as un; raise un.PeerLostError("rank 1 has died")'
+WAIT = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Write a script in which `rank` is known and return its path."""
+
+    def write(body: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text('import os, sys\nrank = int(os.environ["UNISONO_RANK"])\n' + textwrap.dedent(body))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_rank_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not processes_of(tmp_path)
+
+
+def processes_of(folder: Path) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_text()
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(f"{path.parent.name}: {command}")
+    return found
+
+
+def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a job whose ranks say "ready" and wait until all have; kill it when the test is over."""
+    command = [*RUN, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for _ in range(int(command[command.index("-n") + 1])):
+                assert process.stdout.readline().endswith("ready\n")
+            yield process
+        finally:
+            process.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_each_line_is_whole_and_has_the_label_of_its_rank(script: Script) -> None:
+    program = script("""
+        for line in range(300):
+            for piece in (f"line {line} ", "x" * 200, f" of {rank}", chr(10)):
+                sys.stdout.write(piece)
+    """)
+    ended = run("-n", 3, program)
+    assert ended.returncode == 0
+    lines = ended.stdout.splitlines()
+    expected = [f"[{rank}] line {line} {'x' * 200} of {rank}" for rank in range(3) for line in range(300)]
+    assert sorted(lines) == sorted(expected)
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert mine == [line for line in expected if line.startswith(f"[{rank}] ")]
+
+
+def test_the_last_line_needs_no_end(script: Script) -> None:
+    assert run("-n", 1, script("sys.stdout.write('no end')")).stdout == "[0] no end\n"
+
+
+def test_standard_output_and_errors_stay_apart(script: Script) -> None:
+    ended = run("-n", 1, script("print('out'); print('err', file=sys.stderr)"))
+    assert (ended.stdout, ended.stderr) == ("[0] out\n", "[0] err\n")
+
+
+def test_labels_can_be_left_out(script: Script) -> None:
+    assert run("-n", 2, "--no-label", script("print('same')")).stdout == "same\nsame\n"
+
+
+def test_arguments_reach_the_script_unchanged(script: Script) -> None:
+    ended = run("-n", 1, script("print(sys.argv[1:])"), "-n", "7", "--", "--bind", "a b")
+    assert ended.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
+
+
+def test_ranks_are_told_their_place_in_one_job(script: Script) -> None:
+    program = script("""
+        told = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB")
+        print(*(os.environ["UNISONO_" + name] for name in told))
+    """)
+    facts = [line.split()[1:] for line in sorted(run("-n", 3, program).stdout.splitlines())]
+    assert [fact[:4] for fact in facts] == [[str(rank), "3", str(rank), "3"] for rank in range(3)]
+    assert len({tuple(fact[4:]) for fact in facts}) == 1
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", facts[0][4])
+    assert re.fullmatch(r"[0-9a-f]{32}", facts[0][5])
+
+
+def test_the_key_comes_in_a_pipe_and_nowhere_else(script: Script) -> None:
+    program = script("""
+        key = os.read(int(os.environ["UNISONO_KEY_FD"]), 1000)
+        everything = b"".join(open(f"/proc/self/{name}", "rb").read() for name in ("environ", "cmdline"))
+        print(key.hex(), key in everything or key.hex().encode() in everything)
+    """)
+    first, second = (sorted(run("-n", 2, program).stdout.splitlines()) for _ in range(2))
+    keys = {line.split()[1] for line in first}
+    assert [line.split()[2] for line in first] == ["False", "False"]
+    assert len(keys) == 1
+    assert len(bytes.fromhex(keys.pop())) == 32
+    assert first[0] != second[0]
+
+
+def test_cores_are_shared_among_the_threads_of_the_ranks(script: Script) -> None:
+    program = script("print(os.environ['OMP_NUM_THREADS'])")
+    cores = len(os.sched_getaffinity(0))
+    assert run("-n", 1, program).stdout == f"[0] {cores}\n"
+    assert set(run("-n", cores + 1, "--no-label", program).stdout.split()) == {"1"}
+    assert run("-n", 1, program, OMP_NUM_THREADS="5").stdout == "[0] 5\n"
+
+
+def test_ranks_can_be_bound_to_cores_in_turn(script: Script) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) + 1
+    ended = run("-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"))
+    assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size))
+
+
+def test_modules_and_executables_can_be_run(tmp_path: Path) -> None:
+    assert run("-n", 1, "-m", "json.tool", "--help").stdout.startswith("[0] usage")
+    assert sorted(run("-n", 2, "--", "echo", "-n", "3").stdout.splitlines()) == ["[0] 3", "[1] 3"]
+
+
+def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Script) -> None:
+    program = script(f"""
+        import time
+        if rank != 1:
+            {FAIL}
+        time.sleep(1)
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("the cause")
+    """)
+    ended = run("-n", 3, program)
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "[1] Traceback (most recent call last):"
+    assert "[1] ValueError: the cause" in lines
+    assert lines[-3] == "unisono: rank 1 exited with code 1"
+    assert lines[-2] == "unisono: rank 0 then exited with code 1 (PeerLostError: rank 1 has died)"
+    assert not [line for line in lines if line.startswith(("[0]", "[2]"))]
+
+
+def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
+    ended = run("-n", 2, "--verbose", script(f"if rank: raise ValueError('the cause')\n{FAIL}"))
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 2
+    assert "unisono: rank 1 exited with code 1" in ended.stderr
+
+
+def test_an_exit_code_is_passed_on(script: Script) -> None:
+    ended = run("-n", 2, script(f"if rank == 1: sys.exit(7)\n{FAIL}"))
+    assert ended.returncode == 7
+    assert ended.stderr.splitlines()[0] == "unisono: rank 1 exited with code 7"
+
+
+def test_a_killed_rank_is_the_cause_and_gives_128_plus_the_signal(script: Script) -> None:
+    ended = run("-n", 2, script(f"if rank == 1: os.kill(os.getpid(), 9)\n{FAIL}"))
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert ended.stderr.splitlines()[0] == "unisono: rank 1 was killed by SIGKILL"
+
+
+def test_a_failure_stops_ranks_that_do_not_notice(script: Script) -> None:
+    ended = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
+    assert ended.returncode == 1
+    assert "unisono: rank 2 was stopped (SIGTERM)" in ended.stderr
+
+
+def test_a_syntax_error_is_shown_for_one_rank(script: Script) -> None:
+    ended = run("-n", 3, script("never def this"))
+    assert ended.returncode == 1
+    assert ended.stderr.count("    never def this\n") == 1
+    assert "SyntaxError" in ended.stderr
+
+
+@pytest.mark.parametrize("then", ["", "import time; time.sleep(4); print('goes on')"])
+def test_a_traceback_of_a_rank_that_does_not_fail_is_output_like_any_other(script: Script, then: str) -> None:
+    ended = run(
+        "-n", 1, script(f"import logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('note')\n{then}")
+    )
+    assert ended.returncode == 0
+    assert ended.stderr.startswith("[0] ERROR:root:note\n[0] Traceback (most recent call last):\n")
+    assert ended.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
+
+
+def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> None:
+    program = script("""
+        if rank == 1: sys.exit(0)
+        from unisono.collectives.environment import detect
+        from unisono.transports.rendezvous import open_store
+        job = detect(os.environ)
+        store = open_store(job.store, rank=rank, key=job.key, job=job.job, timeout_s=30.0)
+        store.get("what rank 1 would set", 600.0)
+    """)
+    ended = run("-n", 2, program)
+    assert ended.returncode == 1
+    assert "RendezvousError: rank 1 exited with code 0 before it called un.init()" in ended.stderr
+
+
+def test_an_interrupt_is_told_once(script: Script) -> None:
+    with started("-n", 3, script(f"print('ready')\n{WAIT}")) as job:
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (130, "unisono: interrupted\n")
+
+
+def test_a_second_interrupt_kills_ranks_that_ignore_the_first(script: Script) -> None:
+    program = script(f"""
+        import signal
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: print("no"))
+        print("ready")
+        while True: {WAIT}
+    """)
+    with started("-n", 2, program) as job:
+        assert job.stdout is not None
+        job.send_signal(signal.SIGINT)
+        assert job.stdout.readline().endswith("no\n")
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_the_launcher_end_the_ranks(script: Script, number: signal.Signals) -> None:
+    with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
+        job.send_signal(number)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (128 + number, f"unisono: stopped by {number.name}\n")
+
+
+def test_user_signals_reach_the_ranks_and_end_nothing(script: Script) -> None:
+    program = script("""
+        import signal
+        signal.signal(signal.SIGUSR1, lambda *_: print("got it"))
+        print("ready")
+        signal.pause()
+    """)
+    with started("-n", 2, program) as job:
+        job.send_signal(signal.SIGUSR1)
+        out, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, sorted(out.splitlines()), errors) == (0, ["[0] got it", "[1] got it"], "")
+
+
+def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
+    ended = run("-n", 2, "--timeout", "0.5", script(f"if rank: {WAIT}"))
+    assert ended.returncode == 124
+    assert ended.stderr == "unisono: stopped after 0.5 s (--timeout); rank 1 had not ended\n"
+
+
+def test_killing_the_launcher_kills_the_ranks(script: Script, tmp_path: Path) -> None:
+    with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
+        assert processes_of(tmp_path)
+        job.kill()
+        job.communicate(timeout=DEADLINE_S)
+    until(lambda: not processes_of(tmp_path))
+
+
+def test_processes_that_ranks_leave_behind_are_ended(script: Script, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    program = script(f"import subprocess; subprocess.Popen([sys.executable, '-c', '{WAIT}', {str(marker)!r}])")
+    assert run("-n", 2, program).returncode == 0
+    until(lambda: not processes_of(tmp_path))
+
+
+def test_a_reader_that_goes_away_ends_the_job(script: Script) -> None:
+    program = script("while True: print('ready')")
+    with started("-n", 2, program) as job:
+        assert job.stdout is not None
+        job.stdout.close()
+        assert job.stderr is not None
+        assert job.stderr.read() == ""
+        assert job.wait(DEADLINE_S) == 128 + signal.SIGPIPE
+
+
+def test_no_files_are_left(script: Script, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert run("-n", 2, script("print('done')"), TMPDIR=str(temporary)).returncode == 0
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-n", "0", "{script}"], "'0' is not a positive number of ranks"),
+        (["-n", "-2", "{script}"], "'-2' is not a positive number of ranks"),
+        (["-n", "two", "{script}"], "'two' is not a positive number of ranks"),
+        (["-n", "99999999999999999999", "{script}"], "is not a positive number of ranks"),
+        (["-n", "99999999", "{script}"], "open files"),
+        (["{script}"], "Missing option '-n'"),
+        (["-n", "2"], "Missing argument 'PROGRAM...'"),
+        (["-n", "2", "absent.py"], "there is no file 'absent.py'"),
+        (["-n", "2", "{folder}"], "is a directory"),
+        (["-n", "2", "/etc/hostname"], "'/etc/hostname' is not a Python file"),
+        (["-n", "2", "echo", "hello"], "put -- before it"),
+        (["-n", "2", "-m", "absent_module"], "there is no module 'absent_module'"),
+        (["-n", "2", "--", "absent-executable"], "there is no executable 'absent-executable'"),
+        (["-n", "2", "--bind", "socket", "{script}"], "'socket' is not one of 'none', 'core'"),
+        (["-n", "2", "--timeout", "nan", "{script}"], "'nan' is not a positive number of seconds"),
+        (["-n", "2", "--bogus", "{script}"], "No such option"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_starts(
+    script: Script, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    places = {"script": script("print('started')"), "folder": tmp_path}
+    ended = run(*(argument.format(**places) for argument in arguments))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", ended.stderr)
+
+
+def test_a_setting_that_does_not_exist_is_refused_before_anything_starts(script: Script) -> None:
+    ended = run("-n", 2, script("print('started')"), UNISONO_LOGG="info")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "unisono: UNISONO_LOGG is not a setting of Unisono; did you mean UNISONO_LOG?\n"
+
+
+def test_the_log_level_reaches_the_ranks(script: Script) -> None:
+    assert run("-n", 1, "--log", "info", script("print(os.environ['UNISONO_LOG'])")).stdout == "[0] info\n"
