@@ -12,6 +12,7 @@ from unisono.algorithms.plan import (
     Copy,
     Group,
     MessageStep,
+    Partition,
     Plan,
     Read,
     Recv,
@@ -358,9 +359,35 @@ def test_two_messages_to_one_peer_in_a_group_are_refused() -> None:
 
 
 def test_blocks_that_do_not_exist_or_repeat_are_refused() -> None:
-    for span in (input_block(count=2), input_block(count=0), Span(Buffer.INPUT, count=2, stride=2)):
-        with pytest.raises(PlanError, match="does not name different blocks of the 1 of INPUT"):
-            verify_plans(pair([[Group((Send(1, span),))]], [[]]))
+    for span in (input_block(count=3), input_block(count=0), input_block(count=2, stride=2)):
+        with pytest.raises(PlanError, match="does not name different blocks of the 2 of INPUT"):
+            verify_plans(pair([[Group((Send(1, span),))]], [[]], blocks=2))
+
+
+def test_operands_of_different_numbers_of_blocks_are_refused() -> None:
+    uneven = Group((Copy(output_block(count=2), input_block()),))
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: operands have 1 and 2 blocks"):
+        verify_plans(pair([[uneven]], [[]], blocks=2))
+
+
+def test_a_reduction_of_nothing_is_refused() -> None:
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: reduces nothing"):
+        verify_plans(pair([[Group((Reduce(output_block(), ()),))]], [[]]))
+
+
+def test_writing_a_value_to_a_block_that_may_be_longer_is_refused() -> None:
+    misplaced = Group((Copy(output_block(1), input_block(0)),))
+    message = r"rank 0, lane 0, group 0, step 0: writes a value of block 0 \(of 2\) to block 1 of OUTPUT"
+    with pytest.raises(PlanError, match=message):
+        verify_plans(pair([[misplaced]], [[]], blocks=2))
+
+
+def test_a_collective_has_an_output_exactly_if_it_promises_one() -> None:
+    nothing = Plan("allreduce", "test", 1, 0, 0, even(1), Partition(0))
+    with pytest.raises(PlanError, match="rank 0: allreduce with an OUTPUT of 0 blocks"):
+        verify_plans([nothing])
+    with pytest.raises(PlanError, match="rank 0: barrier with an OUTPUT of 1 blocks"):
+        verify_plans([replace(nothing, collective="barrier", output=even(1))])
 
 
 def test_a_message_must_be_received_into_as_many_blocks_as_are_sent() -> None:
@@ -427,6 +454,21 @@ def test_a_declared_cost_that_is_not_what_the_plan_does_is_refused(cost: Cost, t
         verify_algorithm(replace(RING, cost=lambda size: cost), 4)
 
 
+def test_declarations_of_equal_bits_and_of_the_name_are_proved() -> None:
+    def uneven(size: int, rank: int, root: int = 0) -> Plan:
+        plan = flat(find("allreduce", "direct").build(size, rank, root))
+        reduce = groups_of(plan)[1].steps[0]
+        assert isinstance(reduce, Reduce)
+        return with_step(plan, 1, 0, replace(reduce, sources=reduce.sources[::-1])) if rank == 1 else plan
+
+    algorithm = replace(find("allreduce", "direct"), build=uneven, commutative_only=True)
+    assert not verify_algorithm(replace(algorithm, same_bits=False), 3).same_bits
+    with pytest.raises(PlanError, match="allreduce direct on 3 ranks: the ranks do not all get the same bits"):
+        verify_algorithm(algorithm, 3)
+    with pytest.raises(PlanError, match="allreduce star builds plans of allreduce ring"):
+        verify_algorithm(replace(RING, name="star"), 3)
+
+
 def test_an_algorithm_is_refused_by_its_own_reason_where_it_does_not_support_the_size() -> None:
     picky = replace(RING, supports=lambda size: "the number of ranks is odd" if size % 2 else None)
     assert verify_algorithm(picky, 4).same_bits
@@ -440,6 +482,8 @@ def test_plans_that_do_not_belong_together_are_refused() -> None:
         verify_plans([plans[0], plans[2], plans[1]])
     with pytest.raises(PlanError, match="does not know the collective 'shuffle'"):
         verify_plans([replace(plan, collective="shuffle") for plan in plans])
+    with pytest.raises(PlanError, match="the root 3 is none of 3 ranks"):
+        verify(RING.build, 3, root=3)
     with pytest.raises(PlanError, match="there are no plans"):
         verify_plans([])
 
