@@ -46,6 +46,8 @@ class Library:
         rank_variable: the environment variable in which that launcher gives a process its rank.
         environment: its environment in `ENVIRONMENTS`, or None for the one that this process runs in.
         variables: environment variables to set, with {root} (the environment's folder) to be filled in.
+        binds: whether its ranks are bound to cores where ranks are; not so a library that moves its data in threads of
+            its own, to which that does harm.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Library:
     rank_variable: str
     environment: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    binds: bool = True
 
     @property
     def folder(self) -> Path:
@@ -82,13 +85,12 @@ OPEN_MPI = "{bin}/mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 HYDRA = "{bin}/mpiexec -n {ranks}"
 INTEL = {"I_MPI_PIN": "0", "I_MPI_ROOT": "{root}", "LD_LIBRARY_PATH": "{root}/lib"}
-# oneCCL chooses a GPU plugin, and fails without one, unless told to stay on the CPU. Its worker threads are what it would
-# leave out by itself on one core per rank, if Intel MPI did the binding: with them on that core, calls take 10 ms and more.
+# oneCCL chooses a GPU plugin, and fails without one, unless told to stay on the CPU. It leaves out its worker thread on
+# one core per rank, but sees that only if Intel MPI has done the binding; with the thread, calls take 10 ms and more.
 ONE_CCL = {
     **INTEL,
     "CCL_ROOT": "{root}",
     "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
-    "CCL_LOG_LEVEL": "error",
     "CCL_WORKER_OFFLOAD": "0",
 }
 # mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
@@ -99,7 +101,7 @@ TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node {ranks} --monitor-inter
 PEERS: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("gloo", "gloo", f"{TORCHRUN} {{worker}}", "RANK", "gloo", {"GLOO_SOCKET_IFNAME": "lo"}),
+        Library("gloo", "gloo", f"{TORCHRUN} {{worker}}", "RANK", "gloo", {"GLOO_SOCKET_IFNAME": "lo"}, binds=False),
         Library("openmpi", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", AS_ROOT),
         Library(
             "openmpi-single", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", {**AS_ROOT, **SINGLE}

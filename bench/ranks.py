@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from unisono.bench.peers import ADAPTERS, Library
@@ -28,6 +29,8 @@ POLL_S = 0.05
 STOP_S = 5.0
 READ_NBYTES = 1 << 20
 LINE_LENGTH = 200
+RANK_ENDED = "a rank ended unexpectedly"
+SHARED_MEMORY = "/dev/shm/"
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -42,11 +45,9 @@ class RefusedError(Exception):
 class _Connection:
     """The line to one worker: one request at a time, and its reply."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        pid, self.uid, _ = CREDENTIALS.unpack(
-            channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        )
+    def __init__(self, channel: socket.socket, pid: int) -> None:
         self.channel = channel
+        self._pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._received = b""
 
@@ -58,7 +59,7 @@ class _Connection:
         """
         data = self.channel.recv(READ_NBYTES)
         if not data:
-            raise JobError("a rank ended unexpectedly")
+            raise JobError(RANK_ENDED)
         self._received += data
         if not self._received.endswith(b"\n"):
             return None
@@ -67,6 +68,13 @@ class _Connection:
         if "failed" in message:
             raise JobError(message["failed"])
         return message
+
+    def shared_memory(self) -> list[str]:
+        """Return the paths of the named shared memory that the worker has mapped; empty once it has ended."""
+        with contextlib.suppress(OSError):
+            lines = Path("/proc", str(self._pid), "maps").read_text().splitlines()
+            return [SHARED_MEMORY + line.rpartition(SHARED_MEMORY)[2] for line in lines if SHARED_MEMORY in line]
+        return []
 
     def kill(self) -> None:
         """Kill the worker, if it still lives, and close the line."""
@@ -91,7 +99,9 @@ class Job:
         """
         self.library = library
         self._connections: dict[int, _Connection] = {}
+        self._shared_memory: set[str] = set()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the job)
+        self._scratch = tempfile.TemporaryDirectory(prefix="unisono-bench-")  # Some launchers leave files behind.
         address = f"unisono-bench-{secrets.token_hex(16)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind("\0" + address)
@@ -100,6 +110,7 @@ class Job:
             with self._killed_on_error():
                 self._accept(listener, ranks, time.monotonic() + deadline_s)
         joined = self.ask("join", deadline_s)
+        self._note_shared_memory()
         self.version = str(joined[0]["version"])
         if joined[0]["size"] != ranks:
             self.close()
@@ -135,13 +146,14 @@ class Job:
 
     def _start(self, ranks: int, cores: Sequence[int], address: str) -> subprocess.Popen[bytes]:
         adapter = str(ADAPTERS / f"{self.library.adapter}.py")
-        binding = ",".join(map(str, cores)) or "-"
+        binding = ",".join(map(str, cores)) if cores and self.library.binds else "-"
         python = str(self.library.folder / "bin" / "python")
-        # -I: no variable and no folder of the user's changes what is imported.
-        worker = [python, "-I", str(ADAPTERS / "worker.py"), adapter, address, self.library.rank_variable, binding]
+        worker = [python, "-s", str(ADAPTERS / "worker.py"), adapter, address, self.library.rank_variable, binding]
+        # No variable of the user's changes what Python imports (-I would also hide mpi4py's variables from it).
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return subprocess.Popen(
             self.library.command(ranks, worker),
-            env={**os.environ, **self.library.environ()},
+            env={**inherited, "TMPDIR": self._scratch.name, **self.library.environ()},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -156,10 +168,14 @@ class Job:
             if time.monotonic() > deadline:
                 raise JobError(f"only {len(self._connections)} of {ranks} ranks have started in time")
             with contextlib.suppress(TimeoutError):
-                connection = _Connection(listener.accept()[0])
-                if connection.uid != os.getuid():
-                    connection.channel.close()
+                channel, _ = listener.accept()
+                pid, uid, _ = CREDENTIALS.unpack(
+                    channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+                )
+                if uid != os.getuid():
+                    channel.close()
                     continue
+                connection = _Connection(channel, pid)
                 (greeting,) = _receive({0: connection}, deadline)
                 self._connections[greeting["rank"]] = connection
 
@@ -169,8 +185,8 @@ class Job:
         try:
             yield
         except (JobError, OSError) as error:
-            self._kill()
-            raise JobError(f"{error}{self._last_words()}") from None
+            what = str(error) if isinstance(error, JobError) else RANK_ENDED
+            raise JobError(what + self._kill()) from None
         except BaseException:
             self._kill()
             raise
@@ -181,13 +197,26 @@ class Job:
         telling = [line.strip()[:LINE_LENGTH] for line in lines if "error" in line.lower()]
         return f" ({telling[-1]})" if telling else ""
 
-    def _kill(self) -> None:
+    def _note_shared_memory(self) -> None:
+        for connection in self._connections.values():
+            self._shared_memory.update(connection.shared_memory())
+
+    def _kill(self) -> str:
+        """End everything that still lives, remove what killed libraries leave behind, and return their last words."""
+        if self._output.closed:
+            return ""
+        self._note_shared_memory()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._launcher.pid, signal.SIGKILL)
         self._launcher.wait()
         for connection in self._connections.values():
             connection.kill()
+        for name in self._shared_memory:
+            Path(name).unlink(missing_ok=True)
         self._connections.clear()
+        self._scratch.cleanup()
+        with self._output:
+            return self._last_words()
 
 
 def _receive(connections: Mapping[int, _Connection], deadline: float) -> list[dict[str, Any]]:
