@@ -29,7 +29,6 @@ def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
     INPUT and OUTPUT are cut into `size` blocks and may be the same memory; there is no SCRATCH. The contributions to
     block b are combined in the order b, b + 1, …, modulo `size`, once, so that all ranks get the same bits.
     """
-    lane = _reduce_scatter(size, rank) + _allgather(size, rank)
     alone: Lane = (Group((Copy(output_block(), input_block(), lower=True),)),)
     return Plan(
         collective="allreduce",
@@ -39,7 +38,7 @@ def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=even(size),
         output=even(size),
-        lanes=(lane if size > 1 else alone,),
+        lanes=(_reduce_scatter(size, rank) + _allgather(size, rank) if size > 1 else alone,),
     )
 
 

@@ -1,0 +1,41 @@
+"""Changing single steps of plans, for tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.plan import Group, Plan, Step
+
+
+def flat(plan: Plan) -> Plan:
+    """Return the plan with its repeats unrolled, so that single steps can be changed."""
+    return replace(plan, lanes=tuple(tuple(plan.groups(lane)) for lane in range(len(plan.lanes))))
+
+
+def flat_plans(algorithm: Algorithm, size: int, root: int = 0) -> list[Plan]:
+    return [flat(algorithm.build(size, rank, root)) for rank in range(size)]
+
+
+def groups_of(plan: Plan, lane: int = 0) -> list[Group]:
+    return list(plan.groups(lane))
+
+
+def with_groups(plan: Plan, groups: Sequence[Group]) -> Plan:
+    """Return the plan with one lane, of these groups."""
+    return replace(plan, lanes=(tuple(groups),))
+
+
+def with_step(plan: Plan, group: int, step: int, *changed: Step) -> Plan:
+    """Return the plan with one step of lane 0 replaced by those given, or by none."""
+    groups = groups_of(plan)
+    steps = groups[group].steps
+    groups[group] = replace(groups[group], steps=(*steps[:step], *changed, *steps[step + 1 :]))
+    return with_groups(plan, groups)
+
+
+def changed(plans: Sequence[Plan], rank: int, change: Callable[[Plan], Plan]) -> list[Plan]:
+    return [change(plan) if plan.rank == rank else plan for plan in plans]
+
+
+def step_at(plans: Sequence[Plan], rank: int, group: int, step: int) -> Step:
+    return groups_of(plans[rank])[group].steps[step]
