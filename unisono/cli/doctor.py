@@ -74,7 +74,7 @@ def command(*, as_json: bool) -> int:
 def examine(environ: Mapping[str, str]) -> Report:
     """Try everything, and return what was found."""
     settings, bad_settings = _settings(environ)
-    return Report(_machine(), [*run_checks(), *bad_settings], look_for(), settings, _trust(environ))
+    return Report(_machine(), [*run_checks(), *bad_settings], look_for(), settings, trust(environ))
 
 
 def _machine() -> dict[str, str]:
@@ -83,11 +83,11 @@ def _machine() -> dict[str, str]:
         "unisono": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({_ranges(allowed)})",
+        "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({ranges(allowed)})",
     }
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """Return sorted numbers as ``0-3,6``."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
@@ -106,7 +106,8 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
     return settings, findings
 
 
-def _trust(environ: Mapping[str, str]) -> str:
+def trust(environ: Mapping[str, str]) -> str:
+    """Return what keeps strangers out of the job that `environ` describes."""
     try:
         launch = detect(environ)
     except UsageError as error:

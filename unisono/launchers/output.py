@@ -19,7 +19,7 @@ HOLD_S = 2.0
 LONGEST_LINE_NBYTES = 1 << 20
 
 # A line ends at "\n", or at "\r" as progress bars use it; "\r\n" is one end.
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 
 Write = Callable[[int, str, bytes], None]
 
@@ -33,13 +33,13 @@ class Lines:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that `data` completes, each with its end; b"" completes the last one."""
         self._rest += data
-        end = 0
+        start = 0
         found = []
-        for match in _LINE.finditer(self._rest):
-            end = match.end()
-            if match[0] != b"\r":  # Progress bars also begin with one.
-                found.append(match[0])
-        self._rest = self._rest[end:]
+        for match in _END.finditer(self._rest):
+            line, start = self._rest[start : match.end()], match.end()
+            if line != b"\r":  # Progress bars also begin with one.
+                found.append(line)
+        self._rest = self._rest[start:]
         if self._rest and (not data or len(self._rest) > LONGEST_LINE_NBYTES):
             found.append(self._rest.rstrip(b"\r") + b"\n")
             self._rest = b""

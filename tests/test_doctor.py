@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from unisono.cli import doctor
+from unisono.cli.checks import CHECKS, PACKAGES, Check, Package, look_for, run_checks
+from unisono.options import FIELDS
+
+DEADLINE_S = 110
+ABSENT = Package("absent_package", "import absent_package", "pip install absent-package")
+
+
+def run_doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "COLUMNS": "200", **environ},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    ended = run_doctor("--json")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_what_transports_need_works_here(report: dict[str, Any]) -> None:
+    assert {check["subject"] for check in report["checks"]} == {check.subject for check in CHECKS}
+    assert all(check["usable"] for check in report["checks"])
+
+
+def test_the_native_core_is_loaded(report: dict[str, Any]) -> None:
+    core = next(check for check in report["checks"] if check["subject"] == "native core")
+    assert core["detail"].startswith("loaded")
+
+
+def test_every_package_is_there_or_has_a_reason_and_a_remedy(report: dict[str, Any]) -> None:
+    assert [package["subject"] for package in report["packages"]] == [package.name for package in PACKAGES]
+    for package in report["packages"]:
+        assert package["detail"]
+        assert package["usable"] or package["remedy"].startswith("pip install ")
+
+
+def test_settings_have_a_value_and_an_origin() -> None:
+    settings = json.loads(run_doctor("--json", UNISONO_TRANSPORT="tcp").stdout)["settings"]
+    assert [setting["name"] for setting in settings] == list(FIELDS)
+    origins = {setting["name"]: (setting["value"], setting["origin"]) for setting in settings}
+    assert origins["transport"] == ("tcp", "UNISONO_TRANSPORT")
+    assert origins["timeout_s"] == ("300.0", "default")
+
+
+def test_a_setting_that_cannot_be_used_is_found() -> None:
+    ended = run_doctor("--json", UNISONO_TRANSPORT="pigeon")
+    assert ended.returncode == 1
+    found = next(check for check in json.loads(ended.stdout)["checks"] if check["subject"] == "settings")
+    assert "UNISONO_TRANSPORT='pigeon' cannot be used" in found["detail"]
+
+
+def test_people_get_the_same_in_tables() -> None:
+    ended = run_doctor()
+    assert ended.returncode == 0
+    for text in ("Needed", "native core", "Optional packages", "torch", "Settings", "bind_address", "Trust: "):
+        assert text in ended.stdout
+
+
+def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    (finding,) = run_checks([Check("shared memory", fail, required=True)])
+    assert not finding.usable
+    assert finding.detail == "PermissionError: [Errno 1] Operation not permitted"
+    assert not doctor.Report({}, [finding], [], [], "").healthy
+
+
+def test_an_absent_package_is_not_installed() -> None:
+    (finding,) = look_for([ABSENT])
+    assert (finding.usable, finding.detail, finding.remedy) == (False, "not installed", "pip install absent-package")
+
+
+def test_a_package_that_breaks_at_import_tells_its_own_error() -> None:
+    broken = ABSENT._replace(statement="import ctypes; ctypes.CDLL('libabsent.so.1')")
+    (finding,) = look_for([broken])
+    assert finding.detail.startswith("OSError: libabsent.so.1")
+
+
+def test_a_package_that_brings_the_interpreter_down_is_survived() -> None:
+    (finding,) = look_for([ABSENT._replace(statement="import os; os.abort()")])
+    assert (finding.usable, finding.detail) == (False, "its import ended with code -6")
+
+
+@pytest.mark.parametrize(
+    ("environ", "trust"),
+    [
+        ({}, "No launcher"),
+        ({"UNISONO_RANK": "0", "UNISONO_SIZE": "2", "UNISONO_STORE": "tcp://127.0.0.1:1"}, "Rank 0 makes"),
+        ({"UNISONO_RANK": "0"}, "Unknown: UNISONO_RANK is set but"),
+    ],
+)
+def test_the_report_says_whom_a_job_trusts(environ: dict[str, str], trust: str) -> None:
+    places = {"UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "2"} if len(environ) > 1 else {}
+    assert doctor.trust({**environ, **places}).startswith(trust)
+
+
+def test_under_our_launcher_the_key_is_the_launchers() -> None:
+    command = [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert "The launcher made this job's key" in ended.stdout
+
+
+def test_core_numbers_are_told_as_ranges() -> None:
+    assert doctor.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert doctor.ranges([3]) == "3"
