@@ -124,7 +124,12 @@ class RankProcess:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
-        self.pidfd = os.pidfd_open(self._popen.pid)
+        try:
+            self.pidfd = os.pidfd_open(self._popen.pid)
+        except OSError:  # The launcher has no descriptor left to watch the rank with.
+            self._popen.kill()
+            self._popen.wait()
+            raise
         self.streams = {"stdout": self._popen.stdout.fileno(), "stderr": self._popen.stderr.fileno()}
         for descriptor in self.streams.values():
             os.set_blocking(descriptor, False)
