@@ -42,7 +42,7 @@ class Library:
         name: what tables call it.
         adapter: its module in `bench.adapters`.
         launch: the words of the command that starts all ranks, with {ranks}, {bin} (the environment's programs) and
-            {worker} (which stands for several words) to be filled in.
+            {python}, and {worker} (which stands for several words) to be filled in.
         rank_variable: the environment variable in which that launcher gives a process its rank.
         environment: its environment in `ENVIRONMENTS`, or None for the one that this process runs in.
         variables: environment variables to set, with {root} (the environment's folder) to be filled in.
@@ -63,10 +63,15 @@ class Library:
         """The absolute path of the environment that the library is in."""
         return Path(sys.prefix) if self.environment is None else (ROOT / self.environment).absolute()
 
+    @property
+    def python(self) -> str:
+        """The path of the Python that has the library."""
+        return sys.executable if self.environment is None else str(self.folder / "bin" / "python")
+
     def command(self, ranks: int, worker: Sequence[str]) -> list[str]:
         """Return the command that starts `ranks` processes, each of which runs the arguments `worker` of Python."""
-        programs = self.folder / "bin"
-        words = (word.format(ranks=ranks, bin=programs, worker="{worker}") for word in self.launch.split())
+        filled = {"ranks": ranks, "bin": self.folder / "bin", "python": self.python, "worker": "{worker}"}
+        words = (word.format(**filled) for word in self.launch.split())
         return [part for word in words for part in (worker if word == "{worker}" else (word,))]
 
     def environ(self) -> dict[str, str]:
@@ -128,7 +133,7 @@ def unisono_over(transport: str) -> Library:
     return Library(
         f"unisono-{transport}",
         "unisono_api",
-        "{bin}/python -m unisono run -n {ranks} --no-label -- {worker}",
+        "{python} -m unisono run -n {ranks} --no-label -- {worker}",
         "UNISONO_RANK",
         variables={"UNISONO_TRANSPORT": transport},
     )

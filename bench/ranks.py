@@ -147,18 +147,30 @@ class Job:
     def _start(self, ranks: int, cores: Sequence[int], address: str) -> subprocess.Popen[bytes]:
         adapter = str(ADAPTERS / f"{self.library.adapter}.py")
         binding = ",".join(map(str, cores)) if cores and self.library.binds else "-"
-        python = str(self.library.folder / "bin" / "python")
-        worker = [python, "-s", str(ADAPTERS / "worker.py"), adapter, address, self.library.rank_variable, binding]
+        worker = [
+            self.library.python,
+            "-s",
+            str(ADAPTERS / "worker.py"),
+            adapter,
+            address,
+            self.library.rank_variable,
+            binding,
+        ]
         # No variable of the user's changes what Python imports (-I would also hide mpi4py's variables from it).
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        return subprocess.Popen(
-            self.library.command(ranks, worker),
-            env={**inherited, "TMPDIR": self._scratch.name, **self.library.environ()},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            return subprocess.Popen(
+                self.library.command(ranks, worker),
+                env={**inherited, "TMPDIR": self._scratch.name, **self.library.environ()},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._scratch.cleanup()
+            self._output.close()
+            raise JobError(f"its launcher cannot be started: {error}") from None
 
     def _accept(self, listener: socket.socket, ranks: int, deadline: float) -> None:
         listener.settimeout(POLL_S)
