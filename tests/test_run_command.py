@@ -286,9 +286,14 @@ def test_user_signals_reach_the_ranks_and_end_nothing(script: Script) -> None:
 
 
 def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
-    ended = run("-n", 2, "--timeout", "0.5", script(f"if rank: {WAIT}"))
+    program = script(f"""
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if rank: {WAIT}
+    """)
+    ended = run("-n", 3, "--timeout", "1.5", program)
     assert ended.returncode == 124
-    assert ended.stderr == "unisono: stopped after 0.5 s (--timeout); rank 1 had not ended\n"
+    assert ended.stderr == "unisono: stopped after 1.5 s (--timeout): ranks 1, 2 had not ended\n"
 
 
 def test_killing_the_launcher_kills_the_ranks(script: Script, tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def command(
         tracebacks = output.finish()
         if received:
             return _tell_signal(received[0])
-        if job.timed_out:
-            return _tell_timeout(timeout_s, exits)
+        if job.late:
+            return _tell_timeout(timeout_s, job.late)
         return _tell_exits(exits, tracebacks, None if everything else write)
     except BrokenPipeError:  # Nobody reads any more, as in `unisono run … | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -202,9 +202,9 @@ def _tell_signal(number: int) -> int:
     return 128 + number
 
 
-def _tell_timeout(timeout_s: float | None, exits: Sequence[Exit]) -> int:
-    late = ", ".join(str(ended.rank) for ended in sorted(exits, key=lambda ended: ended.rank) if ended.stopped)
-    _tell(f"stopped after {timeout_s:g} s (--timeout); rank {late} had not ended")
+def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
+    ranks = "rank" if len(late) == 1 else "ranks"
+    _tell(f"stopped after {timeout_s:g} s (--timeout): {ranks} {', '.join(map(str, late))} had not ended")
     return TIMED_OUT
 
 

@@ -54,7 +54,7 @@ class LocalJob:
     """The local ranks of one job, run once.
 
     Attributes:
-        timed_out: whether the ranks were stopped because `run` had no more time.
+        late: the ranks that were stopped because `run` had no more time; empty if it had enough.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LocalJob:
         if bind not in {None, "core"}:
             raise UsageError(f"bind must be None or 'core'; got {bind!r}")
         require_open_files(len(commands))
-        self.timed_out = False
+        self.late: list[int] = []
         self._commands = commands
         self._observer = observer
         self._bind = bind
@@ -158,8 +158,8 @@ class LocalJob:
         self._observer.tick()
 
     def _expire(self, deadline: float | None) -> None:
-        if deadline is not None and not self.timed_out and time.monotonic() >= deadline:
-            self.timed_out = True
+        if deadline is not None and not self.late and time.monotonic() >= deadline:
+            self.late = sorted(self._living)
             self._escalate(STOP)
 
     def _drain(self) -> None:
