@@ -8,7 +8,8 @@ The array is a header of 17 words, then tables, one after the other::
     item        times, first group, groups                       (a Group by itself is run once)
     group       first step, steps, first dependency, dependencies
     dependency  lane, group as run
-    step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source, sources, 0
+    step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source,
+                sources, 0
     operand     peer (-1: own), 0, buffer, start, count, stride, advance, 0
     permutation one word per block
 

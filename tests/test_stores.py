@@ -56,7 +56,7 @@ def client(server, key=KEY, job=JOB, timeout_s=DEADLINE_S):
 
 
 def member(rank):
-    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank))
+    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3")
 
 
 def later(action, *arguments):
@@ -386,7 +386,7 @@ def test_ranks_in_their_own_processes_meet(server):
         "from unisono.transports.rendezvous.roster import Member, join\n"
         "url, rank = sys.argv[1], int(sys.argv[2])\n"
         "store = open_store(url, rank=rank, key=bytes(range(32)), job=b'j' * 16, timeout_s=20)\n"
-        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1))\n"
+        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3')\n"
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"
     )

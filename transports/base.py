@@ -122,6 +122,9 @@ class Executor(Protocol):
         `source` and `target` may be the same array. Returns an `Operation`, whose `poll` or `wait` completes it.
         """
 
+    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+        """Start `call` and wait for it: the same as ``start(call, source, target).wait(timeout_s)``, but quicker."""
+
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
 

@@ -79,6 +79,10 @@ class GenericExecutor:
         self._transport.announce(sequence, call.signature)
         return self._launch(_Collective(self, call, sequence, memory, self._transport))
 
+    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+        """See `Executor.run`."""
+        self.start(call, source, target).wait(timeout_s)
+
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         return self._start_message("send", array, dtype, dest, tag)
 

@@ -91,6 +91,10 @@ class Options:
                 raise UsageError(f"{name} is not a setting of Unisono{_suggestion(name)}")
         return dataclasses.replace(cls(), **{**values, **overrides})
 
+    def adopting(self, values: Mapping[str, Any]) -> Options:
+        """Return these options with `values`, by field, instead of their own."""
+        return dataclasses.replace(self, **values)
+
 
 FIELDS: dict[str, Callable[[str], Any]] = {
     "log": _choice("error", "warning", "info", "debug"),

@@ -243,14 +243,14 @@ void bind_endpoint(nb::module_& module) {
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool>(), nb::arg("control"), nb::arg("communicator"),
            nb::arg("crowded"))
-      .def_prop_ro("doorbell", &Endpoint::doorbell)
       .def("add_shm",
-           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int doorbell, int socket) {
-             endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory),
-                                                                     Descriptor(doorbell), Descriptor(socket)));
+           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int bell, int peer_bell,
+              int socket) {
+             endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory), Descriptor(bell),
+                                                                     Descriptor(peer_bell), Descriptor(socket)));
            },
-           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("doorbell"),
-           nb::arg("socket"))
+           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("bell"),
+           nb::arg("peer_bell"), nb::arg("socket"))
       .def("add_tcp",
            [](Endpoint& endpoint, std::int64_t lane, int peer, int socket) {
              endpoint.add_channel(lane, std::make_unique<TcpChannel>(peer, Descriptor(socket)));
@@ -272,6 +272,8 @@ NB_MODULE(_core, module) {
   for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;
   module.attr("SHM_NBYTES") = ShmChannel::segment_nbytes();
+  module.attr("SENDING_LANE") = ChannelTable::sending_lane;
+  module.attr("RECEIVING_LANE") = ChannelTable::receiving_lane;
 
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
   nb::class_<BoundCall>(module, "Call")

@@ -7,34 +7,44 @@
 namespace unisono {
 
 void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
-  const auto peer = static_cast<std::size_t>(channel->peer());
-  if (lane < -1 || lane >= most_lanes || peer >= size_) throw std::invalid_argument("there can be no such channel");
-  auto& peers = lanes_[static_cast<std::size_t>(lane + 1)];
-  if (!peers) peers = std::make_unique<Peers>(size_);
-  if ((*peers)[peer].channel) throw std::invalid_argument("there is such a channel already");
-  (*peers)[peer].channel = std::move(channel);
+  ChannelEntry& entry = at(lane, channel->peer());
+  const std::lock_guard lock(mutex_);
+  if (entry.channel.load(std::memory_order_relaxed) != nullptr)
+    throw std::invalid_argument("there is such a channel already");
+  entry.channel.store(channel.get(), std::memory_order_release);
+  owned_channels_.push_back(std::move(channel));
 }
 
 ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
-  if (lane >= -1 && lane < most_lanes && peer >= 0 && static_cast<std::size_t>(peer) < size_) {
-    const auto& peers = lanes_[static_cast<std::size_t>(lane + 1)];
-    if (peers && (*peers)[static_cast<std::size_t>(peer)].channel) return (*peers)[static_cast<std::size_t>(peer)];
+  if (lane < receiving_lane || lane >= most_lanes || peer < 0 || static_cast<std::size_t>(peer) >= size_)
+    throw std::invalid_argument("there can be no such channel");
+  std::atomic<Peers*>& place = lanes_[static_cast<std::size_t>(lane - receiving_lane)];
+  Peers* peers = place.load(std::memory_order_acquire);
+  if (peers == nullptr) {
+    const std::lock_guard lock(mutex_);
+    peers = place.load(std::memory_order_relaxed);
+    if (peers == nullptr) {
+      owned_lanes_.push_back(std::make_unique<Peers>(size_));
+      peers = owned_lanes_.back().get();
+      for (std::size_t i = 0; i < size_; ++i) (*peers)[i].peer = static_cast<std::int32_t>(i);
+      place.store(peers, std::memory_order_release);
+    }
   }
-  throw std::invalid_argument("a plan uses a channel that has not been opened");
+  return (*peers)[static_cast<std::size_t>(peer)];
 }
 
 std::vector<Channel*> ChannelTable::all() const {
+  const std::lock_guard lock(mutex_);
   std::vector<Channel*> found;
-  for (const auto& peers : lanes_) {
-    if (!peers) continue;
-    for (const ChannelEntry& entry : *peers)
-      if (entry.channel) found.push_back(entry.channel.get());
-  }
+  for (const auto& channel : owned_channels_) found.push_back(channel.get());
   return found;
 }
 
 void ChannelTable::clear() {
-  for (auto& peers : lanes_) peers.reset();
+  const std::lock_guard lock(mutex_);
+  for (const auto& peers : owned_lanes_)
+    for (ChannelEntry& entry : *peers) entry.channel.store(nullptr, std::memory_order_relaxed);
+  owned_channels_.clear();
 }
 
 void Collective::start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
@@ -232,14 +242,14 @@ bool Collective::drive(LaneRun& run) {
 bool Collective::drive_message(StepRun& message) {
   const bool sends = message.step->opcode == Opcode::send;
   std::uint64_t& blocked = sends ? message.entry->send_blocked_in_pass : message.entry->receive_blocked_in_pass;
-  if (blocked == pass_) return false;
-  const bool moved = sends ? drive_send(message) : drive_receive(message);
+  Channel* channel = message.entry->channel.load(std::memory_order_acquire);
+  if (blocked == pass_ || channel == nullptr) return false;
+  const bool moved = sends ? drive_send(message, *channel) : drive_receive(message, *channel);
   if (!message.ended) blocked = pass_;
   return moved;
 }
 
-bool Collective::drive_send(StepRun& message) {
-  Channel& channel = *message.entry->channel;
+bool Collective::drive_send(StepRun& message, Channel& channel) {
   if (!message.begun && !channel.begin(message.header)) return false;
   bool moved = !message.begun;
   message.begun = true;
@@ -257,8 +267,7 @@ bool Collective::drive_send(StepRun& message) {
   return moved || message.ended;
 }
 
-bool Collective::drive_receive(StepRun& message) {
-  Channel& channel = *message.entry->channel;
+bool Collective::drive_receive(StepRun& message, Channel& channel) {
   if (!message.begun) {
     const Header* header = channel.front();
     if (header == nullptr) return false;
@@ -267,7 +276,8 @@ bool Collective::drive_receive(StepRun& message) {
   }
   bool moved = false;
   while (!message.dst.at_end()) {
-    const bool more = message.step->opcode == Opcode::recv ? receive_plain(message) : receive_reducing(message);
+    const bool more = message.step->opcode == Opcode::recv ? receive_plain(message, channel)
+                                                                  : receive_reducing(message, channel);
     if (!more) return moved;
     moved = true;
   }
@@ -275,10 +285,10 @@ bool Collective::drive_receive(StepRun& message) {
   return true;
 }
 
-bool Collective::receive_plain(StepRun& message) {
+bool Collective::receive_plain(StepRun& message, Channel& channel) {
   const Piece piece = message.dst.piece();
   const std::size_t whole = static_cast<std::size_t>(piece.count) * piece.itemsize();
-  const std::size_t got = message.entry->channel->read(piece.data + message.partial, whole - message.partial);
+  const std::size_t got = channel.read(piece.data + message.partial, whole - message.partial);
   if (got == 0) return false;
   message.partial += got;
   message.dst.advance(static_cast<std::int64_t>(message.partial / piece.itemsize()));
@@ -286,8 +296,7 @@ bool Collective::receive_plain(StepRun& message) {
   return true;
 }
 
-bool Collective::receive_reducing(StepRun& message) {
-  Channel& channel = *message.entry->channel;
+bool Collective::receive_reducing(StepRun& message, Channel& channel) {
   const std::size_t itemsize = message.dst.piece().itemsize();
   const auto available = channel.readable();
   if (available.empty()) return false;
@@ -325,7 +334,7 @@ void Collective::blocked_on(std::vector<Blocked>& found) const {
       for (const StepRun& message : instance->messages) {
         if (message.ended) continue;
         const bool sends = message.step->opcode == Opcode::send;
-        found.push_back({message.entry->channel.get(), sends, !sends});
+        found.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
       }
     }
   }

@@ -11,9 +11,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,23 +25,27 @@
 
 namespace unisono {
 
-// A channel and, for each direction, the number of the last pass in which a message had to wait on it.
+// A place for a channel and, for each direction, the number of the last pass in which a message had to wait on it.
 struct ChannelEntry {
-  std::unique_ptr<Channel> channel;
+  std::atomic<Channel*> channel{nullptr};  // nothing as long as it has not been opened
+  std::int32_t peer = 0;
   std::uint64_t send_blocked_in_pass = 0;
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-// The channels of a communicator, by lane and peer. Lane -1 is that of point-to-point messages. Adding a channel does not
-// move others, so one thread may add while another one uses those that it knows of.
+// The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table: what has
+// been added stays where it is.
 class ChannelTable {
  public:
   static constexpr std::int64_t most_lanes = 64;
+  // Point-to-point messages have channels of their own, one for each direction, which the sending side opens.
+  static constexpr std::int64_t sending_lane = -1;
+  static constexpr std::int64_t receiving_lane = -2;
 
   explicit ChannelTable(std::int32_t size) : size_(static_cast<std::size_t>(size)) {}
   // Throws std::invalid_argument if there can be no such channel or there is one.
   void add(std::int64_t lane, std::unique_ptr<Channel> channel);
-  // Throws std::invalid_argument if there is no such channel.
+  // The place of a channel; throws std::invalid_argument if there can be none.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
   std::vector<Channel*> all() const;
   void clear();
@@ -47,7 +53,10 @@ class ChannelTable {
  private:
   using Peers = std::vector<ChannelEntry>;
   const std::size_t size_;
-  std::array<std::unique_ptr<Peers>, most_lanes + 1> lanes_;
+  mutable std::mutex mutex_;
+  std::array<std::atomic<Peers*>, most_lanes + 2> lanes_{};
+  std::vector<std::unique_ptr<Peers>> owned_lanes_;
+  std::vector<std::unique_ptr<Channel>> owned_channels_;
 };
 
 // A call whose plan and layout are fixed, and which can be run any number of times on different memory.
@@ -106,10 +115,10 @@ class Collective final : public Operation {
   void run_local(const Step& step, std::int64_t iteration, std::int64_t segment);
   bool drive(LaneRun& run);
   bool drive_message(StepRun& message);
-  bool drive_send(StepRun& message);
-  bool drive_receive(StepRun& message);
-  bool receive_plain(StepRun& message);
-  bool receive_reducing(StepRun& message);
+  bool drive_send(StepRun& message, Channel& channel);
+  bool drive_receive(StepRun& message, Channel& channel);
+  bool receive_plain(StepRun& message, Channel& channel);
+  bool receive_reducing(StepRun& message, Channel& channel);
   void combine_received(StepRun& message, const std::byte* received, std::int64_t count);
   void reduce(const Piece& dst, const std::byte* const* sources, std::size_t sources_count, std::int64_t count,
               bool lower) const;

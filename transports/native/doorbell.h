@@ -19,13 +19,14 @@ class Doorbell {
   }
   int get() const { return descriptor_.get(); }
   void ring() const { ring(descriptor_.get()); }
-  void drain() const {
-    std::uint64_t value;
-    [[maybe_unused]] const auto got = ::read(descriptor_.get(), &value, sizeof value);
-  }
+  void drain() const { drain(descriptor_.get()); }
   static void ring(int descriptor) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto put = ::write(descriptor, &one, sizeof one);
+  }
+  static void drain(int descriptor) {
+    std::uint64_t value;
+    [[maybe_unused]] const auto got = ::read(descriptor, &value, sizeof value);
   }
 
  private:

@@ -58,18 +58,14 @@ Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator,
 Endpoint::~Endpoint() { close(); }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
-  const std::lock_guard lock(channels_mutex_);
   channels_.add(lane, std::move(channel));
+  doorbell_.ring();
 }
 
-std::vector<Channel*> Endpoint::channels() const {
-  const std::lock_guard lock(channels_mutex_);
-  return channels_.all();
-}
+std::vector<Channel*> Endpoint::channels() const { return channels_.all(); }
 
 void Endpoint::close() {
   const std::lock_guard lock(mutex_);
-  const std::lock_guard channels_lock(channels_mutex_);
   if (closed_) return;
   closed_ = true;
   control_->remove_doorbell(doorbell_.get());
@@ -121,8 +117,9 @@ std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parce
     finish(*request, Outcome::failed);
     return request;
   }
-  auto& mailbox = mailboxes_[peer];
-  if (!mailbox) mailbox = std::make_shared<Mailbox>(*channels_.at(point_to_point_lane, peer).channel);
+  const std::int64_t lane = sends ? ChannelTable::sending_lane : ChannelTable::receiving_lane;
+  auto& mailbox = mailboxes_[{lane, peer}];
+  if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(lane, peer));
   request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
   return request;
 }
@@ -256,7 +253,8 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
   {
     const std::lock_guard lock(mutex_);
     blocked = blocked_on(request);
-    for (const Blocked& on : blocked) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
+    for (const Blocked& on : blocked)
+      if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
     if (request.outcome_ == Outcome::pending) moved = advance(request);
   }
   if (!moved && !control_->failed()) {
@@ -266,7 +264,9 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
     doorbell_.drain();
   }
   const std::lock_guard lock(mutex_);
-  for (const Blocked& on : blocked) on.channel->cancel_sleep();
+  if (closed_) return;  // and the channels with it
+  for (const Blocked& on : blocked)
+    if (on.channel != nullptr) on.channel->cancel_sleep();
   if (moved) waiting.idle = 0;
 }
 
@@ -281,15 +281,14 @@ std::vector<Blocked> Endpoint::blocked_on(const Request& request) const {
 void Endpoint::check_closed(Request& request) {
   const std::unique_lock lock(mutex_);
   for (const Blocked& on : blocked_on(request)) {
-    if (!on.channel->closed()) continue;
-    if (request.outcome_ != Outcome::pending || advance(request) || control_->failed()) return;
-    lose(*on.channel, request);
+    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
+    if (!gone) continue;
+    if (request.outcome_ == Outcome::pending && !advance(request) && !control_->failed()) lose(on.peer, request);
     return;
   }
 }
 
-void Endpoint::lose(const Channel& channel, const Request& request) {
-  const std::int32_t peer = channel.peer();
+void Endpoint::lose(std::int32_t peer, const Request& request) {
   const std::string name = "rank " + std::to_string(peer);
   const auto until = Clock::now() + departure_time;
   while (!control_->failed() && !control_->departed(peer) && Clock::now() < until)
@@ -324,7 +323,7 @@ void Endpoint::time_out(Request& request, const Waiting& waiting) {
   const std::lock_guard lock(mutex_);
   const auto blocked = blocked_on(request);
   if (blocked.empty()) return;
-  const std::int32_t peer = blocked.front().channel->peer();
+  const std::int32_t peer = blocked.front().peer;
   control_->fail({FailureKind::timeout, rank(), peer, -1,
                   text + (blocked.front().sends ? " for room to send to rank " : " for a message from rank ") +
                       std::to_string(peer)});

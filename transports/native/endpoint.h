@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective.h"
@@ -49,7 +50,6 @@ class Request {
 class Endpoint {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::int64_t point_to_point_lane = -1;
 
   // `crowded`: there are more ranks than cores on this host.
   Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded);
@@ -58,7 +58,6 @@ class Endpoint {
   std::int32_t rank() const { return control_->rank(); }
   std::int32_t size() const { return control_->size(); }
   Control& control() { return *control_; }
-  int doorbell() const { return doorbell_.get(); }
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
   std::vector<Channel*> channels() const;
@@ -101,7 +100,7 @@ class Endpoint {
   void sleep(Request& request, Waiting& waiting);
   void check_closed(Request& request);
   void time_out(Request& request, const Waiting& waiting);
-  void lose(const Channel& channel, const Request& request);
+  void lose(std::int32_t peer, const Request& request);
   void mismatch(const Request& request, std::int32_t peer, const std::string& what);
   void await_verdict(std::chrono::milliseconds most, Failure otherwise);
   std::vector<Blocked> blocked_on(const Request& request) const;
@@ -109,10 +108,9 @@ class Endpoint {
   std::shared_ptr<Control> control_;
   const std::uint64_t communicator_;
   const bool crowded_;
-  mutable std::mutex mutex_;           // of everything below, and held by whoever makes progress
-  mutable std::mutex channels_mutex_;  // of adding channels, which another thread does
   ChannelTable channels_;
-  std::map<std::int32_t, std::shared_ptr<Mailbox>> mailboxes_;
+  mutable std::mutex mutex_;  // of everything below, and held by whoever makes progress
+  std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
   std::deque<Request*> collectives_;  // started and not ended, in order
   std::unique_ptr<Collective> spare_collective_;
   std::uint32_t next_sequence_ = 0;

@@ -17,9 +17,10 @@ struct Mismatch : std::runtime_error {
   std::int32_t peer;
 };
 
-// A channel on which an operation cannot go on now.
+// A channel, open or not yet, on which an operation cannot go on now.
 struct Blocked {
   Channel* channel;
+  std::int32_t peer;
   bool sends;
   bool receives;
 };

@@ -27,7 +27,7 @@ PointToPoint::~PointToPoint() { mailbox_->withdraw(*this); }
 bool PointToPoint::advance() { return sends_ ? mailbox_->advance_sends() : mailbox_->advance_receives(); }
 
 void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
-  if (!done_) found.push_back({&mailbox_->channel_, sends_, !sends_});
+  if (!done_) found.push_back({mailbox_->open() ? mailbox_->channel_ : nullptr, mailbox_->entry_.peer, sends_, !sends_});
 }
 
 void Mailbox::post(PointToPoint& operation) {
@@ -52,22 +52,28 @@ void Mailbox::withdraw(PointToPoint& operation) {
   if (current_ == &operation) current_ = nullptr;
 }
 
+bool Mailbox::open() {
+  if (channel_ == nullptr) channel_ = entry_.channel.load(std::memory_order_acquire);
+  return channel_ != nullptr;
+}
+
 bool Mailbox::advance_sends() {
   bool moved = false;
+  if (!open()) return false;
   while (!sends_.empty()) {
     PointToPoint& send = *sends_.front();
     if (!send.begun_) {
-      if (!channel_.begin(send.parcel_.header)) return moved;
+      if (!channel_->begin(send.parcel_.header)) return moved;
       send.begun_ = moved = true;
     }
     const std::size_t nbytes = send.parcel_.header.nbytes;
     while (send.moved_ < nbytes) {
-      const std::size_t taken = channel_.write(send.parcel_.data + send.moved_, nbytes - send.moved_);
+      const std::size_t taken = channel_->write(send.parcel_.data + send.moved_, nbytes - send.moved_);
       if (taken == 0) return moved;
       send.moved_ += taken;
       moved = true;
     }
-    if (!channel_.flush()) return moved;
+    if (!channel_->flush()) return moved;
     send.done_ = moved = true;
     sends_.pop_front();
   }
@@ -76,6 +82,7 @@ bool Mailbox::advance_sends() {
 
 bool Mailbox::advance_receives() {
   bool moved = false;
+  if (!open()) return false;
   while ((current_ != nullptr || aside_ || open_front()) && (current_ != nullptr ? move_to(*current_) : move_aside()))
     moved = true;
   return moved;
@@ -84,12 +91,12 @@ bool Mailbox::advance_receives() {
 // Decides where the front message goes. With no receive posted it stays where it is, and its sender with it.
 bool Mailbox::open_front() {
   if (receives_.empty()) return false;
-  const Header* header = channel_.front();
+  const Header* header = channel_->front();
   if (header == nullptr) return false;
   if (header->kind != kind_point_to_point) throw ProtocolError("a message of a collective on a point-to-point channel");
   current_ = expecting(*header);
   if (current_ != nullptr) {
-    check(*current_, *header, channel_.peer());
+    check(*current_, *header, entry_.peer);
   } else {
     aside_ = std::make_unique<Unexpected>();
     aside_->header = *header;
@@ -114,9 +121,9 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
 bool Mailbox::move_to(PointToPoint& receive) {
   const std::size_t left = receive.parcel_.header.nbytes - receive.moved_;
   if (receive.parcel_.header.nbytes == 0) {
-    channel_.consume(0);
+    channel_->consume(0);
   } else {
-    const std::size_t got = channel_.read(receive.parcel_.data + receive.moved_, left);
+    const std::size_t got = channel_->read(receive.parcel_.data + receive.moved_, left);
     if (got == 0) return false;
     receive.moved_ += got;
     if (got < left) return true;
@@ -128,12 +135,12 @@ bool Mailbox::move_to(PointToPoint& receive) {
 
 bool Mailbox::move_aside() {
   const std::size_t nbytes = aside_->header.nbytes;
-  if (nbytes == 0) channel_.consume(0);
+  if (nbytes == 0) channel_->consume(0);
   while (aside_->data.size() < nbytes) {
-    const auto available = channel_.readable();
+    const auto available = channel_->readable();
     if (available.empty()) return false;
     aside_->data.insert(aside_->data.end(), available.begin(), available.end());
-    channel_.consume(available.size());
+    channel_->consume(available.size());
   }
   if (PointToPoint* receive = expecting(aside_->header)) {
     deliver(*receive, *aside_);
@@ -145,7 +152,7 @@ bool Mailbox::move_aside() {
 }
 
 void Mailbox::deliver(PointToPoint& receive, const Unexpected& message) {
-  check(receive, message.header, channel_.peer());
+  check(receive, message.header, entry_.peer);
   if (!message.data.empty()) std::memcpy(receive.parcel_.data, message.data.data(), message.data.size());
   end(receive);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "collective.h"
 #include "operation.h"
 
 namespace unisono {
@@ -37,10 +38,10 @@ class PointToPoint final : public Operation {
   std::size_t moved_ = 0;
 };
 
-// The point-to-point traffic with one peer.
+// The point-to-point traffic to one peer, or from one.
 class Mailbox {
  public:
-  explicit Mailbox(Channel& channel) : channel_(channel) {}
+  explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
 
  private:
   friend class PointToPoint;
@@ -51,6 +52,7 @@ class Mailbox {
 
   void post(PointToPoint& operation);
   void withdraw(PointToPoint& operation);
+  bool open();
   bool advance_sends();
   bool advance_receives();
   bool open_front();
@@ -61,7 +63,8 @@ class Mailbox {
   void deliver(PointToPoint& receive, const Unexpected& message);
   void end(PointToPoint& receive);
 
-  Channel& channel_;
+  ChannelEntry& entry_;
+  Channel* channel_ = nullptr;  // once it is open
   std::deque<PointToPoint*> sends_;
   std::deque<PointToPoint*> receives_;
   std::deque<Unexpected> unexpected_;

@@ -47,14 +47,17 @@ struct ShmDirection {
 
 std::size_t ShmChannel::segment_nbytes() { return 2 * sizeof(ShmDirection); }
 
-ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor peer_doorbell, Descriptor socket)
-    : Channel(peer, "shm"), peer_doorbell_(std::move(peer_doorbell)), socket_(std::move(socket)) {
+ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
+                       Descriptor socket)
+    : Channel(peer, "shm"), bell_(std::move(bell)), peer_bell_(std::move(peer_bell)), socket_(std::move(socket)) {
   struct stat status {};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
     throw ProtocolError("the shared memory of a channel has the wrong size");
   if (seals < 0 || (seals & required_seals) != required_seals)
     throw ProtocolError("the shared memory of a channel is not sealed");
+  if (::fcntl(bell_.get(), F_SETFL, O_NONBLOCK) != 0 || ::fcntl(peer_bell_.get(), F_SETFL, O_NONBLOCK) != 0)
+    throw std::system_error(errno, std::generic_category(), "fcntl of a doorbell");
   mapping_ = ::mmap(nullptr, segment_nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (mapping_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap of a channel");
   auto* directions = static_cast<ShmDirection*>(mapping_);
@@ -110,7 +113,7 @@ void ShmChannel::publish_slot() {
 
 void ShmChannel::wake_peer_if(const std::atomic<std::uint32_t>& waits) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (waits.load(std::memory_order_relaxed) != 0) Doorbell::ring(peer_doorbell_.get());
+  if (waits.load(std::memory_order_relaxed) != 0) Doorbell::ring(peer_bell_.get());
 }
 
 const Header* ShmChannel::front() {
@@ -165,11 +168,13 @@ void ShmChannel::prepare_sleep(bool for_send, bool for_receive, std::vector<poll
   if (for_receive) in_->receiver_waits.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   descriptors.push_back({socket_.get(), POLLRDHUP, 0});
+  descriptors.push_back({bell_.get(), POLLIN, 0});
 }
 
 void ShmChannel::cancel_sleep() {
   out_->sender_waits.store(0, std::memory_order_relaxed);
   in_->receiver_waits.store(0, std::memory_order_relaxed);
+  Doorbell::drain(bell_.get());
 }
 
 }  // namespace unisono

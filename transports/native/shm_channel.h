@@ -26,9 +26,10 @@ class ShmChannel final : public Channel {
   static std::size_t segment_nbytes();
 
   // Maps the segment `memory`, which the dialling side has made and both sides check. `socket` is the authenticated
-  // connection over which it was passed, kept to see the peer go; `peer_doorbell` wakes the peer.
+  // connection over which it was passed, kept to see the peer go; `bell` wakes this side and `peer_bell` the other.
   // Throws ProtocolError if the segment is not sealed or has another size, std::system_error if it cannot be mapped.
-  ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor peer_doorbell, Descriptor socket);
+  ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
+             Descriptor socket);
   ~ShmChannel() override;
 
   bool begin(const Header& header) override;
@@ -50,7 +51,8 @@ class ShmChannel final : public Channel {
   ShmDirection* out_ = nullptr;
   ShmDirection* in_ = nullptr;
   void* mapping_ = nullptr;
-  Descriptor peer_doorbell_;
+  Descriptor bell_;
+  Descriptor peer_bell_;
   Descriptor socket_;
 
   // Sending.

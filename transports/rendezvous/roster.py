@@ -25,10 +25,17 @@ _TEXT_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank of a job, and where it can be reached."""
+    """One rank of a job.
+
+    Attributes:
+        rank: its rank.
+        addresses: where it can be reached.
+        cores: the cores that it may run on, as a mask in hexadecimal.
+    """
 
     rank: int
     addresses: Addresses
+    cores: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +129,11 @@ def _did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> Rend
 
 
 def _record(me: Member) -> dict[str, Any]:
-    return {"rank": me.rank, "addresses": dataclasses.asdict(me.addresses)}
+    return dataclasses.asdict(me)
 
 
 def _member(record: object, rank: int) -> Member:
-    found = _fields(record, {"rank": int, "addresses": dict})
+    found = _fields(record, {"rank": int, "addresses": dict, "cores": str})
     if found["rank"] != rank:
         raise _malformed(f"rank {found['rank']!r} stands in place {rank}")
     where = _fields(found["addresses"], {"host_id": str, "unix": str, "tcp_host": str, "tcp_port": int, "pid": int})
@@ -134,7 +141,15 @@ def _member(record: object, rank: int) -> Member:
         raise _malformed(f"an address of rank {rank} is too long")
     if not 0 < where["tcp_port"] < 1 << 16 or where["pid"] <= 0:
         raise _malformed(f"rank {rank} has no such port or process")
-    return Member(rank, Addresses(**where))
+    return Member(rank, Addresses(**where), _mask(found["cores"], rank))
+
+
+def _mask(text: str, rank: int) -> str:
+    try:
+        int(text, 16)
+    except ValueError:
+        raise _malformed(f"the cores of rank {rank} are not a mask") from None
+    return text
 
 
 def _fields(record: object, kinds: Mapping[str, type]) -> dict[str, Any]:

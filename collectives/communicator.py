@@ -1,0 +1,303 @@
+"""The Communicator: collective calls on numpy arrays, checked, chosen once for each kind of call, and run.
+
+Theory of operation. A call is looked up by what all ranks must agree on; the first of its kind is planned by the
+tuner's choice and compiled by the executor, and later ones go straight to it. Ranks need not agree before they
+communicate: every message carries a digest of the call, so a disagreement is found by whoever receives it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from unisono.algorithms.binding import Shape
+from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.collectives import arrays
+from unisono.collectives.arrays import Operand
+from unisono.dtypes import DTYPES, DType
+from unisono.errors import UsageError
+from unisono.operations import Op, operation
+from unisono.options import Options
+from unisono.transports.base import AnyArray, Call, Executor, Operation, Signature, Traffic
+from unisono.tuning.choice import Explanation, Question, choose, explain
+
+_log = logging.getLogger("unisono")
+
+_MOST_TAG = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of a communicator are.
+
+    Attributes:
+        hosts: the ranks of each host, in the order of their lowest ranks.
+        link: the slowest kind of link between ranks: "shm", "tcp" or "local".
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    link: str
+
+
+class Communicator:
+    """The ranks of a job, as seen by one of them. Made by `unisono.init` and `unisono.launch`; a context manager.
+
+    All ranks must make the same calls in the same order. An error poisons the communicator on every rank: it is raised
+    as what it is once, and as `AbortedError` by every later call.
+    """
+
+    def __init__(
+        self, executor: Executor, place: Place, options: Options, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        self.rank = executor.rank
+        self.size = executor.size
+        self.hosts = place.hosts
+        self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
+        self._executor = executor
+        self._place = place
+        self._options = options
+        self._on_close = on_close
+        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._refusal: str | None = None
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<unisono.Communicator rank {self.rank} of {self.size}>"
+
+    def allreduce(
+        self,
+        x: AnyArray,
+        op: str | Op = "sum",
+        *,
+        out: AnyArray | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AnyArray:
+        """Combine the arrays of all ranks, element by element; every rank gets the result.
+
+        Args:
+            x: a numpy array of any shape, with the same shape, dtype and memory order on every rank. It is not changed.
+            op: "sum", "prod", "min", "max" or "avg". float16 and bfloat16 are computed in float32 and rounded once for
+                each combination; integers wrap; averages of integers truncate towards zero; NaN propagates.
+            out: where the result goes: contiguous, of the shape, dtype and order of `x`. It may be `x` itself.
+            algorithm: the algorithm to use, by name, on all ranks; by default the tuner chooses.
+            timeout_s: seconds until the call fails; by default the option `timeout_s`.
+
+        Returns:
+            `out`, or a new array of the shape and dtype of `x`. All ranks get the same bits.
+
+        Raises:
+            UsageError: the call is wrong; nothing has been sent.
+            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
+                contents of `out` are undefined.
+        """
+        reduction = operation(op)
+        source = arrays.source(x)
+        result, target = self._result(x, source, out)
+        key = ("allreduce", source.dtype.name, source.shape, source.order, reduction, None, algorithm)
+        call = self._calls.get(key) or self._prepare(key, source.dtype)
+        self._run(call, source.flat, target.flat, timeout_s)
+        return result
+
+    def broadcast(
+        self,
+        x: AnyArray,
+        root: int = 0,
+        *,
+        out: AnyArray | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AnyArray:
+        """Copy the array of rank `root` to every rank.
+
+        Args:
+            x: a numpy array, with the same shape, dtype and memory order on every rank; only the root's elements count.
+            root: the rank whose array is copied.
+            out: where the result goes, as in `allreduce`. ``out=x`` overwrites `x` on all ranks but the root.
+            algorithm: as in `allreduce`.
+            timeout_s: as in `allreduce`.
+
+        Returns:
+            `out`, or a new array.
+
+        Raises:
+            The same as `allreduce`.
+        """
+        self._check_rank(root, "root")
+        source = arrays.source(x)
+        result, target = self._result(x, source, out)
+        key = ("broadcast", source.dtype.name, source.shape, source.order, None, root, algorithm)
+        call = self._calls.get(key) or self._prepare(key, source.dtype)
+        self._run(call, source.flat if self.rank == root else None, target.flat, timeout_s)
+        return result
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all ranks have called it. Raises the same as `allreduce`."""
+        key = ("barrier", None, None, "C", None, None, None)
+        call = self._calls.get(key) or self._prepare(key, None)
+        self._run(call, None, None, timeout_s)
+
+    def send(self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None) -> None:
+        """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
+
+        Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
+
+        Args:
+            x: a numpy array.
+            dest: another rank.
+            tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
+            timeout_s: seconds until the call fails; by default the option `timeout_s`.
+
+        Raises:
+            UsageError: the call is wrong; nothing has been sent.
+            PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
+        """
+        self._check_peer(dest, "dest")
+        self._check_tag(tag)
+        source = arrays.source(x)
+        self._wait(self._executor.send(source.flat, source.dtype, dest, tag), timeout_s)
+
+    def recv(self, out: AnyArray, source: int, tag: int = 0, *, timeout_s: float | None = None) -> AnyArray:
+        """Receive the next message with this tag from rank `source` into `out`, and return `out`.
+
+        Args:
+            out: a writable, contiguous numpy array of the dtype and number of elements that were sent.
+            source: another rank.
+            tag: as in `send`.
+            timeout_s: as in `send`.
+
+        Raises:
+            MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
+            UsageError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `send`.
+        """
+        self._check_peer(source, "source")
+        self._check_tag(tag)
+        target = arrays.target(out)
+        self._wait(self._executor.recv(target.flat, target.dtype, source, tag), timeout_s)
+        return out
+
+    def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
+        """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
+
+        Raises:
+            UsageError: `nbytes` or `dtype` cannot be.
+            NoAlgorithmError: no algorithm carries out such a call.
+        """
+        if nbytes < 0 or dtype not in DTYPES:
+            raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
+        return explain(self._question(collective, nbytes, operation(op), None))
+
+    def stats(self) -> Mapping[int, Traffic]:
+        """Return what has been sent to and received from each peer so far, and by which transport."""
+        return self._executor.traffic()
+
+    def abort(self, reason: str) -> None:
+        """Make every call in progress, and every later one, raise `AbortedError` with `reason`, on all ranks."""
+        self._executor.abort(reason)
+
+    def close(self) -> None:
+        """Leave the communicator. Calls of other ranks that still need this one raise `PeerLostError`.
+
+        It may be called more than once; any other call after it raises `UsageError`.
+        """
+        if self._refusal is None:
+            self._refusal = "this communicator is closed: call unisono.init() for a new one"
+            self._executor.close()
+            self._on_close()
+
+    def refuse(self, why: str) -> None:
+        """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
+        self._refusal = why
+
+    def _result(self, x: AnyArray, source: Operand, out: AnyArray | None) -> tuple[AnyArray, Operand]:
+        if out is None:
+            return arrays.empty_like(source)
+        target = arrays.target(out, source)
+        if out is not x:
+            arrays.check_overlap(source, target)
+        return out, target
+
+    def _prepare(self, key: tuple[Any, ...], dtype: DType | None) -> Call:
+        collective, name, shape, order, op, root, forced = key
+        elements = 1
+        for extent in shape or ():
+            elements *= extent
+        if op is not None and dtype is not None:
+            op.check(dtype)
+        nbytes = elements * (dtype.itemsize if dtype else 1)
+        choice = choose(self._question(collective, nbytes, op, forced))
+        plan = find(collective, choice.algorithm).build(self.size, self.rank, root or 0)
+        op_name = None if op is None else op.name
+        signature = Signature(collective, name, shape, order, op_name, root, choice.algorithm, choice.segments)
+        _log.info(
+            "%s: %s over %d segment(s), by tier %s, predicted %.1f us",
+            *(signature, choice.algorithm, choice.segments, choice.tier, choice.predicted_s * 1e6),
+        )
+        call = Call(signature, plan, Shape((elements, elements), {}), dtype, op, choice.segments)
+        self._calls[key] = call
+        return call
+
+    def _question(self, collective: str, nbytes: int, op: Op | None, forced: str | None) -> Question:
+        # The option forces an algorithm only for collectives that have it; the argument of a call must be right.
+        algorithm = forced or self._options.algorithm
+        if forced is None and algorithm not in ALGORITHMS.get(collective, {}):
+            algorithm = "auto"
+        return Question(
+            collective=collective,
+            nbytes=nbytes,
+            size=self.size,
+            link=self._place.link,
+            commutative=op is None or op.commutative,
+            algorithm=algorithm,
+            segment_nbytes=self._options.segment_nbytes,
+        )
+
+    def _run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float | None) -> None:
+        self._check_open()
+        limit_s = self._limit_s(timeout_s)
+        if not _log.isEnabledFor(logging.DEBUG):
+            self._executor.run(call, source, target, limit_s)
+            return
+        began = time.perf_counter()
+        self._executor.run(call, source, target, limit_s)
+        _log.debug("%s took %.1f us", call.signature, (time.perf_counter() - began) * 1e6)
+
+    def _wait(self, started: Operation, timeout_s: float | None) -> None:
+        started.wait(self._limit_s(timeout_s))
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._options.timeout_s
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s must be positive, not {timeout_s!r}")
+        return timeout_s
+
+    def _check_open(self) -> None:
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
+            raise UsageError(f"{name} must be a rank, 0 to {self.size - 1}, not {rank!r}")
+
+    def _check_peer(self, peer: int, name: str) -> None:
+        self._check_open()
+        self._check_rank(peer, name)
+        if peer == self.rank:
+            raise UsageError(
+                f"{name} is this rank itself ({peer}): a rank cannot send to itself or receive from itself"
+            )
+
+    @staticmethod
+    def _check_tag(tag: int) -> None:
+        if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag <= _MOST_TAG:
+            raise UsageError(f"tag must be an integer, 0 to {_MOST_TAG}, not {tag!r}")

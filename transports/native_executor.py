@@ -1,0 +1,202 @@
+"""The native executor: compiles calls for the native core, opens the channels they need, and names what went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from unisono.algorithms.encode import encode
+from unisono.algorithms.plan import Counts, peers
+from unisono.dtypes import DTYPES, DType
+from unisono.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    InternalError,
+    MismatchError,
+    PeerLostError,
+    TransportUnavailableError,
+    UnisonoError,
+)
+from unisono.operations import Combine, Lower
+from unisono.transports import _core
+from unisono.transports.base import AnyArray, Call, Traffic
+from unisono.transports.session import Session
+
+_log = logging.getLogger("unisono")
+
+# Kinds of failure, numbered as in transports/native/failure.h.
+_MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL = 1, 2, 3, 4, 5
+_ERRORS: dict[int, type[UnisonoError]] = {
+    _MISMATCH: MismatchError,
+    _PEER_LOST: PeerLostError,
+    _TIMEOUT: CollectiveTimeoutError,
+    _ABORTED: AbortedError,
+    _INTERNAL: InternalError,
+}
+_PENDING, _DONE = 0, 1
+
+# Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
+_AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+_BYTE = DTYPES["uint8"]
+
+
+class NativeOperation:
+    """A call that the native core runs."""
+
+    def __init__(self, executor: NativeExecutor, request: _core.Request, operation: str) -> None:
+        self._executor = executor
+        self._request = request
+        self._operation = operation
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        outcome = self._request.poll()
+        return outcome != _PENDING and self._executor.check(outcome, self._operation)
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Operation.wait`."""
+        self._executor.check(self._request.wait(timeout_s), self._operation)
+
+    def abort(self, reason: str) -> None:
+        """See `Operation.abort`."""
+        self._executor.abort(reason)
+
+
+class NativeExecutor:
+    """Runs the plans of one communicator over shared memory and TCP.
+
+    Args:
+        session: this rank's place in the job, whose roster is known.
+        communicator: the communicator's id, the same on all ranks.
+    """
+
+    def __init__(self, session: Session, communicator: int) -> None:
+        self.rank = session.identity.rank
+        self.size = session.identity.size
+        self._session = session
+        self._communicator = communicator
+        crowded = session.peers_of_host() > session.cores_of_host()
+        self._endpoint = _core.Endpoint(session.control, communicator, crowded)
+        self._token = np.zeros(1, np.uint8)
+        self._compiled: dict[int, tuple[Call, _core.Call]] = {}
+        self._raised = False
+        session.add_communicator(communicator, self._endpoint)
+
+    def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> NativeOperation:
+        """See `Executor.start`."""
+        compiled = self._compile(call)
+        request = self._endpoint.start(compiled, *self._memory(call, source, target))
+        return NativeOperation(self, request, str(call.signature))
+
+    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+        """See `Executor.run`."""
+        compiled = self._compile(call)
+        outcome = self._endpoint.run(compiled, *self._memory(call, source, target), timeout_s)
+        if outcome != _DONE:
+            self.check(outcome, str(call.signature))
+
+    def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
+        """See `Executor.send`."""
+        self._open([(_core.SENDING_LANE, dest)])
+        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
+        return NativeOperation(self, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
+
+    def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> NativeOperation:
+        """See `Executor.recv`."""
+        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype))
+        return NativeOperation(self, request, f"recv({dtype.name}[{array.size}], source={source}, tag={tag})")
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """See `Executor.traffic`."""
+        totals: dict[int, Traffic] = {}
+        for peer, transport, *counts in self._endpoint.traffic():
+            before = totals.get(peer, Traffic(transport))
+            totals[peer] = Traffic(
+                transport,
+                before.sent_messages + counts[0],
+                before.sent_nbytes + counts[1],
+                before.received_messages + counts[2],
+                before.received_nbytes + counts[3],
+            )
+        return totals
+
+    def abort(self, reason: str) -> None:
+        """See `Executor.abort`."""
+        self._session.control.fail(_ABORTED, self.rank, f"rank {self.rank} aborted: {reason}")
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._endpoint.close()
+        self._compiled.clear()
+
+    def check(self, outcome: int, operation: str) -> bool:
+        """Return True if `outcome` is success; otherwise raise the communicator's failure.
+
+        The first time it is raised as what it is, and as `AbortedError` from then on.
+        """
+        if outcome == _DONE:
+            return True
+        kind, finder, peer, sequence, text = self._session.control.failure()
+        if kind == 0:
+            raise AbortedError("the communicator is closed", rank=self.rank, operation=operation)
+        error = AbortedError if self._raised else _ERRORS[kind]
+        shown = f"this communicator had failed: {text}" if self._raised else text
+        self._raised = True
+        raise error(
+            shown,
+            rank=self.rank,
+            peer=peer if peer >= 0 else finder,
+            operation=operation,
+            sequence=sequence if sequence >= 0 else None,
+            buffers="the contents of the output are undefined",
+        )
+
+    def _compile(self, call: Call) -> _core.Call:
+        found = self._compiled.get(id(call))
+        if found is None:
+            self._open(peers(call.plan))
+            found = self._compiled[id(call)] = call, _native_call(call)
+        return found[1]
+
+    def _open(self, wanted: list[tuple[int, int]]) -> None:
+        """Open channels; a peer that cannot be reached is a failure of the communicator, which the call then raises."""
+        try:
+            self._session.open_channels(self._communicator, wanted)
+        except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
+            kind = _TIMEOUT if isinstance(error, CollectiveTimeoutError) else _PEER_LOST
+            self._session.control.fail(kind, -1 if error.peer is None else error.peer, error.message)
+
+    def _memory(
+        self, call: Call, source: AnyArray | None, target: AnyArray | None
+    ) -> tuple[AnyArray | None, AnyArray | None]:
+        if call.dtype is None:
+            return self._token, None
+        return (
+            None if source is None else _as_buffer(source, call.dtype),
+            None if target is None else _as_buffer(target, call.dtype),
+        )
+
+
+def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:
+    integers = _AS_INTEGERS.get(dtype.name)
+    return array if integers is None else array.view(integers)
+
+
+def _native_call(call: Call) -> _core.Call:
+    dtype, op = call.dtype or _BYTE, call.op
+    elements = call.shape.elements if call.dtype else (1, 0)  # a barrier has a token
+    divides = op is not None and op.lower is Lower.DIVIDE_BY_SIZE
+    return _core.Call(
+        plan=_core.Plan(encode(call.plan)),
+        input_elements=elements[0],
+        output_elements=elements[1],
+        counts=[list(call.shape.counts.get(kind, ())) for kind in Counts],
+        dtype=dtype.code,
+        combine=int(Combine.SUM if op is None else op.combine),
+        segments=call.segments,
+        divisor=call.plan.size if divides else 1,
+        digest=call.signature.digest,
+        description=str(call.signature),
+    )

@@ -1,0 +1,56 @@
+"""Predicted times of collectives: the alpha-beta-gamma (Hockney) model over the algorithms' closed-form costs.
+
+A round costs a latency (alpha); each byte that the busiest rank sends costs beta, and each byte that it combines gamma.
+The constants below are priors, measured on one x86-64 server of 2025; they only have to order the algorithms rightly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from unisono.algorithms.algorithm import Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one kind of link between ranks costs.
+
+    Attributes:
+        name: "shm", "tcp" or "local".
+        latency_s: of one message (alpha).
+        per_byte_s: of each byte sent (beta).
+        reduce_per_byte_s: of each byte combined (gamma).
+        segment_nbytes: how much of a block travels at once in a pipelined plan.
+    """
+
+    name: str
+    latency_s: float
+    per_byte_s: float
+    reduce_per_byte_s: float
+    segment_nbytes: int
+
+
+LINKS: dict[str, Link] = {
+    "shm": Link("shm", 0.4e-6, 1 / 10e9, 1 / 20e9, 128 << 10),
+    "tcp": Link("tcp", 12e-6, 1 / 2e9, 1 / 20e9, 256 << 10),
+    "local": Link("local", 50e-6, 1 / 5e9, 1 / 2e9, 1 << 20),
+}
+
+_MOST_SEGMENTS = 4096
+
+
+def predicted_s(algorithm: Algorithm, size: int, nbytes: int, link: Link) -> float:
+    """Return the predicted seconds of `algorithm` on vectors of `nbytes` over `size` ranks, not pipelined."""
+    cost = algorithm.cost(size)
+    per_byte_s = cost.sent * link.per_byte_s + cost.reduced * link.reduce_per_byte_s
+    return cost.rounds * link.latency_s + nbytes * per_byte_s
+
+
+def segments(algorithm: Algorithm, size: int, nbytes: int, segment_nbytes: int) -> int:
+    """Return over how many segments to run `algorithm`, so that about `segment_nbytes` of a block travel at once."""
+    cost = algorithm.cost(size)
+    if not algorithm.segmentable or cost.rounds == 0:
+        return 1
+    message_nbytes = min(nbytes, nbytes * cost.sent / cost.rounds)
+    return max(1, min(_MOST_SEGMENTS, math.ceil(message_nbytes / segment_nbytes)))
