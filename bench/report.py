@@ -145,7 +145,7 @@ def _number(value: float | None) -> str:
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return "" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}–{ratio.high:.2f}]"
+    return "" if ratio is None else f"{_number(ratio.value)} [{_number(ratio.low)}–{_number(ratio.high)}]"
 
 
 def machine() -> dict[str, Any]:

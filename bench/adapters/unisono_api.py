@@ -22,7 +22,7 @@ class UnisonoAdapter:
         """Return the call to measure."""
         calls: dict[str, Callable[[], object]] = {
             "allreduce": partial(self._world.allreduce, array, out=array),
-            "broadcast": partial(self._world.broadcast, array, root=0),
+            "broadcast": partial(self._world.broadcast, array, root=0, out=array),
             "barrier": self._world.barrier,
         }
         return calls[collective]
