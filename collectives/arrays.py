@@ -16,7 +16,11 @@ from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 
 
-@dataclass(frozen=True, slots=True)
+# numpy's dtype objects, in this machine's byte order, to Unisono's; looking up their names would take microseconds.
+_DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
+
+
+@dataclass(slots=True)
 class Operand:
     """An array as executors see it.
 
@@ -40,9 +44,10 @@ def source(x: Any) -> Operand:
         UsageError: it is not a numpy array, or its elements are of a type that Unisono does not move.
     """
     array = _checked(x, "x")
-    if array.flags.c_contiguous:
+    flags = array.flags
+    if flags.c_contiguous:
         return Operand(array.reshape(-1), dtype_of(array, "x"), array.shape, "C")
-    if array.flags.f_contiguous:
+    if flags.f_contiguous:
         return Operand(array.T.reshape(-1), dtype_of(array, "x"), array.shape, "F")
     return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, "x"), array.shape, "C")
 
@@ -55,11 +60,12 @@ def target(out: Any, like: Operand | None = None) -> Operand:
     """
     array = _checked(out, "out")
     dtype = dtype_of(array, "out")
-    if not array.flags.writeable:
+    flags = array.flags
+    if not flags.writeable:
         raise UsageError("out is read-only: pass an array that can be written")
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+    if not (flags.c_contiguous or flags.f_contiguous):
         raise UsageError("out is not contiguous, so the result cannot be written in place: pass a contiguous array")
-    order = "C" if array.flags.c_contiguous else "F"
+    order = "C" if flags.c_contiguous else "F"
     if like is not None:
         _check_fit(array, dtype, order, like)
     flat = array.reshape(-1) if order == "C" else array.T.reshape(-1)
@@ -80,13 +86,15 @@ def dtype_of(array: AnyArray, name: str) -> DType:
     Raises:
         UsageError: it is not one that Unisono moves; the message says what to do.
     """
-    found = DTYPES.get(array.dtype.name)
-    if found is not None and array.dtype.isnative:
+    found = _DTYPES.get(array.dtype)
+    if found is not None:
         return found
     raise UsageError(f"{name} has dtype {array.dtype}, which cannot be sent: {_advice(array.dtype)}")
 
 
 def _checked(x: Any, name: str) -> AnyArray:
+    if type(x) is np.ndarray:
+        return x
     if not isinstance(x, np.ndarray):
         what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
         raise UsageError(f"{name} must be a numpy array, not {what}: pass numpy.asarray({name})")

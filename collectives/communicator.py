@@ -100,10 +100,11 @@ class Communicator:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of `out` are undefined.
         """
-        reduction = operation(op)
+        if not isinstance(op, str):
+            operation(op)
         source = arrays.source(x)
         result, target = self._result(x, source, out)
-        key = ("allreduce", source.dtype.name, source.shape, source.order, reduction, None, algorithm)
+        key = ("allreduce", source.dtype.code, source.shape, source.order, op, None, algorithm)
         call = self._calls.get(key) or self._prepare(key, source.dtype)
         self._run(call, source.flat, target.flat, timeout_s)
         return result
@@ -135,7 +136,7 @@ class Communicator:
         self._check_rank(root, "root")
         source = arrays.source(x)
         result, target = self._result(x, source, out)
-        key = ("broadcast", source.dtype.name, source.shape, source.order, None, root, algorithm)
+        key = ("broadcast", source.dtype.code, source.shape, source.order, None, root, algorithm)
         call = self._calls.get(key) or self._prepare(key, source.dtype)
         self._run(call, source.flat if self.rank == root else None, target.flat, timeout_s)
         return result
@@ -221,13 +222,15 @@ class Communicator:
     def _result(self, x: AnyArray, source: Operand, out: AnyArray | None) -> tuple[AnyArray, Operand]:
         if out is None:
             return arrays.empty_like(source)
+        if out is x and x.flags.writeable and x.flags.forc:
+            return x, source
         target = arrays.target(out, source)
-        if out is not x:
-            arrays.check_overlap(source, target)
+        arrays.check_overlap(source, target)
         return out, target
 
     def _prepare(self, key: tuple[Any, ...], dtype: DType | None) -> Call:
-        collective, name, shape, order, op, root, forced = key
+        collective, _, shape, order, asked, root, forced = key
+        op = None if asked is None else operation(asked)
         elements = 1
         for extent in shape or ():
             elements *= extent
@@ -237,7 +240,8 @@ class Communicator:
         choice = choose(self._question(collective, nbytes, op, forced))
         plan = find(collective, choice.algorithm).build(self.size, self.rank, root or 0)
         op_name = None if op is None else op.name
-        signature = Signature(collective, name, shape, order, op_name, root, choice.algorithm, choice.segments)
+        dtype_name = None if dtype is None else dtype.name
+        signature = Signature(collective, dtype_name, shape, order, op_name, root, choice.algorithm, choice.segments)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, predicted %.1f us",
             *(signature, choice.algorithm, choice.segments, choice.tier, choice.predicted_s * 1e6),
@@ -262,8 +266,9 @@ class Communicator:
         )
 
     def _run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float | None) -> None:
-        self._check_open()
-        limit_s = self._limit_s(timeout_s)
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
+        limit_s = self._options.timeout_s if timeout_s is None else _positive(timeout_s)
         if not _log.isEnabledFor(logging.DEBUG):
             self._executor.run(call, source, target, limit_s)
             return
@@ -272,25 +277,15 @@ class Communicator:
         _log.debug("%s took %.1f us", call.signature, (time.perf_counter() - began) * 1e6)
 
     def _wait(self, started: Operation, timeout_s: float | None) -> None:
-        started.wait(self._limit_s(timeout_s))
-
-    def _limit_s(self, timeout_s: float | None) -> float:
-        if timeout_s is None:
-            return self._options.timeout_s
-        if not timeout_s > 0:
-            raise UsageError(f"timeout_s must be positive, not {timeout_s!r}")
-        return timeout_s
-
-    def _check_open(self) -> None:
-        if self._refusal is not None:
-            raise UsageError(self._refusal)
+        started.wait(self._options.timeout_s if timeout_s is None else _positive(timeout_s))
 
     def _check_rank(self, rank: int, name: str) -> None:
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
             raise UsageError(f"{name} must be a rank, 0 to {self.size - 1}, not {rank!r}")
 
     def _check_peer(self, peer: int, name: str) -> None:
-        self._check_open()
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
         self._check_rank(peer, name)
         if peer == self.rank:
             raise UsageError(
@@ -301,3 +296,9 @@ class Communicator:
     def _check_tag(tag: int) -> None:
         if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag <= _MOST_TAG:
             raise UsageError(f"tag must be an integer, 0 to {_MOST_TAG}, not {tag!r}")
+
+
+def _positive(timeout_s: float) -> float:
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+    return timeout_s
