@@ -15,7 +15,6 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 
-
 # numpy's dtype objects, in this machine's byte order, to Unisono's; looking up their names would take microseconds.
 _DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
 

@@ -141,11 +141,11 @@ class NativeExecutor:
         kind, finder, peer, sequence, text = self._session.control.failure()
         if kind == 0:
             raise AbortedError("the communicator is closed", rank=self.rank, operation=operation)
-        error = AbortedError if self._raised else _ERRORS[kind]
-        shown = f"this communicator had failed: {text}" if self._raised else text
+        if self._raised:
+            raise AbortedError(f"this communicator had failed: {text}", rank=self.rank, operation=operation)
         self._raised = True
-        raise error(
-            shown,
+        raise _ERRORS[kind](
+            text,
             rank=self.rank,
             peer=peer if peer >= 0 else finder,
             operation=operation,
