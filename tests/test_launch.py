@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -91,6 +92,13 @@ def test_binding_and_environment_reach_the_ranks() -> None:
 
     found = un.launch(told, 2, env={"OWN": "value"}, bind="core", timeout_s=DEADLINE_S)
     assert found == [("value", "1", 1)] * 2
+
+
+def test_options_reach_the_ranks() -> None:
+    def level(comm: un.Communicator) -> int:
+        return logging.getLogger("unisono").level
+
+    assert un.launch(level, 2, options=un.Options(log="error"), timeout_s=DEADLINE_S) == [logging.ERROR] * 2
 
 
 def test_the_exception_that_caused_the_others_is_raised_as_what_it_was() -> None:

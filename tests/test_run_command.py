@@ -240,6 +240,48 @@ def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> 
     assert "RendezvousError: rank 1 exited with code 0 before it called un.init()" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "exit_code", "told"),
+    [
+        ("raise ValueError('the cause')", 1, "[1] ValueError: the cause"),
+        ("os.kill(os.getpid(), 9)", 137, "unisono: rank 1 was killed by SIGKILL"),
+        ("sys.exit(0)", 1, "PeerLostError: rank 1 has left"),
+    ],
+)
+def test_ranks_in_a_collective_hear_of_one_that_does_not_come(
+    script: Script, end: str, exit_code: int, told: str
+) -> None:
+    program = script(f"""
+        import numpy as np
+        import unisono as un
+        world = un.init()
+        world.allreduce(np.ones(8))
+        if world.rank == 1: {end}
+        world.allreduce(np.ones(8))
+    """)
+    ended = run("-n", 3, program)
+    assert ended.returncode == exit_code
+    assert told in ended.stderr
+    assert ended.stderr.count("Traceback") == (exit_code == 1)
+    assert "SIGTERM" not in ended.stderr
+
+
+def test_an_interrupt_ends_a_collective(script: Script) -> None:
+    program = script(f"""
+        import numpy as np
+        import unisono as un
+        world = un.init()
+        world.barrier()
+        print("ready")
+        if world.rank == 1: {WAIT}
+        world.allreduce(np.ones(8))
+    """)
+    with started("-n", 3, program) as job:
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (130, "unisono: interrupted\n")
+
+
 def test_an_interrupt_is_told_once(script: Script) -> None:
     with started("-n", 3, script(f"print('ready')\n{WAIT}")) as job:
         job.send_signal(signal.SIGINT)
