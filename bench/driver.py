@@ -162,12 +162,12 @@ class Driver:
         count = nbytes // settings.itemsize
         job.ask("prepare", self._deadline_s, collective=settings.collective, dtype=settings.dtype, count=count)
         _check(job.ask("verify", self._deadline_s))
-        iterations, elapsed_s = 1, 0.0
-        while True:
-            elapsed_s = max(int(reply["elapsed_ns"]) for reply in self._ask_run(job, iterations)) / 1e9
-            if elapsed_s >= CALIBRATION_S:
-                break
+        iterations = 1
+        while (elapsed_s := _elapsed_s(self._ask_run(job, iterations))) < CALIBRATION_S:
             iterations *= 4
+        return self._calls_in_a_round(iterations, elapsed_s)
+
+    def _calls_in_a_round(self, iterations: int, elapsed_s: float) -> int:
         fewest, most = ITERATIONS
         return min(most, max(fewest, round(self._round_s * iterations / elapsed_s)))
 
@@ -186,6 +186,9 @@ class Driver:
                 continue
             times = slowest([reply["times_ns"] for reply in replies])
             samples.append(Sample(nbytes, name, number, before, times))
+            # An estimate that fell into a hiccup is far too low, and the next one puts it right.
+            calls = self._calls_in_a_round(iterations[name], _elapsed_s(replies))
+            iterations[name] = max(iterations[name], calls)
         if measure(self._cores).label != before.label:
             return False
         self._results.samples += samples
@@ -195,6 +198,10 @@ class Driver:
         replies = job.ask("run", self._deadline_s, iterations=iterations)
         _check(replies)
         return replies
+
+
+def _elapsed_s(replies: Sequence[dict[str, Any]]) -> float:
+    return max(int(reply["elapsed_ns"]) for reply in replies) / 1e9
 
 
 def _check(replies: Sequence[dict[str, Any]]) -> None:

@@ -15,7 +15,8 @@ class MpiAdapter:
         self._mpi = importlib.import_module("mpi4py.MPI")
         self._world = self._mpi.COMM_WORLD
         self.size = self._world.size
-        self.version = self._mpi.Get_library_version().split("\n")[0].split(",")[0].rstrip("\0")
+        first_line = self._mpi.Get_library_version().partition("\n")[0]
+        self.version = " ".join(first_line.partition(",")[0].strip("\0").split())
         self.barrier = self._world.Barrier
 
     def call(self, collective: str, array: Any) -> Callable[[], object]:

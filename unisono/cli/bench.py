@@ -70,9 +70,17 @@ def _sizes(text: str, collective: str, itemsize: int) -> tuple[int, ...]:
 @click.option("--transport", default="shm", show_default=True, help="Transports of Unisono, with commas between.")
 @click.option("--against", default="", help=f"Peers, with commas between: {', '.join(PEERS)}.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds at each size.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
-@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True)
-@click.option("--placement", type=click.Choice(["any", "near", "far"]), default="any", show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Time of a library at a size.",
+)
+@click.option(
+    "--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="To cores."
+)
+@click.option("--placement", type=click.Choice(["any", "near", "far"]), default="any", help="Rounds to keep.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )
