@@ -36,7 +36,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _nbytes(text: str) -> int:
+def parse_nbytes(text: str) -> int:
+    """Return the number of bytes that `text` says, as ``65536``, ``64K`` or ``1M``; raises ValueError if none."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = digits[-1:] if digits[-1:] in ("K", "M", "G") else ""
@@ -102,7 +103,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "rendezvous_timeout_s": _seconds,
     "transport": _choice("auto", "shm", "tcp"),
     "algorithm": _text,
-    "segment_nbytes": _nbytes,
+    "segment_nbytes": parse_nbytes,
     "bind_address": _text,
 }
 

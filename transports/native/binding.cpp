@@ -1,5 +1,5 @@
-// The one place where the native core meets Python. Nothing is decided here: arguments are unpacked, the interpreter's lock
-// is released while a call waits, and what the core answers is handed back.
+// The one place where the native core meets Python. Nothing is decided here: arguments are unpacked, the interpreter's
+// lock is released while a call waits, and what the core answers is handed back.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -148,7 +148,8 @@ Held receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::ha
   return held;
 }
 
-Blocks blocks_of(const Partition& partition, std::int64_t elements, const std::vector<std::vector<std::int64_t>>& counts) {
+Blocks blocks_of(const Partition& partition, std::int64_t elements,
+                 const std::vector<std::vector<std::int64_t>>& counts) {
   if (partition.counts == 0) return Blocks::even(elements, partition.blocks);
   const Blocks blocks = Blocks::counted(counts.at(static_cast<std::size_t>(partition.counts)));
   if (blocks.count() != partition.blocks) throw std::invalid_argument("there must be one count for each block");
@@ -218,19 +219,21 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
 void bind_control(nb::module_& module) {
   nb::class_<Control>(module, "Control")
       .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("rank"), nb::arg("size"))
-      .def("add_link",
-           [](Control& control, int peer, int socket, int process) {
-             control.add_link(peer, Descriptor(socket), Descriptor(process));
-           },
-           nb::arg("peer"), nb::arg("socket"), nb::arg("process"))
+      .def(
+          "add_link",
+          [](Control& control, int peer, int socket, int process) {
+            control.add_link(peer, Descriptor(socket), Descriptor(process));
+          },
+          nb::arg("peer"), nb::arg("socket"), nb::arg("process"))
       .def("links", &Control::links)
       .def("failed", &Control::failed)
       .def("failure", failure)
-      .def("fail",
-           [](Control& control, int kind, int peer, const std::string& text) {
-             control.fail({static_cast<FailureKind>(kind), control.rank(), peer, -1, text});
-           },
-           nb::arg("kind"), nb::arg("peer"), nb::arg("text"))
+      .def(
+          "fail",
+          [](Control& control, int kind, int peer, const std::string& text) {
+            control.fail({static_cast<FailureKind>(kind), control.rank(), peer, -1, text});
+          },
+          nb::arg("kind"), nb::arg("peer"), nb::arg("text"))
       .def("departed", &Control::departed, nb::arg("peer"))
       .def("farewell", &Control::farewell, nb::arg("peer"))
       .def("frames_sent", &Control::frames_sent)
@@ -243,19 +246,21 @@ void bind_endpoint(nb::module_& module) {
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool>(), nb::arg("control"), nb::arg("communicator"),
            nb::arg("crowded"))
-      .def("add_shm",
-           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int bell, int peer_bell,
-              int socket) {
-             endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory), Descriptor(bell),
-                                                                     Descriptor(peer_bell), Descriptor(socket)));
-           },
-           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("bell"),
-           nb::arg("peer_bell"), nb::arg("socket"))
-      .def("add_tcp",
-           [](Endpoint& endpoint, std::int64_t lane, int peer, int socket) {
-             endpoint.add_channel(lane, std::make_unique<TcpChannel>(peer, Descriptor(socket)));
-           },
-           nb::arg("lane"), nb::arg("peer"), nb::arg("socket"))
+      .def(
+          "add_shm",
+          [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int bell, int peer_bell,
+             int socket) {
+            endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory), Descriptor(bell),
+                                                                    Descriptor(peer_bell), Descriptor(socket)));
+          },
+          nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("bell"),
+          nb::arg("peer_bell"), nb::arg("socket"))
+      .def(
+          "add_tcp",
+          [](Endpoint& endpoint, std::int64_t lane, int peer, int socket) {
+            endpoint.add_channel(lane, std::make_unique<TcpChannel>(peer, Descriptor(socket)));
+          },
+          nb::arg("lane"), nb::arg("peer"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())
       .def("run", run, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
@@ -288,6 +293,7 @@ NB_MODULE(_core, module) {
   module.def("simd", simd_level);
   module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
              nb::call_guard<nb::gil_scoped_release>());
-  module.def("set_package_directory", [](std::string directory) { package_directory() = std::move(directory); },
-             nb::arg("directory"));
+  module.def(
+      "set_package_directory", [](std::string directory) { package_directory() = std::move(directory); },
+      nb::arg("directory"));
 }

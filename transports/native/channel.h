@@ -1,6 +1,6 @@
-// A channel carries the messages of one (communicator, lane, peer), both ways, in order, with credit of its own: nothing
-// on one channel can hold up another. What is sent is a header and then a payload in as many parts as suit the caller;
-// what is received is looked at in place where it lies, so that a reduction needs no copy. No call blocks.
+// A channel carries the messages of one (communicator, lane, peer), both ways, in order, with credit of its own:
+// nothing on one channel can hold up another. What is sent is a header and then a payload in as many parts as suit the
+// caller; what is received is looked at in place where it lies, so that a reduction needs no copy. No call blocks.
 #pragma once
 
 #include <poll.h>
@@ -70,7 +70,8 @@ class Channel {
   // Whether the peer has gone; what it had sent before can still be received.
   virtual bool closed() = 0;
 
-  // Announces that the caller is about to sleep until something can be sent or received here, and adds what must be polled.
+  // Announces that the caller is about to sleep until something can be sent or received here, and adds what must be
+  // polled.
   virtual void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) = 0;
   virtual void cancel_sleep() = 0;
 

@@ -276,8 +276,8 @@ bool Collective::drive_receive(StepRun& message, Channel& channel) {
   }
   bool moved = false;
   while (!message.dst.at_end()) {
-    const bool more = message.step->opcode == Opcode::recv ? receive_plain(message, channel)
-                                                                  : receive_reducing(message, channel);
+    const bool more =
+        message.step->opcode == Opcode::recv ? receive_plain(message, channel) : receive_reducing(message, channel);
     if (!more) return moved;
     moved = true;
   }
@@ -301,8 +301,8 @@ bool Collective::receive_reducing(StepRun& message, Channel& channel) {
   const auto available = channel.readable();
   if (available.empty()) return false;
   if (message.partial == 0 && available.size() >= itemsize) {
-    const std::int64_t count = std::min({message.dst.piece().count, message.src.piece().count,
-                                         static_cast<std::int64_t>(available.size() / itemsize)});
+    const std::int64_t count = std::min(
+        {message.dst.piece().count, message.src.piece().count, static_cast<std::int64_t>(available.size() / itemsize)});
     combine_received(message, available.data(), count);
     channel.consume(static_cast<std::size_t>(count) * itemsize);
     return true;

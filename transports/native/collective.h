@@ -1,13 +1,13 @@
 // The plan interpreter.
 //
-// Theory of operation. A lane posts its instances (group, segment) in canonical order: by (group + segment, segment). An
-// instance is posted when the one before it in that order has been, and when its dependencies have ended: the same
-// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Posting runs
-// the local steps of a group at once; its messages are then driven until they end, when the group ends.
+// Theory of operation. A lane posts its instances (group, segment) in canonical order: by (group + segment, segment).
+// An instance is posted when the one before it in that order has been, and when its dependencies have ended: the same
+// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Posting
+// runs the local steps of a group at once; its messages are then driven until they end, when the group ends.
 //
-// Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before it
-// on its channel, in its direction, have ended; its header is checked against what the plan expects. Received operands are
-// reduced where they lie.
+// Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before
+// it on its channel, in its direction, have ended; its header is checked against what the plan expects. Received
+// operands are reduced where they lie.
 #pragma once
 
 #include <array>
@@ -33,8 +33,8 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
-// The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table: what has
-// been added stays where it is.
+// The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table: what
+// has been added stays where it is.
 class ChannelTable {
  public:
   static constexpr std::int64_t most_lanes = 64;
@@ -100,8 +100,8 @@ class Collective final : public Operation {
   };
   struct LaneRun {
     std::int64_t groups = 0;
-    std::int64_t wave = 0;          // group + segment of the next instance to post
-    std::int64_t next_segment = 0;  // its segment
+    std::int64_t wave = 0;                   // group + segment of the next instance to post
+    std::int64_t next_segment = 0;           // its segment
     std::vector<std::int64_t> groups_ended;  // by segment
     std::vector<std::unique_ptr<Instance>> active;
   };

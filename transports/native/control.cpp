@@ -321,8 +321,8 @@ Frame Control::testify(const Frame& query) const {
   return frame;
 }
 
-// The first report of a call starts an inquiry into it, and so does a graver one; all ranks are asked. A further report of
-// the same kind only adds what its reporter knows.
+// The first report of a call starts an inquiry into it, and so does a graver one; all ranks are asked. A further report
+// of the same kind only adds what its reporter knows.
 void Control::inquire(std::int32_t reporter, const Frame& report) {
   if (failed()) return;
   Frame query;

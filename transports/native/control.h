@@ -1,12 +1,12 @@
-// Liveness and errors. One service thread per process, which never takes the interpreter's lock, serves the control links:
-// a star with rank 0 in the middle (the hub).
+// Liveness and errors. One service thread per process, which never takes the interpreter's lock, serves the control
+// links: a star with rank 0 in the middle (the hub).
 //
-// Theory of operation. A link that ends without a word of farewell means that its rank has died; on the hub's host a pidfd
-// says so too. The first failure that reaches the hub, or that the hub finds, is sent to everybody; each rank then wakes
-// its waiting calls, which end with it, and refuses later ones. A rank whose call is blocked, has timed out, or received
-// something that belongs to another call reports it; the hub then asks all ranks what they know of that call, from the
-// record of their last calls, and gives a verdict if they disagree (or if time is up). No message is sent for calls that
-// go on.
+// Theory of operation. A link that ends without a word of farewell means that its rank has died; on the hub's host a
+// pidfd says so too. The first failure that reaches the hub, or that the hub finds, is sent to everybody; each rank
+// then wakes its waiting calls, which end with it, and refuses later ones. A rank whose call is blocked, has timed out,
+// or received something that belongs to another call reports it; the hub then asks all ranks what they know of that
+// call, from the record of their last calls, and gives a verdict if they disagree (or if time is up). No message is
+// sent for calls that go on.
 #pragma once
 
 #include <poll.h>
@@ -41,7 +41,8 @@ class Control {
   std::int32_t size() const { return size_; }
   Recorder& recorder() { return recorder_; }
 
-  // Takes over an authenticated socket to the control of `peer` (rank 0, or on rank 0 any other), and a pidfd of it or -1.
+  // Takes over an authenticated socket to the control of `peer` (rank 0, or on rank 0 any other), and a pidfd of it or
+  // -1.
   void add_link(std::int32_t peer, Descriptor socket, Descriptor process);
   std::size_t links() const;
 
@@ -49,7 +50,8 @@ class Control {
   Failure failure() const;
   // Reports a failure; the first one stays, and is told to all ranks.
   void fail(Failure failure);
-  // Reports that a call is blocked, has timed out, or received something of another call; the verdict comes as a failure.
+  // Reports that a call is blocked, has timed out, or received something of another call; the verdict comes as a
+  // failure.
   void report(FrameType reason, std::uint64_t communicator, std::int64_t sequence, const std::string& text);
 
   bool departed(std::int32_t peer) const;

@@ -1,5 +1,5 @@
-// What a sleeping rank is woken by: an eventfd, its own, that peers on the host and its own service thread can ring. One
-// kind of descriptor for shared memory, sockets and aborts lets a rank sleep in a single poll on all of them.
+// What a sleeping rank is woken by: an eventfd, its own, that peers on the host and its own service thread can ring.
+// One kind of descriptor for shared memory, sockets and aborts lets a rank sleep in a single poll on all of them.
 #pragma once
 
 #include <sys/eventfd.h>

@@ -78,8 +78,7 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, std::vector<E
                                          std::vector<Extent> output, const CallSite& site) {
   const std::lock_guard lock(mutex_);
   const std::uint32_t sequence = next_sequence_++;
-  const auto record =
-      control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
+  const auto record = control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
   auto request = std::make_unique<Request>(*this, record);
   request->sequence_ = sequence;
   if (closed_ || control_->failed()) {
@@ -105,8 +104,8 @@ std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::
   return point_to_point(peer, {header, data}, false, "recv(source=", site);
 }
 
-std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parcel& parcel, bool sends,
-                                                  const char* verb, const CallSite& site) {
+std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
+                                                  const CallSite& site) {
   const std::lock_guard lock(mutex_);
   auto description = std::make_shared<const std::string>(verb + std::to_string(peer) +
                                                          ", tag=" + std::to_string(parcel.header.group) + ")");
@@ -291,8 +290,7 @@ void Endpoint::check_closed(Request& request) {
 void Endpoint::lose(std::int32_t peer, const Request& request) {
   const std::string name = "rank " + std::to_string(peer);
   const auto until = Clock::now() + departure_time;
-  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until)
-    std::this_thread::sleep_for(1ms);
+  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
   const std::string farewell = control_->farewell(peer);
   const std::string how = !control_->departed(peer) ? " closed its connection"
                           : farewell.empty()        ? " has left the communicator"
@@ -307,8 +305,7 @@ void Endpoint::mismatch(const Request& request, std::int32_t peer, const std::st
     control_->fail(otherwise);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, request.sequence_,
-                   text + " from rank " + std::to_string(peer));
+  control_->report(FrameType::mismatch, communicator_, request.sequence_, text + " from rank " + std::to_string(peer));
   await_verdict(verdict_time, otherwise);
 }
 

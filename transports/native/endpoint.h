@@ -1,9 +1,9 @@
 // One rank of one communicator: its channels, the sequence of its calls, and the waiting for them.
 //
-// Theory of operation of waiting. A waiting rank looks for progress again and again: first at once, then after giving up
-// its core to others, and at last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it
-// spins for some tens of microseconds; with fewer it yields at once. While it waits it looks at the failure flag each
-// time, and at the clock, signals and closed links now and then.
+// Theory of operation of waiting. A waiting rank looks for progress again and again: first at once, then after giving
+// up its core to others, and at last asleep until its doorbell rings or a socket becomes ready. With a core for each
+// rank it spins for some tens of microseconds; with fewer it yields at once. While it waits it looks at the failure
+// flag each time, and at the clock, signals and closed links now and then.
 #pragma once
 
 #include <chrono>

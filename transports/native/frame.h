@@ -10,13 +10,13 @@
 namespace unisono {
 
 enum class FrameType : std::uint8_t {
-  failure = 1,   // both ways: a failure was found; the hub sends the first one to everybody
-  blocked = 2,   // to the hub: I am in this call and cannot go on
-  mismatch = 3,  // to the hub: what arrived belongs to another call than mine
+  failure = 1,    // both ways: a failure was found; the hub sends the first one to everybody
+  blocked = 2,    // to the hub: I am in this call and cannot go on
+  mismatch = 3,   // to the hub: what arrived belongs to another call than mine
   timed_out = 4,  // to the hub: this call has not ended in time
-  query = 5,     // from the hub: what do you know of this call?
-  answer = 6,    // to the hub
-  leaving = 7,   // to the hub: I close; from the hub: this rank has closed
+  query = 5,      // from the hub: what do you know of this call?
+  answer = 6,     // to the hub
+  leaving = 7,    // to the hub: I close; from the hub: this rank has closed
 };
 
 // How far a rank is with a call.

@@ -56,8 +56,8 @@ std::optional<Failure> Inquiry::disagreement() const {
   const std::int32_t divergent = wrong->second.front();
   const auto text_of = [&](std::int32_t rank) { return ranks[static_cast<std::size_t>(rank)].text; };
   return Failure{FailureKind::mismatch, reporter, divergent, sequence,
-                 "ranks disagree on call #" + std::to_string(sequence) + ": " + ranks_text(wrong->second) +
-                     " called " + text_of(divergent) + ", where " + ranks_text(right->second) + " called " +
+                 "ranks disagree on call #" + std::to_string(sequence) + ": " + ranks_text(wrong->second) + " called " +
+                     text_of(divergent) + ", where " + ranks_text(right->second) + " called " +
                      text_of(right->second.front())};
 }
 
@@ -72,7 +72,8 @@ Failure Inquiry::timeout() const {
     }
   };
   add(CallState::not_called, [](const Testimony& testimony) {
-    return " has not called it (" + (testimony.text.empty() ? "it has called nothing" : "last: " + testimony.text) + ")";
+    return " has not called it (" + (testimony.text.empty() ? "it has called nothing" : "last: " + testimony.text) +
+           ")";
   });
   add(CallState::left, [](const Testimony& testimony) {
     return " has left" + (testimony.text.empty() ? "" : " (" + testimony.text + ")");

@@ -28,8 +28,8 @@ struct Inquiry {
   std::vector<Testimony> ranks;
 
   bool complete() const;
-  // The failure that the testimonies amount to, if any: a disagreement always; with a report of a mismatch or a timeout,
-  // and `final` (nobody else will testify), at least that report.
+  // The failure that the testimonies amount to, if any: a disagreement always; with a report of a mismatch or a
+  // timeout, and `final` (nobody else will testify), at least that report.
   std::optional<Failure> verdict(bool final) const;
 
  private:

@@ -1,5 +1,5 @@
-// Reductions over arrays. One entry for every operation, element type and number of sources, dispatched at run time to the
-// widest instruction set that the processor has.
+// Reductions over arrays. One entry for every operation, element type and number of sources, dispatched at run time to
+// the widest instruction set that the processor has.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,10 @@
-// The kernels of one instruction set. This file is compiled once for each, with UNISONO_ISA naming it; everything lies in a
-// namespace of that name, so that the linker cannot merge code made for one processor into what another one runs. For the
-// same reason it instantiates no template of the standard library.
+// The kernels of one instruction set. This file is compiled once for each, with UNISONO_ISA naming it; everything lies
+// in a namespace of that name, so that the linker cannot merge code made for one processor into what another one runs.
+// For the same reason it instantiates no template of the standard library.
 //
 // Types whose arithmetic is their own (integers, float32, float64) are combined in place by loops that the compiler
-// vectorises. 16-bit floats are decoded, a block at a time, into float32 accumulators in the first-level cache, combined
-// there, and encoded once.
+// vectorises. 16-bit floats are decoded, a block at a time, into float32 accumulators in the first-level cache,
+// combined there, and encoded once.
 #include <stddef.h>
 #include <stdint.h>
 #if defined(__F16C__)
@@ -123,8 +123,8 @@ void copy_elements(byte* dst, const byte* src, size_t count) {
 
 constexpr size_t block_nbytes = 2048;
 
-// Several sources are combined a block at a time: the block of dst stays in the first-level cache. dst may be one of the
-// sources, so the result is gathered in a block of its own.
+// Several sources are combined a block at a time: the block of dst stays in the first-level cache. dst may be one of
+// the sources, so the result is gathered in a block of its own.
 template <class T, class Op>
 void reduce_native(byte* dst, const byte* const* sources, size_t sources_count, size_t count, uint64_t divisor) {
   constexpr size_t block = block_nbytes / sizeof(T);

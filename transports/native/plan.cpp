@@ -129,8 +129,7 @@ Plan::Plan(std::span<const std::int64_t> words) {
 
   for (Lane& lane : lanes_) {
     require(in_range(lane.first_item, lane.items, items_.size()), "items of a lane");
-    for (const Item& item : slice(items_, lane.first_item, lane.items))
-      lane.groups_as_run += item.times * item.groups;
+    for (const Item& item : slice(items_, lane.first_item, lane.items)) lane.groups_as_run += item.times * item.groups;
   }
   check();
 }

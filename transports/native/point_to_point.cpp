@@ -27,7 +27,8 @@ PointToPoint::~PointToPoint() { mailbox_->withdraw(*this); }
 bool PointToPoint::advance() { return sends_ ? mailbox_->advance_sends() : mailbox_->advance_receives(); }
 
 void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
-  if (!done_) found.push_back({mailbox_->open() ? mailbox_->channel_ : nullptr, mailbox_->entry_.peer, sends_, !sends_});
+  if (!done_)
+    found.push_back({mailbox_->open() ? mailbox_->channel_ : nullptr, mailbox_->entry_.peer, sends_, !sends_});
 }
 
 void Mailbox::post(PointToPoint& operation) {

@@ -68,8 +68,8 @@ class Mailbox {
   std::deque<PointToPoint*> sends_;
   std::deque<PointToPoint*> receives_;
   std::deque<Unexpected> unexpected_;
-  PointToPoint* current_ = nullptr;      // the receive that the front message goes to
-  std::unique_ptr<Unexpected> aside_;    // or what it is put aside in
+  PointToPoint* current_ = nullptr;    // the receive that the front message goes to
+  std::unique_ptr<Unexpected> aside_;  // or what it is put aside in
 };
 
 }  // namespace unisono

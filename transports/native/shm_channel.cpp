@@ -50,7 +50,7 @@ std::size_t ShmChannel::segment_nbytes() { return 2 * sizeof(ShmDirection); }
 ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
                        Descriptor socket)
     : Channel(peer, "shm"), bell_(std::move(bell)), peer_bell_(std::move(peer_bell)), socket_(std::move(socket)) {
-  struct stat status {};
+  struct stat status{};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
     throw ProtocolError("the shared memory of a channel has the wrong size");

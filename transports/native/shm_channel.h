@@ -1,14 +1,16 @@
 // Messages through shared memory.
 //
-// Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots for
-// each direction. A slot is a cache line of header, followed by room for a fragment of a payload; the smallest payloads
-// travel in the header's own cache line. The sender fills slot k mod `slots` and then stores k + 1 in its `turn`; the
-// receiver waits for that value, uses the slot where it lies, and counts it in `consumed`, which the sender reads only when
-// its last known value leaves it no free slot. Hence a small message costs the transfer of one cache line.
+// Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots
+// for each direction. A slot is a cache line of header, followed by room for a fragment of a payload; the smallest
+// payloads travel in the header's own cache line. The sender fills slot k mod `slots` and then stores k + 1 in its
+// `turn`; the receiver waits for that value, uses the slot where it lies, and counts it in `consumed`, which the sender
+// reads only when its last known value leaves it no free slot. Hence a small message costs the transfer of one cache
+// line.
 //
-// Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side looks
-// at the flag after each change and rings. A full fence on both sides, between the store and the load, makes it impossible
-// for both to miss each other (Dekker). Everything read from the segment is copied once and checked before it is used.
+// Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side
+// looks at the flag after each change and rings. A full fence on both sides, between the store and the load, makes it
+// impossible for both to miss each other (Dekker). Everything read from the segment is copied once and checked before
+// it is used.
 #pragma once
 
 #include <atomic>

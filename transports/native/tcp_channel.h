@@ -1,8 +1,9 @@
 // Messages over a connected TCP socket.
 //
-// Each message is a header of 64 bytes, which carries a magic number and a checksum of itself, and then the payload. Sending
-// hands the header and the caller's own bytes to the kernel together. Receiving reads ahead into a staging buffer, where
-// reductions look at their operand; large payloads for plain receives go from the kernel straight to their destination.
+// Each message is a header of 64 bytes, which carries a magic number and a checksum of itself, and then the payload.
+// Sending hands the header and the caller's own bytes to the kernel together. Receiving reads ahead into a staging
+// buffer, where reductions look at their operand; large payloads for plain receives go from the kernel straight to
+// their destination.
 #pragma once
 
 #include "channel.h"
