@@ -8,7 +8,7 @@ module-level, and what they take and return can be pickled, so that ranks may be
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import handmade_plans
@@ -20,6 +20,7 @@ from unisono.algorithms.plan import Counts, Send
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, MismatchError, PeerLostError, PlanError, UnisonoError
 from unisono.operations import OPERATIONS
+from unisono.transports.base import Traffic
 
 WAIT_S = 20.0
 SHORT_S = 0.3
@@ -253,9 +254,16 @@ def check_traffic_is_what_the_plan_says(ranks: Any, case: Case) -> None:
             assert (peer.sent_messages, peer.sent_nbytes) == (mirror.received_messages, mirror.received_nbytes)
 
 
-def run_and_count(executor: Any, case: Case, stack: Any) -> Any:
+def run_and_count(executor: Any, case: Case, stack: Any) -> dict[int, Traffic]:
+    """Run `case`; return what it added to the counters, by peer."""
+    before = dict(executor.traffic())
     run_case(executor, case, stack)
-    return dict(executor.traffic())
+    return {peer: _added(before.get(peer), traffic) for peer, traffic in executor.traffic().items()}
+
+
+def _added(before: Traffic | None, after: Traffic) -> Traffic:
+    counters = [field.name for field in fields(Traffic) if field.name != "transport"]
+    return Traffic(after.transport, *(getattr(after, name) - getattr(before, name, 0) for name in counters))
 
 
 def planned_traffic(case: Case, rank: int, size: int) -> tuple[int, int]:
@@ -325,16 +333,17 @@ def run_alltoallv(executor: Any, counts: list[list[int]], segments: int) -> list
     return [int(value) for value in target]
 
 
-def check_wide_spans_are_reduced(ranks: Any, count: int, segments: int) -> None:
-    stack = np.random.default_rng(count).integers(-50, 50, (ranks.size, count))
-    assert_same_bits(ranks.run(run_reduce, stack, segments)[0], stack.sum(axis=0))
+def check_wide_spans_are_reduced(ranks: Any, case: Case) -> None:
+    stack = contributions(case, ranks.size)
+    assert_same_bits(ranks.run(run_reduce, case, stack)[0], expected(case, stack))
 
 
-def run_reduce(executor: Any, stack: Any, segments: int) -> Any:
+def run_reduce(executor: Any, case: Case, stack: Any) -> Any:
     plan = handmade_plans.reduce_chain_of_wide_blocks(executor.size, executor.rank)
     source = stack[executor.rank].copy()
     target = np.zeros_like(source)
-    executor.start(call_of(plan, "int64", source.shape * 2, op="sum", segments=segments), source, target).wait(WAIT_S)
+    call = call_of(plan, case.dtype, (case.count, case.count), op=case.op, segments=case.segments)
+    executor.start(call, source, target).wait(WAIT_S)
     return target
 
 
@@ -349,14 +358,14 @@ def run_tags(executor: Any) -> list[int]:
     """Rank 0 sends to the last rank, which receives the tags in another order."""
     last, dtype = executor.size - 1, DTYPES["int64"]
     if executor.rank == 0:
-        sent = [(1, 10), (2, 20), (3, 30), (1, 11), (-4, 40)]
+        sent = [(1, 10), (2, 20), (3, 30), (1, 11), (2**31 - 1, 40)]
         arrays = [np.full(3, value) for _, value in sent]
         for operation in [executor.send(array, dtype, last, tag) for array, (tag, _) in zip(arrays, sent, strict=True)]:
             operation.wait(WAIT_S)
     if executor.rank != last:
         return []
     received = []
-    for tag in (-4, 2, 1, 1, 3):
+    for tag in (2**31 - 1, 2, 1, 1, 3):
         array = np.zeros(3, np.int64)
         executor.recv(array, dtype, 0, tag).wait(WAIT_S)
         received.append(int(array[2]))

@@ -15,6 +15,7 @@ from unisono.algorithms.plan import (
     RecvReduce,
     Repeat,
     Send,
+    Step,
     even,
     input_block,
     output_block,
@@ -70,19 +71,19 @@ def alltoallv_direct(size: int, rank: int) -> Plan:
 
 def reduce_chain_of_wide_blocks(size: int, rank: int) -> Plan:
     """Rank 0 gets the reduction of all INPUTs; the messages carry the second half of the vector before the first."""
-    swapped = scratch_block(1, count=2)
-    whole = input_block(1, count=2)
-    groups = []
-    for receiver in reversed(range(size - 1)):
-        if rank == receiver + 1:
-            groups.append(Group((Send(receiver, whole if rank == size - 1 else swapped),)))
-        elif rank == receiver:
-            target = output_block(1, count=2) if rank == 0 else swapped
-            groups.append(Group((RecvReduce(rank + 1, target, whole, received_first=True, lower=rank == 0),)))
-        else:
-            groups.append(Group(()))
+    whole, partial = input_block(1, count=2), scratch_block(1, count=2)
+    groups = [Group(_chain_steps(size, rank, receiver)) for receiver in reversed(range(size - 1))]
+    if rank == 0:
+        groups.append(Group((Copy(output_block(1, count=2), partial if size > 1 else whole, lower=True),)))
     scratch = scratch_like(Buffer.INPUT, even(2))
     return Plan("reduce", "chain", size, rank, 0, even(2), even(2), scratch, lanes=(tuple(groups),))
+
+
+def _chain_steps(size: int, rank: int, receiver: int) -> tuple[Step, ...]:
+    whole, partial = input_block(1, count=2), scratch_block(1, count=2)
+    if rank == receiver + 1:
+        return (Send(receiver, whole if rank == size - 1 else partial),)
+    return (RecvReduce(rank + 1, partial, whole, received_first=True),) if rank == receiver else ()
 
 
 def allreduce_one_shot(size: int, rank: int) -> Plan:

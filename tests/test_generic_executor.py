@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import executor_contract as contract
+import handmade_plans
 import numpy as np
 import pytest
 from executor_contract import FLOATS, OPS, REDUCIBLE, Case
-from harness import LocalRanks
+from harness import LocalRanks, call_of
 from hypothesis import given, settings, strategies as st
 
+from unisono.algorithms.plan import Counts
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError
@@ -137,8 +139,9 @@ def test_every_peer_may_have_its_own_count(ranks: LocalRanks, parts: int) -> Non
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("count", [1, 9])
-def test_wide_spans_are_reduced(ranks: LocalRanks, count: int, parts: int) -> None:
-    contract.check_wide_spans_are_reduced(ranks, count, parts)
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_wide_spans_are_reduced_and_lowered(ranks: LocalRanks, op: str, count: int, parts: int) -> None:
+    contract.check_wide_spans_are_reduced(ranks, Case(op=op, count=count, segments=parts))
 
 
 def test_messages_are_matched_by_tag_and_in_order(ranks: LocalRanks) -> None:
@@ -263,6 +266,23 @@ def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
     assert sent == expected
     assert any(len(order) > 1 for order in sent.values())
     assert all(array.tolist() == [5.0] * 60 for array in arrays)
+
+
+def test_a_segment_waits_for_the_one_before_it() -> None:
+    # In a plan of one group, the order of posting alone does not keep the segments apart.
+    lengths = {Counts.SEND: [4, 4], Counts.RECEIVE: [4, 4]}
+    calls = [
+        call_of(handmade_plans.alltoallv_direct(2, rank), "float32", (8, 8), segments=2, counts=lengths)
+        for rank in range(2)
+    ]
+    recorders = [Recorder(transport) for transport in LocalNetwork(2).transports]
+    mine, other = (GenericExecutor(recorder) for recorder in recorders)
+    posted = recorders[0].sent[0, 1, 0]
+    mine.start(calls[0], np.ones(8, np.float32), np.ones(8, np.float32))
+    assert [identity.segment for identity in posted] == [0]
+    other.start(calls[1], np.ones(8, np.float32), np.ones(8, np.float32))
+    mine.progress()
+    assert [identity.segment for identity in posted] == [0, 1]
 
 
 def test_an_interrupt_while_waiting_aborts_the_communicator_on_every_rank() -> None:

@@ -228,6 +228,12 @@ def test_dropping_more_leaves_the_delays_of_the_others_as_they_were() -> None:
     assert some == [number for number in all_of_them if number in some]
 
 
+def test_a_transport_that_delays_does_not_claim_to_keep_the_order() -> None:
+    inner = LocalNetwork(1).transports[0]
+    assert inner.capabilities.ordered
+    assert not FaultyTransport(inner, Faults(seed=1)).capabilities.ordered
+
+
 def test_a_sender_does_not_notice_that_its_message_was_dropped() -> None:
     a, b = faulty_pair(Faults(seed=1, drop=1.0))
     received, _ = receive(b, 0, at(0))
