@@ -16,7 +16,7 @@ import unisono
 from unisono import log
 from unisono.collectives.communicator import Communicator, Place
 from unisono.collectives.environment import Launch, agree_on_key, detect
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.hello import KEY_NBYTES
@@ -86,12 +86,14 @@ def init(
         identity = Identity(key, launch.job, 0, launch.rank, launch.size)
         session = Session(identity, settings.bind_address)
         world = _join(session, meeting, launch, settings, _Job(session, meeting, server))
-    except BaseException:
+    except BaseException as error:
         for opened in (session, meeting, server):
             if isinstance(opened, Session):
                 opened.close(_farewell())
             elif opened is not None:
                 opened.close()
+        if isinstance(error, UnisonoError):
+            raise error.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
         raise
     _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
     return world
