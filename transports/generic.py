@@ -142,7 +142,7 @@ class GenericExecutor:
         if array.size:
             post = self._transport.post_send if direction == "send" else self._transport.post_recv
             request = post(peer, Identity(number, POINT_TO_POINT_LANE, tag, 0), signature, [as_bytes(array)])
-        return self._launch(_Message(self, signature, number, peer, request))
+        return self._launch(_Message(self, signature, number, peer, request, writes=direction == "recv"))
 
     def _check_usable(self, signature: Signature) -> None:
         """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
@@ -234,11 +234,19 @@ class _Message(_Running):
     """A message outside collectives; `request` is None for one of zero bytes, which does not travel."""
 
     def __init__(
-        self, executor: GenericExecutor, signature: Signature, number: int, peer: int, request: Request | None
+        self,
+        executor: GenericExecutor,
+        signature: Signature,
+        number: int,
+        peer: int,
+        request: Request | None,
+        *,
+        writes: bool,
     ) -> None:
         super().__init__(executor, signature, number)
         self._peer = peer
         self._request = request
+        self._writes = writes
 
     def advance(self) -> bool:
         self._finished = self._request is None or self._request.done()
@@ -251,7 +259,7 @@ class _Message(_Running):
         return ()
 
     def has_written(self) -> bool:
-        return True
+        return self._writes
 
 
 class _Collective(_Running):
