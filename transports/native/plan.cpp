@@ -129,7 +129,11 @@ Plan::Plan(std::span<const std::int64_t> words) {
 
   for (Lane& lane : lanes_) {
     require(in_range(lane.first_item, lane.items, items_.size()), "items of a lane");
-    for (const Item& item : slice(items_, lane.first_item, lane.items)) lane.groups_as_run += item.times * item.groups;
+    for (const Item& item : slice(items_, lane.first_item, lane.items)) {
+      require(in_range(item.first_group, item.groups, groups_.size()), "groups of an item");
+      lane.groups_as_run += item.times * item.groups;
+      require(lane.groups_as_run <= most_times, "groups of a lane as run");
+    }
   }
   check();
 }
@@ -137,7 +141,6 @@ Plan::Plan(std::span<const std::int64_t> words) {
 void Plan::check() const {
   const Partition& like = partitions_[static_cast<std::size_t>(scratch_like_)];
   require(partitions_[2].blocks == like.blocks * scratch_copies_, "scratch is not copies of the buffer it is like");
-  for (const Item& item : items_) require(in_range(item.first_group, item.groups, groups_.size()), "groups of an item");
   for (const Group& group : groups_) {
     require(in_range(group.first_step, group.steps, steps_.size()), "steps of a group");
     require(in_range(group.first_dependency, group.dependencies, dependencies_.size()), "dependencies of a group");
