@@ -11,8 +11,8 @@ void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
   const std::lock_guard lock(mutex_);
   if (entry.channel.load(std::memory_order_relaxed) != nullptr)
     throw std::invalid_argument("there is such a channel already");
-  entry.channel.store(channel.get(), std::memory_order_release);
   owned_channels_.push_back(std::move(channel));
+  entry.channel.store(owned_channels_.back().get(), std::memory_order_release);
 }
 
 ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
@@ -100,7 +100,7 @@ bool Collective::advance() {
   bool any = false;
   for (bool moved = true; moved;) {
     moved = false;
-    ++pass_;
+    pass_ = channels_->new_pass();
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
       while (post(lane)) moved = true;
       if (drive(lanes_[lane])) moved = true;
@@ -218,25 +218,32 @@ void Collective::reduce(const Piece& dst, const std::byte* const* sources, std::
 
 bool Collective::drive(LaneRun& run) {
   bool moved = false;
+  for (const auto& instance : run.active) {
+    for (StepRun& message : instance->messages) {
+      if (message.ended) continue;
+      moved |= drive_message(message);
+      if (message.ended) --instance->left;
+    }
+  }
+  return retire(run) || moved;
+}
+
+// Apart from driving, which may throw: what is active must be whole then, for it is still asked what it waits for.
+bool Collective::retire(LaneRun& run) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < run.active.size(); ++i) {
     Instance& instance = *run.active[i];
-    for (StepRun& message : instance.messages) {
-      if (message.ended) continue;
-      moved |= drive_message(message);
-      if (message.ended) --instance.left;
-    }
     if (instance.left == 0) {
       run.groups_ended[static_cast<std::size_t>(instance.segment)] = instance.group + 1;
       spare_.push_back(std::move(run.active[i]));
-      moved = true;
     } else {
       if (kept != i) run.active[kept] = std::move(run.active[i]);
       ++kept;
     }
   }
+  const bool any = kept != run.active.size();
   run.active.resize(kept);
-  return moved;
+  return any;
 }
 
 bool Collective::drive_message(StepRun& message) {

@@ -49,6 +49,8 @@ class ChannelTable {
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
   std::vector<Channel*> all() const;
   void clear();
+  // The number of a pass over the messages, never given before; for the thread that makes progress.
+  std::uint64_t new_pass() { return ++passes_; }
 
  private:
   using Peers = std::vector<ChannelEntry>;
@@ -57,6 +59,7 @@ class ChannelTable {
   std::array<std::atomic<Peers*>, most_lanes + 2> lanes_{};
   std::vector<std::unique_ptr<Peers>> owned_lanes_;
   std::vector<std::unique_ptr<Channel>> owned_channels_;
+  std::uint64_t passes_ = 0;
 };
 
 // A call whose plan and layout are fixed, and which can be run any number of times on different memory.
@@ -114,6 +117,7 @@ class Collective final : public Operation {
   void prepare_message(Instance& instance, std::size_t lane, const Step& step, std::int64_t iteration);
   void run_local(const Step& step, std::int64_t iteration, std::int64_t segment);
   bool drive(LaneRun& run);
+  bool retire(LaneRun& run);
   bool drive_message(StepRun& message);
   bool drive_send(StepRun& message, Channel& channel);
   bool drive_receive(StepRun& message, Channel& channel);
