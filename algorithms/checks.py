@@ -1,0 +1,28 @@
+"""The checks of arguments that all builders share."""
+
+from __future__ import annotations
+
+from unisono.errors import UsageError
+
+
+def check_ranks(size: int, rank: int, root: int = 0) -> None:
+    """Check the number of ranks, the rank that a plan is for, and the root.
+
+    Raises:
+        UsageError: `size` is less than 1, or `rank` or `root` is none of 0 … size - 1.
+    """
+    if size < 1:
+        raise UsageError(f"a plan is for at least one rank, not {size}")
+    for name, value in (("rank", rank), ("root", root)):
+        if not 0 <= value < size:
+            raise UsageError(f"{name} {value} is out of range: there are {size} ranks")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Check a parameter, such as a radix of at least 2.
+
+    Raises:
+        UsageError: `value` is less than `least`.
+    """
+    if value < least:
+        raise UsageError(f"{name} is {value}, and must be at least {least}")
