@@ -26,3 +26,23 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """
     if value < least:
         raise UsageError(f"{name} is {value}, and must be at least {least}")
+
+
+def needs_even(size: int) -> str | None:
+    """Return None if the number of ranks is even, or what an algorithm that pairs ranks says to it."""
+    return None if size % 2 == 0 else f"it needs an even number of ranks, not {size}"
+
+
+def needs_power_of_two(size: int) -> str | None:
+    """Return None if the number of ranks is a power of two, or what an algorithm that halves them says to it."""
+    return None if size & (size - 1) == 0 else f"it needs a number of ranks that is a power of two, not {size}"
+
+
+def check_supported(refusal: str | None) -> None:
+    """Raise a refusal, such as `needs_even(size)`.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if refusal:
+        raise UsageError(refusal)

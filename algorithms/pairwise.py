@@ -1,0 +1,63 @@
+"""Pairwise exchange: at distance d, every rank sends to the rank d after it and receives from the rank d before it.
+
+Each distance is a permutation of the ranks, so no rank is ever the destination of two messages of one distance. The
+pairwise algorithm goes through the distances one at a time; the direct one has a window of them under way at once,
+which hides latencies and yet floods no rank. Every block travels once, straight to where it belongs.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import in_windows
+from unisono.algorithms.plan import (
+    Copy,
+    Counts,
+    Group,
+    Partition,
+    Plan,
+    Recv,
+    Send,
+    Step,
+    even,
+    input_block,
+    output_block,
+)
+
+
+def alltoall_pairwise(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an alltoall in size - 1 rounds, each an exchange with two ranks.
+
+    INPUT and OUTPUT are `size` blocks each, equal ones or, if `varying`, by the counts that this rank sends to and
+    receives from each rank. They must not be the same memory.
+    """
+    return _alltoall("pairwise", size, rank, root, varying, window=1)
+
+
+def alltoall_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of an alltoall that exchanges with `window` ranks at a time; buffers as in the pairwise one."""
+    check_at_least("window", window, 1)
+    return _alltoall("direct", size, rank, root, varying, window)
+
+
+def _alltoall(algorithm: str, size: int, rank: int, root: int, varying: bool, window: int) -> Plan:
+    check_ranks(size, rank, root)
+
+    def batch(first: int, number: int) -> Group:
+        steps: list[Step] = []
+        for distance in range(first + 1, first + 1 + number):
+            after, before = rank + distance, rank - distance
+            steps.append(Send(after % size, input_block(after, advance=window), peer_advance=window))
+            steps.append(Recv(before % size, output_block(before, advance=-window), peer_advance=-window))
+        return Group(tuple(steps))
+
+    own = Group((Copy(output_block(rank), input_block(rank)),))
+    return Plan(
+        collective="alltoall",
+        algorithm=algorithm,
+        size=size,
+        rank=rank,
+        root=root,
+        input=Partition(size, Counts.SEND) if varying else even(size),
+        output=Partition(size, Counts.RECEIVE) if varying else even(size),
+        lanes=((*in_windows(size - 1, window, batch), own),),
+    )
