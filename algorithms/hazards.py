@@ -12,13 +12,13 @@ that share memory must have the same partition, which is checked here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from unisono.algorithms.plan import Copy, Step
+from unisono.algorithms.contracts import Family
+from unisono.algorithms.plan import Copy, Span, Step
 from unisono.algorithms.program import Cell, Place, Program, destinations, sources
-from unisono.errors import PlanError
 
 
 class _Access(NamedTuple):
@@ -26,7 +26,7 @@ class _Access(NamedTuple):
     writes: bool
 
 
-def check_hazards(program: Program, posted: Sequence[tuple[int, int]], *, aliased: bool) -> None:
+def check_hazards(family: Family, program: Program, posted: Sequence[tuple[int, int]], *, aliased: bool) -> None:
     """Check that no two steps conflict, with INPUT and OUTPUT as the same memory if `aliased`.
 
     `posted` is the (lane, group) of each group of the program, in a possible order of starting.
@@ -34,12 +34,14 @@ def check_hazards(program: Program, posted: Sequence[tuple[int, int]], *, aliase
     Raises:
         PlanError: names the two steps and the block, or says that the two buffers cannot be the same memory.
     """
-    plan = program.plan
-    if aliased and plan.input.blocks and plan.output.blocks and plan.input != plan.output:
-        raise PlanError(f"rank {plan.rank}: INPUT and OUTPUT cannot be the same memory: they are cut differently")
+
+    def cells(span: Span) -> list[Cell]:
+        found = program.cells(span)
+        return [family.shared_cell(program.plan.rank, cell) for cell in found] if aliased else found
+
     accesses: dict[Cell, list[_Access]] = defaultdict(list)
     for place, step in program.steps():
-        for cell, writes in _accesses(program, place, step, aliased):
+        for cell, writes in _accesses(cells, place, step):
             accesses[cell].append(_Access(place, writes))
     ended_before = _ended_before(program, posted) if len(program.lanes) > 1 else {}
     for cell, of_cell in accesses.items():
@@ -47,14 +49,14 @@ def check_hazards(program: Program, posted: Sequence[tuple[int, int]], *, aliase
             _check_conflict(cell, first, second)
 
 
-def _accesses(program: Program, place: Place, step: Step, aliased: bool) -> Iterator[tuple[Cell, bool]]:
+def _accesses(cells: Callable[[Span], list[Cell]], place: Place, step: Step) -> Iterator[tuple[Cell, bool]]:
     """Yield the cells that a step touches, and whether it writes them; check the step for hazards with itself."""
-    reads = [program.cells(span, aliased=aliased) for span in sources(step)]
-    writes = [cell for span in destinations(step) for cell in program.cells(span, aliased=aliased)]
+    reads = [cells(span) for span in sources(step)]
+    writes = [cell for span in destinations(step) for cell in cells(span)]
     if isinstance(step, Copy) and not step.lower and reads == [writes]:
         return  # the same memory already: executors skip such a copy
-    for cells in reads:
-        for index, cell in enumerate(cells):
+    for operand in reads:
+        for index, cell in enumerate(operand):
             if cell in writes and writes[index] != cell:
                 raise place.error(f"hazard: the step writes {_name(cell)} before it has read it")
             yield cell, False

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from unisono.algorithms.contracts import Cell
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
-    Counts,
     Group,
     LocalStep,
     MessageStep,
@@ -23,8 +23,6 @@ from unisono.algorithms.plan import (
     Step,
 )
 from unisono.errors import PlanError
-
-Cell: TypeAlias = tuple[Buffer, int]  # a block of a rank's memory: its buffer and its index there
 
 
 class Place(NamedTuple):
@@ -43,14 +41,6 @@ class Place(NamedTuple):
         return PlanError(f"{self}: {problem}")
 
 
-class LengthClass(NamedTuple):
-    """What decides the length of a block: blocks of one class are equally long on all ranks, whatever the counts."""
-
-    counts: Counts
-    blocks: int
-    block: int
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """A plan with its lanes unrolled: `lanes[lane][group]`, groups as run."""
@@ -65,26 +55,13 @@ class Program:
                 for index, step in enumerate(group.steps):
                     yield Place(self.plan.rank, lane, number, index), step
 
-    def cells(self, span: Span, *, aliased: bool = False) -> list[Cell]:
-        """Return the cells of `span`; `aliased` says that INPUT is the memory of OUTPUT, and shall be called so."""
-        buffer = Buffer.OUTPUT if aliased and span.buffer is Buffer.INPUT else span.buffer
-        return [(buffer, block) for block in self.plan.physical_blocks(span)]
-
-    def length_class(self, cell: Cell) -> LengthClass:
-        """Return the class of the length of a cell."""
-        buffer, block = cell
-        partition = self.plan.partition(buffer)
-        blocks = partition.blocks // partition.copies
-        return LengthClass(partition.counts, blocks, block % blocks)
+    def cells(self, span: Span) -> list[Cell]:
+        """Return the cells of `span`."""
+        return [(span.buffer, block) for block in self.plan.physical_blocks(span)]
 
     def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
         """Return the (lane, group) of the groups that must have ended before this group starts, in its segment."""
         return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
-
-    def share(self, span: Span) -> tuple[int, int]:
-        """Return (blocks of `span`, blocks of the vector that it is of)."""
-        partition = self.plan.partition(span.buffer)
-        return span.count, partition.blocks // partition.copies
 
 
 def unroll(plan: Plan) -> Program:
@@ -95,7 +72,7 @@ def unroll(plan: Plan) -> Program:
             ranks do: it names a rank or blocks that do not exist, or writes INPUT.
     """
     program = Program(plan, tuple(tuple(plan.groups(lane)) for lane in range(len(plan.lanes))))
-    _check_partitions(plan)
+    _check_permutation(plan)
     for place, step in program.steps():
         _check_step(program, place, step)
     for lane, groups in enumerate(program.lanes):
@@ -116,9 +93,7 @@ def destinations(step: Step) -> tuple[Span, ...]:
     return (step.dst,) if isinstance(step, (Recv, RecvReduce, Copy, Reduce)) else ()
 
 
-def _check_partitions(plan: Plan) -> None:
-    if plan.scratch.blocks and plan.scratch.like is None and plan.scratch.counts is Counts.OWN:
-        raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own; cut it like INPUT or OUTPUT")
+def _check_permutation(plan: Plan) -> None:
     if sorted(plan.permutation) != list(range(len(plan.permutation))):
         raise PlanError(f"rank {plan.rank}: the permutation does not name every block once")
 

@@ -7,12 +7,12 @@ combined, so that "contains all ranks" means "contains each exactly once".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from unisono.algorithms.contracts import Family, Origin
 from unisono.algorithms.plan import Buffer, Copy, Recv, RecvReduce, Reduce, Send, Span, Step
-from unisono.algorithms.program import Cell, LengthClass, Place, Program
+from unisono.algorithms.program import Cell, Place, Program, sources
 from unisono.algorithms.progress import Delivered, Event
 from unisono.errors import PlanError
 
@@ -20,46 +20,10 @@ from unisono.errors import PlanError
 class Value(NamedTuple):
     """What a block holds. `ranks` has bit r set if the contribution of rank r is in it."""
 
-    origin: LengthClass
+    origin: Origin
     ranks: int
     lowered: bool
     expression: int
-
-
-@dataclass(frozen=True, slots=True)
-class Contract:
-    """What a collective is: the ranks (as bits, of size and root) that have an INPUT, and those found in every OUTPUT.
-
-    Attributes:
-        inputs: ranks whose INPUT is given.
-        outputs: those of them whose contribution every block of every OUTPUT has; 0 if there is no OUTPUT.
-        lowered: whether OUTPUT is lowered.
-        synchronizes: whether no rank may end before it has heard of all others.
-    """
-
-    inputs: Callable[[int, int], int]
-    outputs: Callable[[int, int], int]
-    lowered: bool = False
-    synchronizes: bool = False
-
-
-def _all(size: int, root: int) -> int:
-    return (1 << size) - 1
-
-
-def _root(size: int, root: int) -> int:
-    return 1 << root
-
-
-def _none(size: int, root: int) -> int:
-    return 0
-
-
-CONTRACTS: dict[str, Contract] = {
-    "allreduce": Contract(_all, _all, lowered=True),
-    "broadcast": Contract(_root, _root),
-    "barrier": Contract(_all, _none, synchronizes=True),
-}
 
 
 class Execution:
@@ -76,8 +40,15 @@ class Execution:
     """
 
     def __init__(
-        self, programs: Sequence[Program], events: Sequence[Event], *, aliased: bool, commutative: bool
+        self,
+        family: Family,
+        programs: Sequence[Program],
+        events: Sequence[Event],
+        *,
+        aliased: bool,
+        commutative: bool,
     ) -> None:
+        self._family = family
         self._programs = programs
         self._aliased = aliased
         self._commutative = commutative
@@ -95,13 +66,8 @@ class Execution:
     def check(self) -> None:
         """Check that every rank's OUTPUT holds what the collective promises."""
         for program in self._programs:
-            plan = program.plan
-            contract = CONTRACTS[plan.collective]
-            expected = contract.outputs(plan.size, plan.root)
-            if bool(plan.output.blocks) != bool(expected):
-                raise PlanError(f"rank {plan.rank}: {plan.collective} with an OUTPUT of {plan.output.blocks} blocks")
-            for block in range(plan.output.blocks):
-                self._check_result(plan.rank, (Buffer.OUTPUT, block), expected, contract.lowered)
+            for block in range(program.plan.output.blocks):
+                self._check_result(program.plan.rank, block)
 
     def same_bits(self) -> bool:
         """Return whether all ranks compute every block of OUTPUT by the same expression."""
@@ -113,13 +79,16 @@ class Execution:
 
     def _fill_inputs(self) -> None:
         for program in self._programs:
-            plan = program.plan
-            if CONTRACTS[plan.collective].inputs(plan.size, plan.root) >> plan.rank & 1:
-                buffer = Buffer.OUTPUT if self._aliased else Buffer.INPUT
-                for block in range(plan.input.blocks):
-                    origin = program.length_class((Buffer.INPUT, block))
-                    leaf = self._number(("contribution", origin, plan.rank))
-                    self._memory[plan.rank][buffer, block] = Value(origin, 1 << plan.rank, False, leaf)
+            rank = program.plan.rank
+            for block in range(program.plan.input.blocks):
+                origin = self._family.origin(rank, block)
+                leaf = self._number(("contribution", origin, rank))
+                cell = self._family.shared_cell(rank, (Buffer.INPUT, block)) if self._aliased else (Buffer.INPUT, block)
+                self._memory[rank][cell] = Value(origin, 1 << rank, False, leaf)
+
+    def _cells(self, rank: int, span: Span) -> list[Cell]:
+        cells = self._programs[rank].cells(span)
+        return [self._family.shared_cell(rank, cell) for cell in cells] if self._aliased else cells
 
     def _deliver(self, event: Delivered) -> None:
         send, receive = self._step(event.sending), self._step(event.receiving)
@@ -132,6 +101,7 @@ class Execution:
             own = self._read(event.receiving, receive.src)
             operands = (arriving, own) if receive.received_first else (own, arriving)
             arriving = [self._combine(event.receiving, pair) for pair in zip(*operands, strict=True)]
+        self._check_lengths(event.receiving, receive.dst, event.sending, send.src)
         self._write(event.receiving, receive, arriving)
 
     def _run_locally(self, place: Place, step: Step) -> None:
@@ -146,23 +116,29 @@ class Execution:
 
     def _read(self, place: Place, span: Span) -> list[Value]:
         memory = self._memory[place.rank]
-        cells = self._programs[place.rank].cells(span, aliased=self._aliased)
+        cells = self._cells(place.rank, span)
         for buffer, block in cells:
             if (buffer, block) not in memory:
                 raise place.error(f"reads block {block} of {buffer.name}, which nothing was written to")
         return [memory[cell] for cell in cells]
 
     def _write(self, place: Place, step: Recv | RecvReduce | Copy | Reduce, values: Sequence[Value]) -> None:
-        program = self._programs[place.rank]
-        for cell, value in zip(program.cells(step.dst), values, strict=True):
-            if value.origin != program.length_class(cell):
-                raise place.error(
-                    f"writes a value of block {value.origin.block} (of {value.origin.blocks}) to block {cell[1]} of "
-                    f"{cell[0].name}, which may be of another length"
-                )
+        for source in sources(step):
+            self._check_lengths(place, step.dst, place, source)
+        for cell, value in zip(self._cells(place.rank, step.dst), values, strict=True):
             lowers = not isinstance(step, Recv) and step.lower
             self._memory[place.rank][cell] = self._lower(place, value) if lowers else value
             self._writers[place.rank][cell] = place
+
+    def _check_lengths(self, place: Place, dst: Span, origin: Place, src: Span) -> None:
+        """Check that the blocks of `dst`, at `place`, are as long as those of `src`, at `origin`, for all counts."""
+        targets = self._programs[place.rank].cells(dst)
+        for target, source in zip(targets, self._programs[origin.rank].cells(src), strict=True):
+            if self._family.length(place.rank, *target) != self._family.length(origin.rank, *source):
+                raise place.error(
+                    f"writes block {source[1]} of {source[0].name} of rank {origin.rank} to block {target[1]} of "
+                    f"{target[0].name}, which may be of another length"
+                )
 
     def _lower(self, place: Place, value: Value) -> Value:
         if value.lowered:
@@ -180,7 +156,7 @@ class Execution:
         expression = self._number(frozenset(operands) if len(operands) == 2 else operands)
         return Value(origin, ranks, False, expression)
 
-    def _check_operand(self, place: Place, origin: LengthClass, ranks: int, value: Value) -> None:
+    def _check_operand(self, place: Place, origin: Origin, ranks: int, value: Value) -> None:
         """Check that `value` can be combined with what has the contributions of `ranks` to `origin`."""
         if value.origin != origin:
             raise place.error(f"combines block {value.origin.block} with block {origin.block}")
@@ -194,16 +170,25 @@ class Execution:
                 f"{origin.block}: contributions must be combined in the order of ranks"
             )
 
-    def _check_result(self, rank: int, cell: Cell, expected: int, lowered: bool) -> None:
-        value = self._memory[rank].get(cell)
-        name = f"block {cell[1]} of OUTPUT"
-        place = self._writers[rank].get(cell)
+    def _check_result(self, rank: int, block: int) -> None:
+        name, cell, promise = f"block {block} of OUTPUT", (Buffer.OUTPUT, block), self._family.promise(rank, block)
+        value, place = self._memory[rank].get(cell), self._writers[rank].get(cell)
+        if not promise.ranks:
+            if place is not None:
+                raise place.error(f"writes {name}, which is to be left untouched")
+            return
         if value is None or place is None:
+            if value is not None and self._aliased and value.origin == promise.origin:
+                return
             raise PlanError(f"rank {rank}: {name} is never written")
-        if missing := expected & ~value.ranks:
+        if value.origin != promise.origin:
+            raise place.error(f"{name} holds {value.origin}, expected {promise.origin}")
+        if missing := promise.ranks & ~value.ranks:
             raise place.error(f"{name} is left without the contribution of rank {_lowest(missing)}")
-        if value.lowered != lowered:
-            raise place.error(f"{name} is left {'not ' if lowered else ''}lowered")
+        if surplus := value.ranks & ~promise.ranks:
+            raise place.error(f"{name} has the contribution of rank {_lowest(surplus)}, which does not belong there")
+        if value.lowered != self._family.contract.reduces:
+            raise place.error(f"{name} is left {'not ' if not value.lowered else ''}lowered")
 
     def _number(self, expression: Hashable) -> int:
         return self._numbers.setdefault(expression, len(self._numbers))

@@ -20,11 +20,12 @@ from fractions import Fraction
 from typing import Any
 
 from unisono.algorithms.algorithm import Algorithm, Build
+from unisono.algorithms.contracts import CONTRACTS, Family
 from unisono.algorithms.hazards import check_hazards
 from unisono.algorithms.plan import Plan, RecvReduce, Reduce, Send
 from unisono.algorithms.program import Program, unroll
 from unisono.algorithms.progress import Event, Posted, check_pairs, run
-from unisono.algorithms.symbolic import CONTRACTS, Execution
+from unisono.algorithms.symbolic import Execution
 from unisono.errors import NoAlgorithmError, PlanError
 
 
@@ -96,14 +97,16 @@ def verify_plans(
         PlanError: they do not; names the first rank, lane, group and step and the contribution at fault, or the ranks
             that wait for each other.
     """
-    _check_family(plans)
+    family = Family(plans)
     programs = [unroll(plan) for plan in plans]
     messages = check_pairs(programs)
     events = run(programs, segments)
     aliasings = (False, True) if in_place else (False,)
     for aliased in aliasings:
-        _check_all_hazards(programs, events, aliased=aliased)
-    executions = [Execution(programs, events, aliased=aliased, commutative=commutative) for aliased in aliasings]
+        _check_all_hazards(family, programs, events, aliased=aliased)
+    executions = [
+        Execution(family, programs, events, aliased=aliased, commutative=commutative) for aliased in aliasings
+    ]
     for execution in executions:
         execution.check()
     rounds, heard = _causality(programs, events)
@@ -111,35 +114,20 @@ def verify_plans(
     return Report(
         messages=messages,
         rounds=rounds,
-        sent=max(_sent(program) for program in programs),
-        reduced=max(_reduced(program) for program in programs),
+        sent=max(_sent(program, family.parts()) for program in programs),
+        reduced=max(_reduced(program, family.parts()) for program in programs),
         scratch_blocks=max(plan.scratch.blocks for plan in plans),
         same_bits=executions[0].same_bits(),
     )
 
 
-def _check_family(plans: Sequence[Plan]) -> None:
-    """Check that the plans are one per rank of one collective that the verifier knows."""
-    for rank, plan in enumerate(plans):
-        facts = (plan.collective, plan.algorithm, plan.size, plan.root, plan.rank)
-        expected = (plans[0].collective, plans[0].algorithm, len(plans), plans[0].root, rank)
-        if facts != expected:
-            raise PlanError(f"rank {rank}: (collective, algorithm, size, root, rank) is {facts}, expected {expected}")
-    if not plans:
-        raise PlanError("there are no plans")
-    if plans[0].collective not in CONTRACTS:
-        raise PlanError(f"the verifier does not know the collective {plans[0].collective!r}: {', '.join(CONTRACTS)}")
-    if not 0 <= plans[0].root < len(plans):
-        raise PlanError(f"the root {plans[0].root} is none of {len(plans)} ranks")
-
-
-def _check_all_hazards(programs: Sequence[Program], events: Sequence[Event], *, aliased: bool) -> None:
+def _check_all_hazards(family: Family, programs: Sequence[Program], events: Sequence[Event], *, aliased: bool) -> None:
     posted: list[list[tuple[int, int]]] = [[] for _ in programs]
     for event in events:
         if isinstance(event, Posted):
             posted[event.rank].append((event.lane, event.group))
     for program, of_rank in zip(programs, posted, strict=True):
-        check_hazards(program, of_rank, aliased=aliased)
+        check_hazards(family, program, of_rank, aliased=aliased)
 
 
 def _causality(programs: Sequence[Program], events: Sequence[Event]) -> tuple[int, list[int]]:
@@ -181,16 +169,13 @@ def _check_synchronization(plan: Plan, heard: Sequence[int]) -> None:
                 raise PlanError(f"rank {rank}: ends without having heard of rank {other}")
 
 
-def _sent(program: Program) -> Fraction:
-    return sum(
-        (Fraction(*program.share(step.src)) for _, step in program.steps() if isinstance(step, Send)), Fraction(0)
-    )
+def _sent(program: Program, parts: int) -> Fraction:
+    return Fraction(sum(step.src.count for _, step in program.steps() if isinstance(step, Send)), parts)
 
 
-def _reduced(program: Program) -> Fraction:
-    total = Fraction(0)
+def _reduced(program: Program, parts: int) -> Fraction:
+    total = 0
     for _, step in program.steps():
         if isinstance(step, (RecvReduce, Reduce)):
-            combinations = len(step.sources) - 1 if isinstance(step, Reduce) else 1
-            total += combinations * Fraction(*program.share(step.dst))
-    return total
+            total += step.dst.count * (len(step.sources) - 1 if isinstance(step, Reduce) else 1)
+    return Fraction(total, parts)

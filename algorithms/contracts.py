@@ -1,0 +1,258 @@
+"""Contracts: what each collective promises, as data, and what that says about the buffers of a plan.
+
+A collective is described by how INPUT and OUTPUT are cut, which ranks have them, and what each block of OUTPUT holds in
+the end. What a block is *about* (its `Origin`) and how long it is (its `Length`) are two things: in an alltoall, every
+block is about other data and all are equally long; with counts per rank, the length of a block is that of its rank's
+count wherever the block travels. Two lengths are the same object of proof only if they are equal for all counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from unisono.algorithms.plan import Buffer, Counts, Partition, Plan
+from unisono.errors import PlanError
+
+Cell: TypeAlias = tuple[Buffer, int]  # a block of a rank's memory: its buffer and its index there
+
+ALL_RANKS = -1
+
+
+class Origin(NamedTuple):
+    """What a block is about: block `block` of the INPUT of `rank`, or of all ranks' INPUTs, which are combined."""
+
+    rank: int
+    block: int
+
+
+class Promise(NamedTuple):
+    """What a block of OUTPUT holds in the end: `origin`, with contributions of `ranks` (bits); of none: untouched."""
+
+    origin: Origin
+    ranks: int
+
+
+class Length(NamedTuple):
+    """The length of a block: equal lengths are equal for all element counts, different ones may differ."""
+
+    kind: str
+    first: int = 0
+    second: int = 0
+
+
+class Cut(enum.Enum):
+    """How the vector of a collective lies in a buffer."""
+
+    VECTOR = "one vector, in any number of blocks that is the same on all ranks"
+    SHARE = "one block, the share of one rank"
+    SHARES = "one block per rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a collective is.
+
+    Attributes:
+        input, output: how they are cut; None if there is no OUTPUT.
+        promise: what a block of OUTPUT holds, as a function of (size, rank, root, block).
+        reduces: whether contributions are combined and the result is lowered.
+        input_at_root, output_at_root: whether only the root has one.
+        varying: the counts of INPUT and OUTPUT in the collective's form with counts of its own, where it has one; a
+            SHARE then has the rank's own count.
+        synchronizes: whether no rank may end before it has heard of all others.
+    """
+
+    input: Cut
+    output: Cut | None
+    promise: Callable[[int, int, int, int], Promise]
+    reduces: bool = False
+    input_at_root: bool = False
+    output_at_root: bool = False
+    varying: tuple[Counts, Counts] | None = None
+    synchronizes: bool = False
+
+    def has_input(self, rank: int, root: int) -> bool:
+        """Return whether `rank` has an INPUT."""
+        return rank == root or not self.input_at_root
+
+    def has_output(self, rank: int, root: int) -> bool:
+        """Return whether `rank` has an OUTPUT."""
+        return self.output is not None and (rank == root or not self.output_at_root)
+
+
+def _all_ranks(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(ALL_RANKS, block), (1 << size) - 1)
+
+
+def _own_share_of_all_ranks(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(ALL_RANKS, rank), (1 << size) - 1)
+
+
+def _ranks_up_to_own(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(ALL_RANKS, block), (2 << rank) - 1)
+
+
+def _ranks_below_own(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(ALL_RANKS, block), (1 << rank) - 1)
+
+
+def _vector_of_root(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(root, block), 1 << root)
+
+
+def _own_share_of_root(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(root, rank), 1 << root)
+
+
+def _share_of_each_rank(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(block, 0), 1 << block)
+
+
+def _own_share_of_each_rank(size: int, rank: int, root: int, block: int) -> Promise:
+    return Promise(Origin(block, rank), 1 << block)
+
+
+_RANKS = (Counts.RANKS, Counts.RANKS)
+
+CONTRACTS: dict[str, Contract] = {
+    "allreduce": Contract(Cut.VECTOR, Cut.VECTOR, _all_ranks, reduces=True),
+    "reduce": Contract(Cut.VECTOR, Cut.VECTOR, _all_ranks, reduces=True, output_at_root=True),
+    "reduce_scatter": Contract(Cut.SHARES, Cut.SHARE, _own_share_of_all_ranks, reduces=True, varying=_RANKS),
+    "scan": Contract(Cut.VECTOR, Cut.VECTOR, _ranks_up_to_own, reduces=True),
+    "exscan": Contract(Cut.VECTOR, Cut.VECTOR, _ranks_below_own, reduces=True),
+    "broadcast": Contract(Cut.VECTOR, Cut.VECTOR, _vector_of_root, input_at_root=True),
+    "scatter": Contract(Cut.SHARES, Cut.SHARE, _own_share_of_root, input_at_root=True, varying=_RANKS),
+    "gather": Contract(Cut.SHARE, Cut.SHARES, _share_of_each_rank, output_at_root=True, varying=_RANKS),
+    "allgather": Contract(Cut.SHARE, Cut.SHARES, _share_of_each_rank, varying=_RANKS),
+    "alltoall": Contract(Cut.SHARES, Cut.SHARES, _own_share_of_each_rank, varying=(Counts.SEND, Counts.RECEIVE)),
+    "barrier": Contract(Cut.VECTOR, None, _all_ranks, synchronizes=True),
+}
+
+
+class Family:
+    """The plans of all ranks of one collective, in the order of ranks, and what their blocks mean.
+
+    Raises:
+        PlanError: the plans are not of one collective that the verifier knows, or their buffers are not cut as the
+            collective demands and in the same way on all ranks.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        _check_belong_together(plans)
+        self.plans = plans
+        self.size, self.root = len(plans), plans[0].root
+        self.contract = CONTRACTS[plans[0].collective]
+        self.varying = any(
+            plan.partition(buffer).counts is not Counts.OWN
+            for plan in plans
+            for buffer in (Buffer.INPUT, Buffer.OUTPUT)
+        )
+        self.blocks = max(1, *(max(plan.input.blocks, plan.output.blocks) for plan in plans))
+        for plan in plans:
+            self._check_buffer(plan, Buffer.INPUT, self.contract.input, self.contract.has_input(plan.rank, self.root))
+            self._check_buffer(
+                plan, Buffer.OUTPUT, self.contract.output, self.contract.has_output(plan.rank, self.root)
+            )
+            _check_scratch(plan)
+
+    def origin(self, rank: int, block: int) -> Origin:
+        """Return what a block of INPUT is about."""
+        return Origin(ALL_RANKS if self.contract.reduces else rank, block)
+
+    def promise(self, rank: int, block: int) -> Promise:
+        """Return what a block of OUTPUT must hold in the end."""
+        return self.contract.promise(self.size, rank, self.root, block)
+
+    def length(self, rank: int, buffer: Buffer, block: int) -> Length:
+        """Return the length of a block in memory."""
+        partition = self.plans[rank].partition(buffer)
+        block %= partition.blocks // partition.copies
+        if partition.like is not None:
+            return self.length(rank, partition.like, block)
+        if partition.counts is Counts.RANKS:
+            return Length("count of rank", block)
+        if partition.counts is Counts.SEND:
+            return Length("count of pair", rank, block)
+        if partition.counts is Counts.RECEIVE:
+            return Length("count of pair", block, rank)
+        return self._own_length(rank, self.contract.input if buffer is Buffer.INPUT else self.contract.output, block)
+
+    def parts(self) -> int:
+        """Return how many blocks of the plans make up the vector that costs are multiples of."""
+        return self.blocks if self.contract.input is Cut.VECTOR else self.size
+
+    def shared_cell(self, rank: int, cell: Cell) -> Cell:
+        """Return the cell of OUTPUT that, in place, is the memory of a cell of INPUT; `cell` itself if there is none.
+
+        In place, INPUT is OUTPUT; where one of them is one share of what the other holds of all ranks, it is block
+        `rank` of the other.
+        """
+        buffer, block = cell
+        if buffer is not Buffer.INPUT or not self.plans[rank].output.blocks:
+            return cell
+        if self.contract.input is self.contract.output:
+            return Buffer.OUTPUT, block
+        if self.contract.input is Cut.SHARE:
+            return Buffer.OUTPUT, rank
+        return (Buffer.OUTPUT, 0) if block == rank else cell
+
+    def _own_length(self, rank: int, cut: Cut | None, block: int) -> Length:
+        """Return the length of a block of a buffer that is cut evenly.
+
+        The shares of a reduce_scatter are parts of a vector of any length; elsewhere shares are equally long.
+        """
+        if cut is Cut.VECTOR:
+            return Length("part", self.blocks, block)
+        if cut is Cut.SHARE and self.varying:
+            return Length("count of rank", rank)
+        if self.contract.reduces:
+            return Length("part", self.size, rank if cut is Cut.SHARE else block)
+        return Length("share")
+
+    def _check_buffer(self, plan: Plan, buffer: Buffer, cut: Cut | None, present: bool) -> None:
+        found, expected = plan.partition(buffer), Partition(0)
+        if cut is not None and present:
+            counts = Counts.OWN
+            if cut is Cut.SHARES and self.varying and self.contract.varying is not None:
+                counts = self.contract.varying[buffer]
+            expected = Partition({Cut.VECTOR: self.blocks, Cut.SHARE: 1, Cut.SHARES: self.size}[cut], counts)
+        if found != expected:
+            raise PlanError(
+                f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(found)}, "
+                f"expected {_describe(expected)}"
+            )
+
+
+def _check_belong_together(plans: Sequence[Plan]) -> None:
+    """Check that the plans are one per rank of one collective that the verifier knows."""
+    for rank, plan in enumerate(plans):
+        facts = (plan.collective, plan.algorithm, plan.size, plan.root, plan.rank)
+        expected = (plans[0].collective, plans[0].algorithm, len(plans), plans[0].root, rank)
+        if facts != expected:
+            raise PlanError(f"rank {rank}: (collective, algorithm, size, root, rank) is {facts}, expected {expected}")
+    if not plans:
+        raise PlanError("there are no plans")
+    if plans[0].collective not in CONTRACTS:
+        raise PlanError(f"the verifier does not know the collective {plans[0].collective!r}: {', '.join(CONTRACTS)}")
+    if not 0 <= plans[0].root < len(plans):
+        raise PlanError(f"the root {plans[0].root} is none of {len(plans)} ranks")
+
+
+def _check_scratch(plan: Plan) -> None:
+    """Check that the lengths of the blocks of SCRATCH are those of counts or of another buffer."""
+    scratch = plan.scratch
+    if not scratch.blocks:
+        return
+    if scratch.like is None and scratch.counts is Counts.OWN:
+        raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own; cut it like INPUT or OUTPUT")
+    one = plan.size if scratch.like is None else plan.partition(scratch.like).blocks
+    if scratch.blocks != one * scratch.copies:
+        raise PlanError(f"rank {plan.rank}: SCRATCH of {_describe(scratch)}, expected {scratch.copies} times {one}")
+
+
+def _describe(partition: Partition) -> str:
+    counts = "" if partition.counts is Counts.OWN else f" by Counts.{partition.counts.name}"
+    return f"{partition.blocks} block{'' if partition.blocks == 1 else 's'}{counts}"
