@@ -11,6 +11,9 @@ a partial result are always consecutive, so that the operation need not be commu
 
 from __future__ import annotations
 
+from unisono.algorithms.checks import check_ranks
+from unisono.algorithms.folding import Folding, fold
+from unisono.algorithms.lanes import idle
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -37,9 +40,9 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     INPUT, OUTPUT and (in the ranks that are not folded) SCRATCH are one block each; INPUT and OUTPUT may be the same
     memory. The order of combination is a tree over the ranks in ascending order, the same for all ranks.
     """
-    rounds = size.bit_length() - 1
-    folded = size - (1 << rounds)
-    stands_aside = rank < 2 * folded and rank % 2 == 0
+    check_ranks(size, rank, root)
+    folding = fold(size)
+    leads = folding.leads(rank)
     vector = even(1)
     return Plan(
         collective="allreduce",
@@ -49,31 +52,32 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=vector,
         output=vector,
-        scratch=Partition(0) if stands_aside or size == 1 else scratch_like(Buffer.OUTPUT, vector),
-        lanes=(_folded_lane(rank, rounds) if stands_aside else _core_lane(rank, rounds, folded),),
+        scratch=scratch_like(Buffer.OUTPUT, vector) if leads and size > 1 else Partition(0),
+        lanes=(_leading_lane(rank, folding) if leads else _aside_lane(rank, folding),),
     )
 
 
-def _folded_lane(rank: int, rounds: int) -> Lane:
-    """Return the lane of a rank that stands aside: its empty groups keep the numbers of the groups in step."""
-    give, take = Send(rank + 1, input_block()), Recv(rank + 1, output_block())
-    return (Group((give,)), *[Group(())] * rounds, Group((take,)))
+def _aside_lane(rank: int, folding: Folding) -> Lane:
+    """Return the lane of a rank that stands aside: it hands over its contribution, and is told the result."""
+    leader = folding.leader(folding.position(rank))
+    give, take = Send(leader, input_block()), Recv(leader, output_block())
+    return (Group((give,)), *idle(folding.rounds), Group((take,)))
 
 
-def _core_lane(rank: int, rounds: int, folded: int) -> Lane:
+def _leading_lane(rank: int, folding: Folding) -> Lane:
     """Return the lane of a rank that takes part in the rounds: fold, exchange, hand the result back."""
-    has_folded = rank < 2 * folded
-    position = rank // 2 if has_folded else rank - folded
-    partners = [_rank_at(position ^ (1 << round_), folded) for round_ in range(rounds)]
+    position, aside = folding.position(rank), folding.aside(rank)
+    partners = [folding.leader(position ^ (1 << round_)) for round_ in range(folding.rounds)]
     current, lane = input_block(), list[Group]()
-    if folded:
-        lane.append(Group((_combine(rank, rank - 1, current, lower=False),) if has_folded else ()))
-        current = scratch_block() if has_folded else current
+    if not folding.is_exact:
+        steps = tuple(_combine(rank, other, current, lower=False) for other in aside)
+        lane.append(Group(steps))
+        current = steps[0].dst if steps else current
     for partner in partners:
         combine = _combine(rank, partner, current, lower=partner == partners[-1])
         lane.append(Group((Send(partner, current), combine)))
         current = combine.dst
-    finish: list[Step] = [Send(rank - 1, current)] if has_folded else []
+    finish: list[Step] = [Send(other, current) for other in aside]
     if current.buffer is not Buffer.OUTPUT:
         # A single rank has combined nothing, so the copy is its only chance to lower.
         finish.append(Copy(output_block(), current, lower=not partners))
@@ -84,8 +88,3 @@ def _combine(rank: int, partner: int, current: Span, *, lower: bool) -> RecvRedu
     """Return the step that combines `current` with what `partner` sends, into the buffer that `current` is not in."""
     target = output_block() if current.buffer is Buffer.SCRATCH else scratch_block()
     return RecvReduce(partner, target, current, received_first=partner < rank, lower=lower)
-
-
-def _rank_at(position: int, folded: int) -> int:
-    """Return the rank at a position among those that take part in the rounds."""
-    return 2 * position + 1 if position < folded else position + folded
