@@ -1,7 +1,7 @@
 """Bruck algorithms: every rank exchanges with the ranks at distances 1, k, k², … (k: the radix) and their multiples.
 
-Allgather: a rank that has the blocks of the next d ranks gets those of the d ranks after these from the rank at distance
-d, and so on, at any number of ranks. Alltoall: the block that is to travel a distance i is sent on once for each digit
+Allgather: a rank that has the blocks of the next d ranks gets those of the d ranks after these from the rank at
+distance d, and so on, at any number of ranks. Alltoall: the block that is to travel a distance i is sent on once for each digit
 of i that is not 0, together with all others that have that digit there.
 
 Both are for short vectors, whose latencies outweigh their bytes: ⌈log_k size⌉ rounds, of k - 1 messages at once each.
@@ -15,10 +15,8 @@ from unisono.algorithms.checks import check_at_least, check_ranks
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
-    Counts,
     Group,
     Lane,
-    Partition,
     Plan,
     Recv,
     Repeat,
@@ -29,6 +27,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 
@@ -55,7 +54,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
         rank=rank,
         root=root,
         input=even(1),
-        output=Partition(size, Counts.RANKS) if varying else even(size),
+        output=shares(size, varying),
         lanes=(lane,),
     )
 

@@ -32,6 +32,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 
@@ -84,11 +85,11 @@ def _at_root(size: int, rank: int, root: int, varying: bool) -> Partition:
     """Return the partition of the buffer that only the root has."""
     if rank != root:
         return Partition(0)
-    return Partition(size, Counts.RANKS) if varying else even(size)
+    return shares(size, varying)
 
 
 def gather_binomial(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of a gather up a binomial tree in ⌈log2 size⌉ rounds; INPUT and OUTPUT as in the linear one."""
+    """Return the plan of a gather up a binomial tree in ⌈log2 size⌉ rounds; buffers as in the linear one."""
     check_ranks(size, rank, root)
     own = _own_block(size, rank, root, varying, at_root=Buffer.OUTPUT, at_leaf=Buffer.INPUT)
     keep = Group(() if own == input_block() else (Copy(own, input_block()),))
@@ -100,13 +101,13 @@ def gather_binomial(size: int, rank: int, root: int = 0, varying: bool = False) 
         root=root,
         input=even(1),
         output=_at_root(size, rank, root, varying),
-        scratch=_scratch(size, rank, root, varying, own, Buffer.INPUT),
+        scratch=_scratch(size, rank, root, varying, own=own, share=Buffer.INPUT),
         lanes=((keep, *gather_lane(size, rank, root, own)),),
     )
 
 
 def scatter_binomial(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of a scatter down a binomial tree in ⌈log2 size⌉ rounds; INPUT and OUTPUT as in the linear one."""
+    """Return the plan of a scatter down a binomial tree in ⌈log2 size⌉ rounds; buffers as in the linear one."""
     check_ranks(size, rank, root)
     own = _own_block(size, rank, root, varying, at_root=Buffer.INPUT, at_leaf=Buffer.OUTPUT)
     keep = Group(() if own == output_block() else (Copy(output_block(), own),))
@@ -118,7 +119,7 @@ def scatter_binomial(size: int, rank: int, root: int = 0, varying: bool = False)
         root=root,
         input=_at_root(size, rank, root, varying),
         output=even(1),
-        scratch=_scratch(size, rank, root, varying, own, Buffer.OUTPUT),
+        scratch=_scratch(size, rank, root, varying, own=own, share=Buffer.OUTPUT),
         lanes=((*scatter_lane(size, rank, root, own), keep),),
     )
 
@@ -166,7 +167,7 @@ def _headed(size: int, rank: int, root: int) -> int:
     return min(position & -position or size, size - position)
 
 
-def _own_block(size: int, rank: int, root: int, varying: bool, at_root: Buffer, at_leaf: Buffer) -> Span:
+def _own_block(size: int, rank: int, root: int, varying: bool, *, at_root: Buffer, at_leaf: Buffer) -> Span:
     """Return where a rank has its own block, with those of the ranks that it heads after it."""
     if rank == root:
         return Span(at_root, rank)
@@ -175,7 +176,7 @@ def _own_block(size: int, rank: int, root: int, varying: bool, at_root: Buffer, 
     return scratch_block(rank if varying else 0)
 
 
-def _scratch(size: int, rank: int, root: int, varying: bool, own: Span, share: Buffer) -> Partition:
+def _scratch(size: int, rank: int, root: int, varying: bool, *, own: Span, share: Buffer) -> Partition:
     """Return the partition of SCRATCH, if the rank has its blocks there; `share` is the buffer of one block."""
     if own.buffer is not Buffer.SCRATCH:
         return Partition(0)

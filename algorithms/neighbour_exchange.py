@@ -9,10 +9,8 @@ from __future__ import annotations
 from unisono.algorithms.checks import check_ranks, check_supported, needs_even
 from unisono.algorithms.plan import (
     Copy,
-    Counts,
     Group,
     Lane,
-    Partition,
     Plan,
     Recv,
     Repeat,
@@ -20,6 +18,7 @@ from unisono.algorithms.plan import (
     even,
     input_block,
     output_block,
+    shares,
 )
 
 
@@ -41,7 +40,7 @@ def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: b
         rank=rank,
         root=root,
         input=even(1),
-        output=Partition(size, Counts.RANKS) if varying else even(size),
+        output=shares(size, varying),
         lanes=((Group((Copy(output_block(rank), input_block()),)), *_exchanges(size, rank)),),
     )
 

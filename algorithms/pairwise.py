@@ -30,16 +30,16 @@ def alltoall_pairwise(size: int, rank: int, root: int = 0, varying: bool = False
     INPUT and OUTPUT are `size` blocks each, equal ones or, if `varying`, by the counts that this rank sends to and
     receives from each rank. They must not be the same memory.
     """
-    return _alltoall("pairwise", size, rank, root, varying, window=1)
+    return _alltoall("pairwise", size, rank, root, varying=varying, window=1)
 
 
 def alltoall_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of an alltoall that exchanges with `window` ranks at a time; buffers as in the pairwise one."""
     check_at_least("window", window, 1)
-    return _alltoall("direct", size, rank, root, varying, window)
+    return _alltoall("direct", size, rank, root, varying=varying, window=window)
 
 
-def _alltoall(algorithm: str, size: int, rank: int, root: int, varying: bool, window: int) -> Plan:
+def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool, window: int) -> Plan:
     check_ranks(size, rank, root)
 
     def batch(first: int, number: int) -> Group:

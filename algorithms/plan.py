@@ -75,6 +75,11 @@ def even(blocks: int) -> Partition:
     return Partition(blocks)
 
 
+def shares(size: int, varying: bool) -> Partition:
+    """Return the partition into one block per rank: equal ones or, if `varying`, by the counts of the ranks."""
+    return Partition(size, Counts.RANKS) if varying else even(size)
+
+
 def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:
     """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c is c·blocks + b."""
     return Partition(partition.blocks * copies, partition.counts, buffer, copies)

@@ -7,6 +7,7 @@ possible volume at any number of ranks; the price is a latency per rank and phas
 
 from __future__ import annotations
 
+from unisono.algorithms.checks import check_ranks
 from unisono.algorithms.plan import (
     Copy,
     Group,
@@ -20,6 +21,7 @@ from unisono.algorithms.plan import (
     even,
     input_block,
     output_block,
+    shares,
 )
 
 
@@ -29,6 +31,7 @@ def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
     INPUT and OUTPUT are cut into `size` blocks and may be the same memory; there is no SCRATCH. The contributions to
     block b are combined in the order b, b + 1, …, modulo `size`, once, so that all ranks get the same bits.
     """
+    check_ranks(size, rank, root)
     alone: Lane = (Group((Copy(output_block(), input_block(), lower=True),)),)
     return Plan(
         collective="allreduce",
@@ -38,7 +41,26 @@ def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=even(size),
         output=even(size),
-        lanes=(_reduce_scatter(size, rank) + _allgather(size, rank) if size > 1 else alone,),
+        lanes=(_reduce_scatter(size, rank) + allgather_lane(size, rank, rank + 1) if size > 1 else alone,),
+    )
+
+
+def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an allgather around the ring.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    return Plan(
+        collective="allgather",
+        algorithm="ring",
+        size=size,
+        rank=rank,
+        root=root,
+        input=even(1),
+        output=shares(size, varying),
+        lanes=((Group((Copy(output_block(rank), input_block()),)), *allgather_lane(size, rank, rank)),),
     )
 
 
@@ -70,8 +92,8 @@ def _pass_on(size: int, rank: int, step: int, partial: Span, *, lower: bool = Fa
     return Group((Send((rank + 1) % size, partial), arriving))
 
 
-def _allgather(size: int, rank: int) -> Lane:
-    """Return size - 1 groups that carry block rank + 1 of every rank's OUTPUT to all others."""
-    send = Send((rank + 1) % size, output_block(rank + 1, advance=-1))
-    receive = Recv((rank - 1) % size, output_block(rank, advance=-1))
-    return (Repeat(size - 1, (Group((send, receive)),)),)
+def allgather_lane(size: int, rank: int, first: int) -> Lane:
+    """Return size - 1 groups that carry block `first` of every rank's OUTPUT, rank plus a constant, to all others."""
+    send = Send((rank + 1) % size, output_block(first, advance=-1))
+    receive = Recv((rank - 1) % size, output_block(first - 1, advance=-1))
+    return (Repeat(size - 1, (Group((send, receive)),)),) if size > 1 else ()
