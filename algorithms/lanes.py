@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from unisono.algorithms.plan import Group, Lane, Repeat
+from unisono.algorithms.plan import Copy, Group, Lane, Repeat, Step, input_block, output_block
 
 
 def idle(groups: int) -> Lane:
     """Return `groups` empty groups, which keep the numbers of the groups that follow in step with other ranks."""
     return (Repeat(groups, (Group(()),)),) if groups > 0 else ()
+
+
+def alone(blocks: int = 1) -> Lane:
+    """Return the lane of a single rank in a reduction: its contribution, lowered, is the result."""
+    return (Group((Copy(output_block(0, count=blocks), input_block(0, count=blocks), lower=True),)),)
+
+
+def at_groups(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
+    """Return the lane whose group number g has `steps[g]`, with empty groups where there are none."""
+    lane: Lane = ()
+    following = 0
+    for number in sorted(steps):
+        lane = (*lane, *idle(number - following), Group(steps[number]))
+        following = number + 1
+    return lane
 
 
 def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
