@@ -1,8 +1,8 @@
 """Bruck algorithms: every rank exchanges with the ranks at distances 1, k, k², … (k: the radix) and their multiples.
 
 Allgather: a rank that has the blocks of the next d ranks gets those of the d ranks after these from the rank at
-distance d, and so on, at any number of ranks. Alltoall: the block that is to travel a distance i is sent on once for each digit
-of i that is not 0, together with all others that have that digit there.
+distance d, and so on, at any number of ranks. Alltoall: the block that is to travel a distance i is sent on once for
+each digit of i that is not 0, together with all others that have that digit there.
 
 Both are for short vectors, whose latencies outweigh their bytes: ⌈log_k size⌉ rounds, of k - 1 messages at once each.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -39,7 +40,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
-    lane: Lane = (Group((Copy(output_block(rank), input_block()),)),)
+    lane: Lane = (place_own(rank),)
     for distance in powers(size, radix):
         steps: list[Step] = []
         for far in range(distance, min(radix * distance, size), distance):
@@ -47,16 +48,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
             steps.append(Send((rank - far) % size, output_block(rank, count)))
             steps.append(Recv((rank + far) % size, output_block(rank + far, count)))
         lane += (Group(tuple(steps)),)
-    return Plan(
-        collective="allgather",
-        algorithm="bruck",
-        size=size,
-        rank=rank,
-        root=root,
-        input=even(1),
-        output=shares(size, varying),
-        lanes=(lane,),
-    )
+    return Plan("allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:

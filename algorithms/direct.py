@@ -1,12 +1,15 @@
-"""Direct exchange: every rank sends its vector to every other rank, and each computes the whole result itself.
+"""Direct exchange: every rank sends what it has to every other rank, and each makes the whole result itself.
 
-One message latency whatever the number of ranks, and one rounding whatever the dtype, because a single n-ary `Reduce`
-combines all contributions in ascending rank order. The volume grows with the number of ranks, so this is for vectors
-whose latency outweighs their bytes, and for results that must not depend on anything but the ranks.
+Allreduce: one message latency whatever the number of ranks, and one rounding whatever the dtype, because a single n-ary
+`Reduce` combines all contributions in ascending rank order. The volume grows with the number of ranks, so this is for
+vectors whose latency outweighs their bytes, and for results that must not depend on anything but the ranks. Allgather:
+every block travels once, and with a window of ranks at a time none of them is flooded.
 """
 
 from __future__ import annotations
 
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import in_windows, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -21,6 +24,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 
@@ -30,6 +34,7 @@ def allreduce_direct(size: int, rank: int, root: int = 0) -> Plan:
     INPUT and OUTPUT are one block each and may be the same memory; SCRATCH holds one copy of INPUT for each other rank,
     in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
     """
+    check_ranks(size, rank, root)
     # Each rank starts with its successor, so that no rank is everybody's first destination.
     others = [(rank + distance) % size for distance in range(1, size)]
     exchange: list[Step] = [Send(peer, input_block()) for peer in others]
@@ -49,6 +54,27 @@ def allreduce_direct(size: int, rank: int, root: int = 0) -> Plan:
         scratch=scratch_like(Buffer.INPUT, vector, copies=size - 1),
         lanes=(groups,),
     )
+
+
+def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of an allgather by direct exchange, with `window` ranks at a time.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+
+    def batch(first: int, number: int) -> Group:
+        steps: list[Step] = []
+        for distance in range(first + 1, first + 1 + number):
+            after, before = rank + distance, rank - distance
+            steps.append(Send(after % size, input_block(), peer_advance=window))
+            steps.append(Recv(before % size, output_block(before, advance=-window), peer_advance=-window))
+        return Group(tuple(steps))
+
+    lane = (*in_windows(size - 1, window, batch), place_own(rank))
+    return Plan("allgather", "direct", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _copy_of(peer: int, rank: int) -> int:

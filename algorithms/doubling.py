@@ -11,9 +11,9 @@ a partial result are always consecutive, so that the operation need not be commu
 
 from __future__ import annotations
 
-from unisono.algorithms.checks import check_ranks
+from unisono.algorithms.checks import check_ranks, check_supported, needs_power_of_two
 from unisono.algorithms.folding import Folding, fold
-from unisono.algorithms.lanes import idle
+from unisono.algorithms.lanes import idle, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -31,6 +31,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 
@@ -55,6 +56,31 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
         scratch=scratch_like(Buffer.OUTPUT, vector) if leads and size > 1 else Partition(0),
         lanes=(_leading_lane(rank, folding) if leads else _aside_lane(rank, folding),),
     )
+
+
+def allgather_recursive_doubling(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an allgather by recursive doubling, for a number of ranks that is a power of two.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+
+    Raises:
+        UsageError: `size` is no power of two.
+    """
+    check_ranks(size, rank, root)
+    check_supported(needs_power_of_two(size))
+    lane = (place_own(rank), *allgather_lane(size, rank))
+    return Plan("allgather", "recursive_doubling", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+
+
+def allgather_lane(size: int, rank: int) -> Lane:
+    """Return log2 size groups that carry block `rank` of every rank's OUTPUT to all others."""
+    lane: Lane = ()
+    for round_ in range(size.bit_length() - 1):
+        count = 1 << round_
+        partner, held = rank ^ count, rank & -count
+        lane += (Group((Send(partner, output_block(held, count)), Recv(partner, output_block(held ^ count, count)))),)
+    return lane
 
 
 def _aside_lane(rank: int, folding: Folding) -> Lane:

@@ -27,6 +27,11 @@ def at_groups(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
     return lane
 
 
+def place_own(rank: int) -> Group:
+    """Return the group in which a rank copies its INPUT, one block, to its place in OUTPUT, as in an allgather."""
+    return Group((Copy(output_block(rank), input_block()),))
+
+
 def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
     """Return the lane that carries out `count` like exchanges, at most `window` of them at a time.
 

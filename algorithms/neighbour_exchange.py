@@ -7,8 +7,8 @@ one neighbour the pair of blocks that it got from the other one: half the rounds
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_ranks, check_supported, needs_even
+from unisono.algorithms.lanes import place_own
 from unisono.algorithms.plan import (
-    Copy,
     Group,
     Lane,
     Plan,
@@ -16,7 +16,6 @@ from unisono.algorithms.plan import (
     Repeat,
     Send,
     even,
-    input_block,
     output_block,
     shares,
 )
@@ -33,16 +32,8 @@ def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_even(size))
-    return Plan(
-        collective="allgather",
-        algorithm="neighbour_exchange",
-        size=size,
-        rank=rank,
-        root=root,
-        input=even(1),
-        output=shares(size, varying),
-        lanes=((Group((Copy(output_block(rank), input_block()),)), *_exchanges(size, rank)),),
-    )
+    lane = (place_own(rank), *_exchanges(size, rank))
+    return Plan("allgather", "neighbour_exchange", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _exchanges(size: int, rank: int) -> Lane:

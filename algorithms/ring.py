@@ -8,6 +8,7 @@ possible volume at any number of ranks; the price is a latency per rank and phas
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_ranks
+from unisono.algorithms.lanes import place_own
 from unisono.algorithms.plan import (
     Copy,
     Group,
@@ -52,16 +53,8 @@ def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
-    return Plan(
-        collective="allgather",
-        algorithm="ring",
-        size=size,
-        rank=rank,
-        root=root,
-        input=even(1),
-        output=shares(size, varying),
-        lanes=((Group((Copy(output_block(rank), input_block()),)), *allgather_lane(size, rank, rank)),),
-    )
+    lane = (place_own(rank), *allgather_lane(size, rank, rank))
+    return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _reduce_scatter(size: int, rank: int) -> Lane:
