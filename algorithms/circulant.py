@@ -16,7 +16,6 @@ from unisono.algorithms.lanes import alone
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
-    Counts,
     Group,
     Lane,
     Partition,
@@ -30,6 +29,7 @@ from unisono.algorithms.plan import (
     input_block,
     output_block,
     scratch_like,
+    shares,
 )
 
 
@@ -60,7 +60,7 @@ def reduce_scatter_circulant(size: int, rank: int, root: int = 0, varying: bool 
     `rank` of INPUT. SCRATCH is like INPUT.
     """
     check_ranks(size, rank, root)
-    vector = Partition(size, Counts.RANKS) if varying else even(size)
+    vector = shares(size, varying)
     return Plan(
         collective="reduce_scatter",
         algorithm="circulant",

@@ -21,7 +21,6 @@ from unisono.algorithms.lanes import alone, idle
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
-    Counts,
     Group,
     Lane,
     Partition,
@@ -35,6 +34,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    shares,
 )
 
 # The blocks of a buffer that belong to some consecutive positions.
@@ -100,7 +100,7 @@ def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varyin
     """
     check_ranks(size, rank, root)
     folding = fold(size)
-    vector = Partition(size, Counts.RANKS) if varying else even(size)
+    vector = shares(size, varying)
     return Plan(
         collective="reduce_scatter",
         algorithm="recursive_halving",

@@ -7,12 +7,16 @@ possible volume at any number of ranks; the price is a latency per rank and phas
 
 from __future__ import annotations
 
-from unisono.algorithms.checks import check_ranks
+from typing import NamedTuple
+
+from unisono.algorithms.checks import check_at_least, check_ranks
 from unisono.algorithms.lanes import place_own
 from unisono.algorithms.plan import (
+    Buffer,
     Copy,
     Group,
     Lane,
+    Partition,
     Plan,
     Recv,
     RecvReduce,
@@ -20,10 +24,25 @@ from unisono.algorithms.plan import (
     Send,
     Span,
     even,
-    input_block,
     output_block,
+    scratch_like,
     shares,
 )
+
+
+class _Track(NamedTuple):
+    """One of `tracks` rings side by side, in a direction (1 or -1), on every `tracks`-th block of the vector."""
+
+    number: int = 0
+    tracks: int = 1
+    direction: int = 1
+
+    def span(self, buffer: Buffer, position: int, advance: int = 0) -> Span:
+        """Return the block of this ring that counts as number `position`; `advance` counts in the same way."""
+        return Span(buffer, self.tracks * position + self.number, advance=self.tracks * advance)
+
+
+_ONLY = _Track()
 
 
 def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
@@ -33,16 +52,48 @@ def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
     block b are combined in the order b, b + 1, …, modulo `size`, once, so that all ranks get the same bits.
     """
     check_ranks(size, rank, root)
-    alone: Lane = (Group((Copy(output_block(), input_block(), lower=True),)),)
+    return _allreduce("ring", size, rank, root, (_ONLY,))
+
+
+def allreduce_bidirectional_ring(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce on two rings, one in each direction, so that links are used both ways.
+
+    INPUT and OUTPUT are cut into 2·`size` blocks, even ones for one ring and odd ones for the other; otherwise as
+    `allreduce_ring`.
+    """
+    check_ranks(size, rank, root)
+    return _allreduce("bidirectional_ring", size, rank, root, (_Track(0, 2, 1), _Track(1, 2, -1)))
+
+
+def allreduce_multi_lane_ring(size: int, rank: int, root: int = 0, lanes: int = 4) -> Plan:
+    """Return the plan of an allreduce on `lanes` equal rings side by side, for links that one stream does not fill.
+
+    INPUT and OUTPUT are cut into `lanes`·`size` blocks, which the rings share out in turn; otherwise as
+    `allreduce_ring`.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("lanes", lanes, 1)
+    return _allreduce("multi_lane_ring", size, rank, root, tuple(_Track(number, lanes) for number in range(lanes)))
+
+
+def reduce_scatter_ring(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter around the ring.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT. SCRATCH is like INPUT.
+    """
+    check_ranks(size, rank, root)
+    vector = shares(size, varying)
     return Plan(
-        collective="allreduce",
+        collective="reduce_scatter",
         algorithm="ring",
         size=size,
         rank=rank,
         root=root,
-        input=even(size),
-        output=even(size),
-        lanes=(_reduce_scatter(size, rank) + allgather_lane(size, rank, rank + 1) if size > 1 else alone,),
+        input=vector,
+        output=even(1),
+        scratch=scratch_like(Buffer.INPUT, vector) if size > 2 else Partition(0),
+        lanes=(_reduce_scatter(size, rank, rank - 1, Buffer.SCRATCH, output_block()),),
     )
 
 
@@ -57,36 +108,57 @@ def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -
     return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
-def _reduce_scatter(size: int, rank: int) -> Lane:
-    """Return size - 1 groups, after which block rank + 1 of OUTPUT is the result.
+def _allreduce(algorithm: str, size: int, rank: int, root: int, tracks: tuple[_Track, ...]) -> Plan:
+    """Return the plan on several rings, which are lanes; on each, a rank has the result of the block after its own."""
+    lanes = []
+    for track in tracks:
+        own = rank + track.direction
+        combine = _reduce_scatter(size, rank, rank, Buffer.OUTPUT, track.span(Buffer.OUTPUT, own), track=track)
+        lanes.append((*combine, *allgather_lane(size, rank, own, track)))
+    vector = even(size * len(tracks))
+    return Plan(
+        algorithm=algorithm,
+        collective="allreduce",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        lanes=tuple(lanes),
+    )
+
+
+def _reduce_scatter(size: int, rank: int, first: int, partial: Buffer, result: Span, *, track: _Track = _ONLY) -> Lane:
+    """Return size - 1 groups that start with block `first` and leave in `result` the one before it in the direction.
 
     The first group sends the rank's own contribution, straight from INPUT; the last one lowers.
     """
+    if size == 1:
+        return (Group((Copy(result, track.span(Buffer.INPUT, 0), lower=True),)),)
+
+    def pass_on(step: int, sent: Buffer, into: Span, advance: int = 0, *, lower: bool = False) -> Group:
+        """Return the group that sends a block on and adds this rank's contribution to the one that comes after it."""
+        sending = first - step * track.direction
+        own = track.span(Buffer.INPUT, sending - track.direction, advance)
+        send = Send((rank + track.direction) % size, track.span(sent, sending, advance))
+        before = (rank - track.direction) % size
+        return Group((send, RecvReduce(before, into, own, received_first=True, lower=lower)))
+
+    def kept(step: int, advance: int = 0) -> Span:
+        return track.span(partial, first - (step + 1) * track.direction, advance)
+
     last = size - 2
-    middle = Repeat(last - 1, (_pass_on(size, rank, 1, output_block(rank - 1, advance=-1), advance=-1),))
-    lane: Lane = (_pass_on(size, rank, 0, input_block(rank), lower=last == 0),)
-    if middle.times > 0:
-        lane += (middle,)
-    if last > 0:
-        lane += (_pass_on(size, rank, last, output_block(rank - last), lower=True),)
-    return lane
+    if last == 0:
+        return (pass_on(0, Buffer.INPUT, result, lower=True),)
+    middle = pass_on(1, partial, kept(1, -track.direction), -track.direction)
+    lane: Lane = (pass_on(0, Buffer.INPUT, kept(0)),)
+    lane += (Repeat(last - 1, (middle,)),) if last > 1 else ()
+    return (*lane, pass_on(last, partial, result, lower=True))
 
 
-def _pass_on(size: int, rank: int, step: int, partial: Span, *, lower: bool = False, advance: int = 0) -> Group:
-    """Return the group that sends `partial` on and adds this rank's contribution to the block that comes after it."""
-    block = rank - step - 1
-    arriving = RecvReduce(
-        (rank - 1) % size,
-        dst=output_block(block, advance=advance),
-        src=input_block(block, advance=advance),
-        received_first=True,
-        lower=lower,
-    )
-    return Group((Send((rank + 1) % size, partial), arriving))
-
-
-def allgather_lane(size: int, rank: int, first: int) -> Lane:
+def allgather_lane(size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
     """Return size - 1 groups that carry block `first` of every rank's OUTPUT, rank plus a constant, to all others."""
-    send = Send((rank + 1) % size, output_block(first, advance=-1))
-    receive = Recv((rank - 1) % size, output_block(first - 1, advance=-1))
+    step = track.direction
+    send = Send((rank + step) % size, track.span(Buffer.OUTPUT, first, -step))
+    receive = Recv((rank - step) % size, track.span(Buffer.OUTPUT, first - step, -step))
     return (Repeat(size - 1, (Group((send, receive)),)),) if size > 1 else ()
