@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import place_own
+from unisono.algorithms.lanes import distances, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -41,7 +41,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
     lane: Lane = (place_own(rank),)
-    for distance in powers(size, radix):
+    for distance in distances(size, radix):
         steps: list[Step] = []
         for far in range(distance, min(radix * distance, size), distance):
             count = min(distance, size - far)
@@ -61,7 +61,7 @@ def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
     lane: Lane = (Group((Copy(output_block(rank, size, stride=-1), input_block(rank, size)),)),)
-    for distance in powers(size, radix):
+    for distance in distances(size, radix):
         lane += _hop(size, rank, distance, radix)
     return Plan(
         collective="alltoall",
@@ -74,14 +74,6 @@ def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
         scratch=scratch_like(Buffer.INPUT, even(size), copies=2),
         lanes=(lane,),
     )
-
-
-def powers(size: int, radix: int) -> Iterator[int]:
-    """Yield the powers of `radix` below `size`, ascending: the distances of the rounds."""
-    distance = 1
-    while distance < size:
-        yield distance
-        distance *= radix
 
 
 def _hop(size: int, rank: int, distance: int, radix: int) -> Lane:

@@ -1,17 +1,22 @@
-"""Dissemination: in round k every rank tells the rank 2^k after it that it, and all it has heard of, have come.
+"""Dissemination: in round i every rank tells k - 1 others that it, and all it has heard of, have come.
 
-After ⌈log2 size⌉ rounds all have heard of all. No rank is special, and no number of ranks is.
+The others are k^i, 2·k^i, … ranks further, where k is the radix; after ⌈log_k size⌉ rounds all have heard of all. No
+rank is special, and no number of ranks is.
 """
 
 from __future__ import annotations
 
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import distances
 from unisono.algorithms.plan import (
     Buffer,
     Group,
+    Lane,
     Partition,
     Plan,
     Recv,
     Send,
+    Step,
     even,
     input_block,
     scratch_block,
@@ -19,17 +24,20 @@ from unisono.algorithms.plan import (
 )
 
 
-def barrier_dissemination(size: int, rank: int, root: int = 0) -> Plan:
+def barrier_dissemination(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
     """Return the plan of a barrier: no rank ends before every rank has begun.
 
     A message needs a byte to be sent at all, so INPUT is a token of one element, of any value, which the executor
-    provides; SCRATCH receives the tokens of others; there is no OUTPUT.
+    provides; SCRATCH receives the radix - 1 tokens of a round; there is no OUTPUT.
     """
-    distances = [1 << bit for bit in range((size - 1).bit_length())]
-    lane = tuple(
-        Group((Send((rank + distance) % size, input_block()), Recv((rank - distance) % size, scratch_block())))
-        for distance in distances
-    )
+    check_ranks(size, rank, root)
+    check_at_least("radix", radix, 2)
+    lane: Lane = ()
+    for distance in distances(size, radix):
+        steps: list[Step] = []
+        for index, far in enumerate(range(distance, min(radix * distance, size), distance)):
+            steps += [Send((rank + far) % size, input_block()), Recv((rank - far) % size, scratch_block(index))]
+        lane += (Group(tuple(steps)),)
     token = even(1)
     return Plan(
         collective="barrier",
@@ -39,6 +47,6 @@ def barrier_dissemination(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=token,
         output=Partition(0),
-        scratch=scratch_like(Buffer.INPUT, token),
+        scratch=scratch_like(Buffer.INPUT, token, copies=radix - 1),
         lanes=(lane,),
     )

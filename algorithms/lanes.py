@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from unisono.algorithms.plan import Copy, Group, Lane, Repeat, Step, input_block, output_block
+
+
+def distances(size: int, radix: int) -> Iterator[int]:
+    """Yield 1, k, k², … below `size`, where k is the radix: the distances that logarithmic algorithms cover."""
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= radix
 
 
 def idle(groups: int) -> Lane:

@@ -1,11 +1,24 @@
-"""Tree algorithms: data flows from the root towards the leaves, and every rank passes on what it has received."""
+"""Tree algorithms: data flows from the root towards the leaves, and every rank passes on what it has received.
+
+Ranks stand in a tree at *positions*, counted from the root. In a k-nomial tree the position above q is q without its
+lowest digit (to the base k) that is not 0: every rank that has the data sends it to k - 1 others in each round, so all
+have it as soon as can be, which suits short vectors. In a binary tree nobody sends more than twice, which suits long
+vectors in many segments.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import at_groups, distances
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
     Group,
+    Lane,
     Partition,
     Plan,
     Recv,
@@ -15,38 +28,120 @@ from unisono.algorithms.plan import (
     even,
     input_block,
     output_block,
+    scratch_block,
+    scratch_like,
 )
 
 
-def broadcast_binomial(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast down a binomial tree, for any root.
+class Links(NamedTuple):
+    """The positions that a position is linked with in a tree: those above it (one or none) and those below it."""
+
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+
+
+class Node(NamedTuple):
+    """A position in a tree, `depth` links below the top."""
+
+    depth: int
+    links: Links
+
+
+def knomial_rounds(size: int, position: int, radix: int) -> Iterator[Links]:
+    """Yield the links of a position in each round in which data flows down a k-nomial tree, the longest links first."""
+    for distance in reversed(list(distances(size, radix))):
+        digit = position // distance % radix
+        if position % distance:
+            yield Links((), ())
+        elif digit:
+            yield Links((position - digit * distance,), ())
+        else:
+            yield Links((), tuple(range(position + distance, min(position + radix * distance, size), distance)))
+
+
+def binary_node(size: int, position: int) -> Node:
+    """Return a position in the complete binary tree whose positions are numbered level by level."""
+    above = ((position - 1) // 2,) if position else ()
+    below = tuple(child for child in (2 * position + 1, 2 * position + 2) if child < size)
+    return Node((position + 1).bit_length() - 1, Links(above, below))
+
+
+def broadcast_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
+    """Return the plan of a broadcast down a k-nomial tree, where k is the radix, in ⌈log_radix size⌉ rounds.
 
     The data is the INPUT of the root, one block; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
-    root copies it there, which executors skip when both are the same memory. In each of the ⌈log2 size⌉ rounds, every
-    rank that has the data sends it to one that has not, the most distant first.
+    root copies it there, which executors skip when both are the same memory.
     """
-    source = input_block() if rank == root else output_block()
-    position = (rank - root) % size
-    distances = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
-    rounds = [_round(size, root, position, distance, source) for distance in distances] or [()]
-    if rank == root:
-        rounds[-1] = (*rounds[-1], Copy(output_block(), source))
-    return Plan(
-        collective="broadcast",
-        algorithm="binomial",
-        size=size,
-        rank=rank,
-        root=root,
-        input=even(1) if source.buffer is Buffer.INPUT else Partition(0),
-        output=even(1),
-        lanes=(tuple(Group(steps) for steps in rounds),),
+    check_ranks(size, rank, root)
+    check_at_least("radix", radix, 2)
+    source = source_of_broadcast(rank, root)
+    rounds = knomial_rounds(size, (rank - root) % size, radix)
+    lane: Lane = tuple(
+        Group(
+            (
+                *(Recv((root + position) % size, output_block()) for position in links.above),
+                *(Send((root + position) % size, source) for position in links.below),
+            )
+        )
+        for links in rounds
     )
+    if rank == root:
+        lane = (*lane, Group((Copy(output_block(), source),)))
+    return Plan("broadcast", "knomial", size, rank, root, at_root(rank, root, even(1)), even(1), lanes=(lane,))
 
 
-def _round(size: int, root: int, position: int, distance: int, source: Span) -> tuple[Step, ...]:
-    """Return what the rank at `position` after the root does in the round in which data travels `distance`."""
-    if position % (2 * distance) == distance:
-        return (Recv((root + position - distance) % size, output_block()),)
-    if position % (2 * distance) == 0 and position + distance < size:
-        return (Send((root + position + distance) % size, source),)
-    return ()
+def broadcast_binomial(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a broadcast down a binomial tree: the k-nomial tree of radix 2."""
+    return replace(broadcast_knomial(size, rank, root, radix=2), algorithm="binomial")
+
+
+def broadcast_binary(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a broadcast down a complete binary tree; INPUT and OUTPUT as in the k-nomial one."""
+    check_ranks(size, rank, root)
+    source = source_of_broadcast(rank, root)
+    node = binary_node(size, (rank - root) % size)
+    lane = flow_down(node, lambda position: (root + position) % size, source, output_block())
+    return Plan("broadcast", "binary", size, rank, root, at_root(rank, root, even(1)), even(1), lanes=(lane,))
+
+
+def barrier_tree(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
+    """Return the plan of a barrier: tokens flow up a k-nomial tree, then down, so that all hear that all have come.
+
+    INPUT is a token of one element; SCRATCH receives the tokens of others; there is no OUTPUT.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("radix", radix, 2)
+    rounds = list(knomial_rounds(size, (rank - root) % size, radix))
+
+    def steps(sources: tuple[int, ...], targets: tuple[int, ...]) -> tuple[Step, ...]:
+        receives = [Recv((root + source) % size, scratch_block(index)) for index, source in enumerate(sources)]
+        return (*receives, *(Send((root + target) % size, input_block()) for target in targets))
+
+    up = [Group(steps(links.below, links.above)) for links in reversed(rounds)]
+    down = [Group(steps(links.above, links.below)) for links in rounds]
+    token = even(1)
+    scratch = scratch_like(Buffer.INPUT, token, copies=radix - 1)
+    return Plan("barrier", "tree", size, rank, root, token, Partition(0), scratch, lanes=((*up, *down),))
+
+
+def source_of_broadcast(rank: int, root: int, block: int = 0) -> Span:
+    """Return where a rank has a block that is broadcast, once it has it."""
+    return input_block(block) if rank == root else output_block(block)
+
+
+def at_root(rank: int, root: int, partition: Partition) -> Partition:
+    """Return the partition of a buffer that only the root has."""
+    return partition if rank == root else Partition(0)
+
+
+def flow_down(node: Node, rank_at: Callable[[int], int], source: Span, target: Span) -> Lane:
+    """Return the lane of a rank that receives `target` from above and sends `source` to those below.
+
+    Links from depth d to depth d + 1 are used in group d. The top copies `source` to `target`.
+    """
+    keep = () if node.links.above else (Copy(target, source),)
+    steps: dict[int, tuple[Step, ...]] = {}
+    for position in node.links.above:
+        steps[node.depth - 1] = (Recv(rank_at(position), target),)
+    steps[node.depth] = (*(Send(rank_at(position), source) for position in node.links.below), *keep)
+    return at_groups(steps)
