@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.lanes import alone
+from unisono.algorithms.lanes import alone, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -72,6 +72,17 @@ def reduce_scatter_circulant(size: int, rank: int, root: int = 0, varying: bool 
         scratch=scratch_like(Buffer.INPUT, vector) if size > 2 else Partition(0),
         lanes=(_reduce_scatter(size, rank, Buffer.SCRATCH, output_block()),),
     )
+
+
+def allgather_circulant(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an allgather on a circulant graph, for any number of ranks.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    lane = (place_own(rank), *_allgather(size, rank))
+    return Plan("allgather", "circulant", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _halvings(size: int) -> Iterator[tuple[int, int]]:
