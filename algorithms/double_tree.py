@@ -1,72 +1,127 @@
-"""Double binary tree: two binary trees over the same ranks, each for one half of the vector.
+"""Two binary trees at once: each carries half of the vector, and no rank is inside both of them.
 
-A rank that sends to two others in one tree is a leaf in the other, so nobody sends or receives more than the vector,
-and the depth is logarithmic: in many segments, the bandwidth of a chain with the latency of a tree.
-
-The root stands above both trees. The other ranks are *labels* 1 … m in the first tree, in which the odd ones are the
-leaves, and the same labels shifted by one in the second. Reference: Sanders, Speck, Träff 2009.
+A rank inside a binary tree sends or receives three vectors while a leaf moves one, so that a single tree leaves half of
+the links idle. The leaves of an in-order tree are its even positions. The second tree is the first one mirrored, or
+shifted by one if the number of its ranks is odd, which makes the leaves of one the insides of the other: then every
+rank moves about two vectors, in a logarithmic number of rounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.plan import Lane, Plan, even, output_block
-from unisono.algorithms.tree import Links, Node, at_root, flow_down, source_of_broadcast
+from unisono.algorithms.in_order_tree import (
+    Place,
+    hang,
+    in_order_height,
+    in_order_node,
+    in_order_top,
+    reduce_up,
+    tell_down,
+)
+from unisono.algorithms.lanes import alone, at_groups
+from unisono.algorithms.plan import (
+    Buffer,
+    Lane,
+    Plan,
+    Span,
+    even,
+    output_block,
+    scratch_like,
+)
+from unisono.algorithms.tree import Links, Node, at_root
+
+_TREES = 2
 
 
-def broadcast_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast down two trees, a lane each.
+def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce up and down two binary trees, for any number of ranks.
 
-    The data is the INPUT of the root, two blocks; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
-    root copies it there, which executors skip when both are the same memory.
+    INPUT and OUTPUT are two blocks each, one per tree and lane, and may be the same memory; SCRATCH holds what comes
+    from the ranks below.
     """
     check_ranks(size, rank, root)
+    height = in_order_height(size)
 
-    def lane(half: int) -> Lane:
-        source, target = source_of_broadcast(rank, root, half), output_block(half)
-        node = tree_node(size, (rank - root) % size, shift=half)
-        return flow_down(node, lambda position: (root + position) % size, source, target)
+    def lane(tree: int) -> Lane:
+        position = _position(size, rank, tree)
+        node = in_order_node(size, position)
+        place = Place(output_block(tree), tree, _TREES, lambda other: _member(size, other, tree))
+        return at_groups({**reduce_up(node, position, height, place), **tell_down(node, 2 * height, place)})
 
-    lanes = (lane(0), lane(1))
+    vector = even(_TREES)
     return Plan(
-        collective="broadcast",
+        collective="allreduce",
         algorithm="double_binary_tree",
         size=size,
         rank=rank,
         root=root,
-        input=at_root(rank, root, even(2)),
-        output=even(2),
-        lanes=lanes,
+        input=vector,
+        output=vector,
+        scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
     )
 
 
-def tree_node(size: int, position: int, shift: int) -> Node:
-    """Return a position in one of the two trees, which labels positions 1 … size - 1 shifted by `shift`.
+def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a reduce up two binary trees of the other ranks, whose tops send to the root.
 
-    Position 0 is on top. Below it is the tree over all labels.
+    INPUT, and OUTPUT of the root, are two blocks each, one per tree and lane, and may be the same memory; SCRATCH holds
+    what comes from the ranks below.
     """
-    labels = size - 1
+    check_ranks(size, rank, root)
 
-    def position_of(label: int) -> int:
-        return (label - 1 + shift) % labels + 1
+    def lane(tree: int) -> Lane:
+        position, node, rank_at = node_under_root(size, rank, root, tree)
+        partial = Span(Buffer.OUTPUT if rank == root else Buffer.SCRATCH, tree)
+        return at_groups(reduce_up(node, position, height_under_root(size), Place(partial, tree, _TREES, rank_at)))
 
-    if position == 0:
-        return Node(0, Links((), tuple(position_of(label) for label in _tops((0, labels)))))
-    low, high = 0, labels
-    depth, above = 1, 0
-    label = (position - 1 - shift) % labels + 1
-    while (top := low + _power_of_two(high - low)) != label:
-        depth, above = depth + 1, position_of(top)
-        low, high = (low, top - 1) if label < top else (top, high)
-    below = _tops((low, top - 1), (top, high))
-    return Node(depth, Links((above,), tuple(position_of(label) for label in below)))
+    vector = even(_TREES)
+    return Plan(
+        collective="reduce",
+        algorithm="double_binary_tree",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=at_root(rank, root, vector),
+        scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
+    )
 
 
-def _tops(*intervals: tuple[int, int]) -> list[int]:
-    """Return the label on top of the tree over the labels low + 1 … high, for each interval that is not empty."""
-    return [low + _power_of_two(high - low) for low, high in intervals if high > low]
+def height_under_root(size: int) -> int:
+    """Return the height of the trees of `size` ranks, two at least, with the root on top."""
+    return in_order_height(size - 1) + 1
 
 
-def _power_of_two(count: int) -> int:
-    """Return the largest power of two that is at most `count`."""
-    return 1 << (count.bit_length() - 1)
+def node_under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, Callable[[int], int]]:
+    """Return the position of a rank in one of the two trees of the other ranks, with the root on top of both.
+
+    Also returns the node there, and the rank at each position. The ranks after the root, in order and modulo `size`,
+    are the members of the trees; the root has the position after all others.
+    """
+    others = size - 1
+
+    def rank_at(position: int) -> int:
+        return root if position == others else (root + 1 + _member(others, position, tree)) % size
+
+    if rank == root:
+        return others, Node(0, Links((), (in_order_top(others),))), rank_at
+    position = _position(others, (rank - root - 1) % size, tree)
+    return position, hang(in_order_node(others, position), others), rank_at
+
+
+def _position(members: int, member: int, tree: int) -> int:
+    """Return the position of a member in one of the two trees."""
+    if tree == 0:
+        return member
+    return (member + 1) % members if members % 2 else members - 1 - member
+
+
+def _member(members: int, position: int, tree: int) -> int:
+    """Return the member at a position in one of the two trees."""
+    if tree == 0:
+        return position
+    return (position - 1) % members if members % 2 else members - 1 - position
