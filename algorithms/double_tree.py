@@ -1,9 +1,9 @@
-"""Two binary trees at once: each carries half of the vector, and no rank is inside both of them.
+"""Double binary tree: two binary trees over the same ranks, each for one half of the vector.
 
-A rank inside a binary tree sends or receives three vectors while a leaf moves one, so that a single tree leaves half of
-the links idle. The leaves of an in-order tree are its even positions. The second tree is the first one mirrored, or
-shifted by one if the number of its ranks is odd, which makes the leaves of one the insides of the other: then every
-rank moves about two vectors, in a logarithmic number of rounds.
+A rank inside a binary tree moves three vectors while a leaf moves one, so a single tree leaves half of the links idle.
+The leaves of an in-order tree are its even positions. In the second tree all ranks are shifted by one position, so that
+nobody is inside of both: every rank moves about two vectors, and the depth is logarithmic. In many segments, this has
+the bandwidth of a chain with the latency of a tree. Reference: Sanders, Speck, Träff 2009.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_like,
 )
-from unisono.algorithms.tree import Links, Node, at_root
+from unisono.algorithms.tree import Links, Node, at_root, flow_down, source_of_broadcast
 
 _TREES = 2
 
@@ -71,11 +71,12 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     what comes from the ranks below.
     """
     check_ranks(size, rank, root)
+    height = in_order_height(size - 1) + 1
 
     def lane(tree: int) -> Lane:
-        position, node, rank_at = node_under_root(size, rank, root, tree)
+        position, node, rank_at = _under_root(size, rank, root, tree)
         partial = Span(Buffer.OUTPUT if rank == root else Buffer.SCRATCH, tree)
-        return at_groups(reduce_up(node, position, height_under_root(size), Place(partial, tree, _TREES, rank_at)))
+        return at_groups(reduce_up(node, position, height, Place(partial, tree, _TREES, rank_at)))
 
     vector = even(_TREES)
     return Plan(
@@ -91,16 +92,35 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     )
 
 
-def height_under_root(size: int) -> int:
-    """Return the height of the trees of `size` ranks, two at least, with the root on top."""
-    return in_order_height(size - 1) + 1
+def broadcast_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a broadcast down two binary trees of the other ranks, which have the root on top.
+
+    The data is the INPUT of the root, two blocks; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
+    root copies it there, which executors skip when both are the same memory.
+    """
+    check_ranks(size, rank, root)
+
+    def lane(tree: int) -> Lane:
+        _, node, rank_at = _under_root(size, rank, root, tree)
+        return flow_down(node, rank_at, source_of_broadcast(rank, root, tree), output_block(tree))
+
+    return Plan(
+        collective="broadcast",
+        algorithm="double_binary_tree",
+        size=size,
+        rank=rank,
+        root=root,
+        input=at_root(rank, root, even(_TREES)),
+        output=even(_TREES),
+        lanes=tuple(lane(tree) for tree in range(_TREES)),
+    )
 
 
-def node_under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, Callable[[int], int]]:
-    """Return the position of a rank in one of the two trees of the other ranks, with the root on top of both.
+def _under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, Callable[[int], int]]:
+    """Return a rank's position in one of the two trees with the root on top, its node, and the rank at each position.
 
-    Also returns the node there, and the rank at each position. The ranks after the root, in order and modulo `size`,
-    are the members of the trees; the root has the position after all others.
+    The other ranks are the members of the trees, in order after the root, modulo `size`; the position of the root comes
+    after theirs.
     """
     others = size - 1
 
@@ -108,20 +128,16 @@ def node_under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, No
         return root if position == others else (root + 1 + _member(others, position, tree)) % size
 
     if rank == root:
-        return others, Node(0, Links((), (in_order_top(others),))), rank_at
+        return others, Node(0, Links((), (in_order_top(others),) if others else ())), rank_at
     position = _position(others, (rank - root - 1) % size, tree)
     return position, hang(in_order_node(others, position), others), rank_at
 
 
 def _position(members: int, member: int, tree: int) -> int:
     """Return the position of a member in one of the two trees."""
-    if tree == 0:
-        return member
-    return (member + 1) % members if members % 2 else members - 1 - member
+    return (member + tree) % members
 
 
 def _member(members: int, position: int, tree: int) -> int:
     """Return the member at a position in one of the two trees."""
-    if tree == 0:
-        return position
-    return (position - 1) % members if members % 2 else members - 1 - position
+    return (position - tree) % members
