@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import at_groups, distances
+from unisono.algorithms.lanes import alone, at_groups, distances
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -22,6 +22,7 @@ from unisono.algorithms.plan import (
     Partition,
     Plan,
     Recv,
+    RecvReduce,
     Send,
     Span,
     Step,
@@ -102,6 +103,45 @@ def broadcast_binary(size: int, rank: int, root: int = 0) -> Plan:
     node = binary_node(size, (rank - root) % size)
     lane = flow_down(node, lambda position: (root + position) % size, source, output_block())
     return Plan("broadcast", "binary", size, rank, root, at_root(rank, root, even(1)), even(1), lanes=(lane,))
+
+
+def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a reduce up a binomial tree, in ⌈log2 size⌉ rounds, for any root.
+
+    In round k, runs of 2^k ranks merge in pairs: each run has its partial result at the root if it is in the run, and
+    at its first rank if not. So contributions are combined in ascending order, for any root. INPUT, and OUTPUT of the
+    root, are one block each, and may be the same memory; the other ranks have as much SCRATCH.
+    """
+    check_ranks(size, rank, root)
+    into, current = output_block() if rank == root else scratch_block(), input_block()
+
+    def holder(run: int, bit: int) -> int:
+        return root if root >> bit == run else run << bit
+
+    groups: list[Group] = []
+    bits = (size - 1).bit_length()
+    for bit in range(bits):
+        other = holder((rank >> bit) ^ 1, bit)
+        if holder(rank >> (bit + 1), bit + 1) != rank:
+            groups.append(Group((Send(other, current),)))
+            break
+        if other >= size:
+            groups.append(Group(()))
+            continue
+        groups.append(Group((RecvReduce(other, into, current, received_first=other < rank, lower=bit == bits - 1),)))
+        current = into
+    vector = even(1)
+    return Plan(
+        collective="reduce",
+        algorithm="binomial",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=at_root(rank, root, vector),
+        scratch=Partition(0) if current.buffer is not Buffer.SCRATCH else scratch_like(Buffer.INPUT, vector),
+        lanes=(tuple(groups) if size > 1 else alone(),),
+    )
 
 
 def barrier_tree(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
