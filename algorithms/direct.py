@@ -9,7 +9,7 @@ every block travels once, and with a window of ranks at a time none of them is f
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import in_windows, place_own
+from unisono.algorithms.lanes import alone, in_windows, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -53,6 +53,32 @@ def allreduce_direct(size: int, rank: int, root: int = 0) -> Plan:
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=size - 1),
         lanes=(groups,),
+    )
+
+
+def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter by direct exchange.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT; SCRATCH holds one copy of OUTPUT for each other rank, in ascending rank order. Contributions are
+    combined at once and in that order.
+    """
+    check_ranks(size, rank, root)
+    others = [(rank + distance) % size for distance in range(1, size)]
+    exchange: list[Step] = [Send(peer, input_block(peer)) for peer in others]
+    exchange += [Recv(peer, scratch_block(_copy_of(peer, rank))) for peer in others]
+    sources = (scratch_block(_copy_of(peer, rank)) if peer != rank else input_block(rank) for peer in range(size))
+    lane = (Group(tuple(exchange)), Group((Reduce(output_block(), tuple(sources), lower=True),)))
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="direct",
+        size=size,
+        rank=rank,
+        root=root,
+        input=shares(size, varying),
+        output=even(1),
+        scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size - 1),
+        lanes=(lane if others else alone(),),
     )
 
 

@@ -8,19 +8,24 @@ which hides latencies and yet floods no rank. Every block travels once, straight
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import in_windows
+from unisono.algorithms.lanes import alone, in_windows
 from unisono.algorithms.plan import (
     Copy,
     Counts,
     Group,
+    Lane,
     Partition,
     Plan,
     Recv,
+    RecvReduce,
+    Repeat,
     Send,
+    Span,
     Step,
     even,
     input_block,
     output_block,
+    shares,
 )
 
 
@@ -60,4 +65,35 @@ def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool,
         input=Partition(size, Counts.SEND) if varying else even(size),
         output=Partition(size, Counts.RECEIVE) if varying else even(size),
         lanes=((*in_windows(size - 1, window, batch), own),),
+    )
+
+
+def reduce_scatter_pairwise(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter in size - 1 rounds, each an exchange with two ranks.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT; there is no SCRATCH. Contributions are combined in descending order from the own one, modulo
+    `size`.
+    """
+    check_ranks(size, rank, root)
+
+    def at(distance: int, current: Span, advance: int = 0) -> Group:
+        after, before = rank + distance, rank - distance
+        send = Send(after % size, input_block(after, advance=advance), peer_advance=advance)
+        lower = distance == size - 1
+        combine = RecvReduce(before % size, output_block(), current, lower=lower, peer_advance=-advance)
+        return Group((send, combine))
+
+    lane: Lane = (at(1, input_block(rank)),) if size > 1 else alone()
+    lane += (Repeat(size - 3, (at(2, output_block(), advance=1),)),) if size > 3 else ()
+    lane += (at(size - 1, output_block()),) if size > 2 else ()
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="pairwise",
+        size=size,
+        rank=rank,
+        root=root,
+        input=shares(size, varying),
+        output=even(1),
+        lanes=(lane,),
     )
