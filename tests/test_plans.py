@@ -44,9 +44,16 @@ def rows(plan: Plan) -> int:
     return sum(len(group.steps) for group in groups)
 
 
+def shape_of(plan: Plan, elements: int) -> Shape:
+    """Return the shape of a call on vectors of so many elements or, where ranks have shares of one, on such shares."""
+    if plan.collective not in {"allgather", "gather", "scatter", "alltoall", "reduce_scatter"}:
+        return Shape((elements, elements), {})
+    return Shape((elements * plan.input.blocks, elements * plan.output.blocks), {})
+
+
 def message_lengths(plan: Plan, elements: int, segments: int) -> dict[tuple[int, int], list[int]]:
     """Return, for each (sender, receiver), the elements of the messages that this rank posts, in canonical order."""
-    shape = Shape((elements, elements), {})
+    shape = shape_of(plan, elements)
     lengths: dict[tuple[int, int], list[int]] = defaultdict(list)
     for lane in range(len(plan.lanes)):
         groups = list(plan.groups(lane))
@@ -101,12 +108,12 @@ def test_only_the_root_of_a_broadcast_has_an_input() -> None:
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_builders_are_deterministic_and_say_what_they_build(algorithm: Algorithm) -> None:
-    plan = algorithm.build(6, 4, 2)
-    assert plan == algorithm.build(6, 4, 2)
+    plan = algorithm.build(8, 4, 2)
+    assert plan == algorithm.build(8, 4, 2)
     assert (plan.collective, plan.algorithm, plan.size, plan.rank, plan.root) == (
         algorithm.collective,
         algorithm.name,
-        6,
+        8,
         4,
         2,
     )
@@ -119,7 +126,7 @@ def test_builders_are_deterministic_and_say_what_they_build(algorithm: Algorithm
 def test_both_ends_of_every_message_have_the_same_number_of_elements(
     algorithm: Algorithm, segments: int, elements: int
 ) -> None:
-    for size in (1, 2, 5, 8):
+    for size in (size for size in (1, 2, 5, 8) if algorithm.supports(size) is None):
         sides = [message_lengths(algorithm.build(size, rank), elements, segments) for rank in range(size)]
         for sender, receiver in itertools.permutations(range(size), 2):
             ends = (sender, receiver)
@@ -127,11 +134,9 @@ def test_both_ends_of_every_message_have_the_same_number_of_elements(
 
 
 def test_finding_an_unknown_algorithm_lists_those_there_are() -> None:
-    with pytest.raises(
-        NoAlgorithmError, match="allreduce has no algorithm 'rign': it has direct, ring, recursive_doub"
-    ):
-        find("allreduce", "rign")
-    with pytest.raises(NoAlgorithmError, match="'alreduce': there are allreduce, broadcast, barrier"):
+    with pytest.raises(NoAlgorithmError, match=r"broadcast has no algorithm 'bionmial': it has .*binomial, knomial"):
+        find("broadcast", "bionmial")
+    with pytest.raises(NoAlgorithmError, match=r"'alreduce': there are allreduce, .*broadcast, .*barrier"):
         find("alreduce", "ring")
 
 
