@@ -11,12 +11,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from unisono.algorithms.plan import Buffer, Counts, Partition, Plan
 from unisono.errors import PlanError
-
-Cell: TypeAlias = tuple[Buffer, int]  # a block of a rank's memory: its buffer and its index there
 
 ALL_RANKS = -1
 
@@ -47,6 +45,7 @@ class Cut(enum.Enum):
     """How the vector of a collective lies in a buffer."""
 
     VECTOR = "one vector, in any number of blocks that is the same on all ranks"
+    TOKEN = "one block of one element"
     SHARE = "one block, the share of one rank"
     SHARES = "one block per rank"
 
@@ -128,7 +127,7 @@ CONTRACTS: dict[str, Contract] = {
     "gather": Contract(Cut.SHARE, Cut.SHARES, _share_of_each_rank, output_at_root=True, varying=_RANKS),
     "allgather": Contract(Cut.SHARE, Cut.SHARES, _share_of_each_rank, varying=_RANKS),
     "alltoall": Contract(Cut.SHARES, Cut.SHARES, _own_share_of_each_rank, varying=(Counts.SEND, Counts.RECEIVE)),
-    "barrier": Contract(Cut.VECTOR, None, _all_ranks, synchronizes=True),
+    "barrier": Contract(Cut.TOKEN, None, _all_ranks, synchronizes=True),
 }
 
 
@@ -166,51 +165,64 @@ class Family:
         """Return what a block of OUTPUT must hold in the end."""
         return self.contract.promise(self.size, rank, self.root, block)
 
-    def length(self, rank: int, buffer: Buffer, block: int) -> Length:
-        """Return the length of a block in memory."""
+    def lengths(self, rank: int) -> list[Length]:
+        """Return the length of each cell of a rank."""
+        plan = self.plans[rank]
+        return [
+            self._length(rank, buffer, block) for buffer in Buffer for block in range(plan.partition(buffer).blocks)
+        ]
+
+    def parts(self) -> int:
+        """Return how many blocks of the plans make up the vector that costs are multiples of."""
+        return self.size if self.contract.input in (Cut.SHARE, Cut.SHARES) else self._blocks(self.contract.input)
+
+    def homes(self, rank: int) -> list[int]:
+        """Return, for each cell of a rank, the cell whose memory it is in place: the cell itself, or one of OUTPUT.
+
+        In place, INPUT is OUTPUT; where one of them is one share of what the other holds of all ranks, it is block
+        `rank` of the other.
+        """
+        plan = self.plans[rank]
+        inputs, outputs = plan.input.blocks, plan.output.blocks
+        homes = list(range(inputs + outputs + plan.scratch.blocks))
+        if inputs and outputs and self.contract.input is self.contract.output:
+            homes[:inputs] = homes[inputs : inputs + outputs]
+        elif inputs and outputs:
+            shared = 0 if self.contract.input is Cut.SHARE else rank
+            homes[shared] = inputs + (rank if self.contract.input is Cut.SHARE else 0)
+        return homes
+
+    def _length(self, rank: int, buffer: Buffer, block: int) -> Length:
         partition = self.plans[rank].partition(buffer)
         block %= partition.blocks // partition.copies
         if partition.like is not None:
-            return self.length(rank, partition.like, block)
+            return self._length(rank, partition.like, block)
         if partition.counts is Counts.RANKS:
             return Length("count of rank", block)
         if partition.counts is Counts.SEND:
             return Length("count of pair", rank, block)
         if partition.counts is Counts.RECEIVE:
             return Length("count of pair", block, rank)
-        return self._own_length(rank, self.contract.input if buffer is Buffer.INPUT else self.contract.output, block)
+        cut = self.contract.input if buffer is Buffer.INPUT else self.contract.output
+        assert cut is not None, "a collective without an OUTPUT has no blocks there"
+        return self._own_length(rank, cut, block)
 
-    def parts(self) -> int:
-        """Return how many blocks of the plans make up the vector that costs are multiples of."""
-        return self.blocks if self.contract.input is Cut.VECTOR else self.size
-
-    def shared_cell(self, rank: int, cell: Cell) -> Cell:
-        """Return the cell of OUTPUT that, in place, is the memory of a cell of INPUT; `cell` itself if there is none.
-
-        In place, INPUT is OUTPUT; where one of them is one share of what the other holds of all ranks, it is block
-        `rank` of the other.
-        """
-        buffer, block = cell
-        if buffer is not Buffer.INPUT or not self.plans[rank].output.blocks:
-            return cell
-        if self.contract.input is self.contract.output:
-            return Buffer.OUTPUT, block
-        if self.contract.input is Cut.SHARE:
-            return Buffer.OUTPUT, rank
-        return (Buffer.OUTPUT, 0) if block == rank else cell
-
-    def _own_length(self, rank: int, cut: Cut | None, block: int) -> Length:
+    def _own_length(self, rank: int, cut: Cut, block: int) -> Length:
         """Return the length of a block of a buffer that is cut evenly.
 
         The shares of a reduce_scatter are parts of a vector of any length; elsewhere shares are equally long.
         """
-        if cut is Cut.VECTOR:
-            return Length("part", self.blocks, block)
+        if cut in (Cut.VECTOR, Cut.TOKEN):
+            return Length("part", self._blocks(cut), block)
         if cut is Cut.SHARE and self.varying:
             return Length("count of rank", rank)
         if self.contract.reduces:
             return Length("part", self.size, rank if cut is Cut.SHARE else block)
         return Length("share")
+
+    def _blocks(self, cut: Cut) -> int:
+        """Return the number of blocks of a buffer that is cut like this."""
+        return {Cut.VECTOR: self.blocks, Cut.TOKEN: 1, Cut.SHARE: 1, Cut.SHARES: self.size}[cut]
 
     def _check_buffer(self, plan: Plan, buffer: Buffer, cut: Cut | None, present: bool) -> None:
         found, expected = plan.partition(buffer), Partition(0)
@@ -218,7 +230,7 @@ class Family:
             counts = Counts.OWN
             if cut is Cut.SHARES and self.varying and self.contract.varying is not None:
                 counts = self.contract.varying[buffer]
-            expected = Partition({Cut.VECTOR: self.blocks, Cut.SHARE: 1, Cut.SHARES: self.size}[cut], counts)
+            expected = Partition(self._blocks(cut), counts)
         if found != expected:
             raise PlanError(
                 f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(found)}, "

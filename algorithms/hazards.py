@@ -1,103 +1,153 @@
-"""Hazards: two steps that may run at the same time, where one writes a block that the other reads or writes.
+"""Hazards: two steps of a rank that may run at the same time, where one writes a block that the other reads or writes.
 
 Steps of one group run at the same time, and a `Send` reads its source until its group ends. So do steps of different
 lanes, unless `after` puts one group behind the other; that two groups are in fact ordered by messages to and fro is not
 considered, as no executor could rely on it at every capacity.
 
 Different groups of one lane run at the same time only in different segments. These cannot conflict, by construction:
-segment s of a block is the same elements wherever the block is named, blocks of a buffer do not overlap, and buffers
-that share memory must have the same partition, which is checked here.
+segment s of a block is the same elements wherever the block is named, blocks of a buffer do not overlap, and blocks
+that share memory in place have the same length (`algorithms.contracts`).
+
+What is done to a peer's mapped memory is the subject of `algorithms.sharing`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import TypeAlias
 
 from unisono.algorithms.contracts import Family
-from unisono.algorithms.plan import Copy, Span, Step
-from unisono.algorithms.program import Cell, Place, Program, destinations, sources
+from unisono.algorithms.plan import Copy
+from unisono.algorithms.program import Action, Operand, Place, Program, Row, cell_name
+from unisono.algorithms.progress import Event, Posted
+from unisono.errors import PlanError
+
+_Access: TypeAlias = tuple[Place, int, bool]  # a group, the step in it, and whether that writes
 
 
-class _Access(NamedTuple):
-    place: Place
-    writes: bool
-
-
-def check_hazards(family: Family, program: Program, posted: Sequence[tuple[int, int]], *, aliased: bool) -> None:
-    """Check that no two steps conflict, with INPUT and OUTPUT as the same memory if `aliased`.
-
-    `posted` is the (lane, group) of each group of the program, in a possible order of starting.
+def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[Event], *, in_place: bool) -> None:
+    """Check that no two steps of a rank conflict; also with INPUT and OUTPUT as the same memory, if `in_place`.
 
     Raises:
-        PlanError: names the two steps and the block, or says that the two buffers cannot be the same memory.
+        PlanError: names the two steps and the block.
     """
-
-    def cells(span: Span) -> list[Cell]:
-        found = program.cells(span)
-        return [family.shared_cell(program.plan.rank, cell) for cell in found] if aliased else found
-
-    accesses: dict[Cell, list[_Access]] = defaultdict(list)
-    for place, step in program.steps():
-        for cell, writes in _accesses(cells, place, step):
-            accesses[cell].append(_Access(place, writes))
-    ended_before = _ended_before(program, posted) if len(program.lanes) > 1 else {}
-    for cell, of_cell in accesses.items():
-        for first, second in _concurrent(of_cell, ended_before):
-            _check_conflict(cell, first, second)
+    for program in programs:
+        homes = family.homes(program.plan.rank)
+        apart = list(range(len(homes)))
+        ended_before = _ended_before(program, events) if len(program.lanes) > 1 else {}
+        for home in (apart, homes) if in_place and homes != apart else (apart,):
+            _check_groups(program, home, in_place=home is homes)
+            if ended_before:
+                _check_lanes(program, home, ended_before)
 
 
-def _accesses(cells: Callable[[Span], list[Cell]], place: Place, step: Step) -> Iterator[tuple[Cell, bool]]:
-    """Yield the cells that a step touches, and whether it writes them; check the step for hazards with itself."""
-    reads = [cells(span) for span in sources(step)]
-    writes = [cell for span in destinations(step) for cell in cells(span)]
-    if isinstance(step, Copy) and not step.lower and reads == [writes]:
-        return  # the same memory already: executors skip such a copy
-    for operand in reads:
-        for index, cell in enumerate(operand):
-            if cell in writes and writes[index] != cell:
-                raise place.error(f"hazard: the step writes {_name(cell)} before it has read it")
-            yield cell, False
-    for cell in writes:
-        yield cell, True
+def _check_groups(program: Program, home: Sequence[int], *, in_place: bool) -> None:
+    """Check the steps of each group with each other, where the memory of a cell is the cell `home[cell]`.
+
+    In place, only groups that use INPUT need another look.
+    """
+    inputs = program.plan.input.blocks
+    for lane, rows in enumerate(program.lanes):
+        for number, row in enumerate(rows):
+            if not in_place or any(read.cells[0] < inputs for action in row.actions for read in action.reads):
+                _check_group(program, row, Place(program.plan.rank, lane, number, 0), home)
 
 
-def _ended_before(program: Program, posted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+def _check_group(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:
+    written: dict[int, int] = {}
+    for index, action in enumerate(row.actions):
+        for cell in _own(action.writes, place.rank):
+            if _stays(action, home):
+                continue
+            if home[cell] in written:
+                raise _conflict(program, cell, (place, index, True), (place, written[home[cell]], True))
+            written[home[cell]] = index
+    if not written:
+        return
+    for index, action in enumerate(row.actions):
+        for cell in _own(action.reads, place.rank):
+            writer = written.get(home[cell], index)
+            if writer != index:
+                raise _conflict(program, cell, (place, index, False), (place, writer, True))
+        if len(action.reads) and action.writes and not _reads_before_it_writes(action, home):
+            named = cell_name(program.plan, action.writes[0].cells[0])
+            raise place._replace(step=index).error(f"hazard: the step writes from {named} on what it has yet to read")
+
+
+def _own(operands: Sequence[Operand], rank: int) -> Sequence[int]:
+    """Return the cells of operands that are in the memory of `rank`."""
+    if len(operands) == 1 and operands[0].owner == rank:
+        return operands[0].cells
+    return [cell for owner, cells in operands if owner == rank for cell in cells]
+
+
+def _stays(action: Action, home: Sequence[int]) -> bool:
+    """Return whether the step copies blocks to the memory where they are already; executors skip it."""
+    if type(action.step) is not Copy or action.step.lower:
+        return False
+    (_, source), (_, target) = action.reads[0], action.writes[0]
+    return all(home[a] == home[b] for a, b in zip(source, target, strict=True))
+
+
+def _reads_before_it_writes(action: Action, home: Sequence[int]) -> bool:
+    """Return whether each block that a step both reads and writes is read for the very block that it becomes."""
+    owner, target = action.writes[0]
+    if len(target) == 1:
+        return True
+    becomes = {home[cell]: index for index, cell in enumerate(target)}
+    return all(
+        becomes.get(home[cell], index) == index
+        for reader, cells in action.reads
+        if reader == owner
+        for index, cell in enumerate(cells)
+    )
+
+
+def _ended_before(program: Program, events: Sequence[Event]) -> dict[tuple[int, int], list[int]]:
     """Return, for each (lane, group), how many groups of each lane have certainly ended when it starts."""
     clocks: dict[tuple[int, int], list[int]] = {}
-    for lane, number in posted:
-        clock = [0] * len(program.lanes)
-        for other_lane, other in program.predecessors(lane, number):
-            clock = [max(pair) for pair in zip(clock, clocks[other_lane, other], strict=True)]
-            clock[other_lane] = max(clock[other_lane], other + 1)
-        clocks[lane, number] = clock
+    for event in events:
+        if isinstance(event, Posted) and event.rank == program.plan.rank:
+            clock = [0] * len(program.lanes)
+            for lane, group in program.predecessors(event.lane, event.group):
+                clock = [max(pair) for pair in zip(clock, clocks[lane, group], strict=True)]
+                clock[lane] = max(clock[lane], group + 1)
+            clocks[event.lane, event.group] = clock
     return clocks
 
 
-def _concurrent(
-    accesses: Sequence[_Access], ended_before: dict[tuple[int, int], list[int]]
-) -> Iterable[tuple[_Access, _Access]]:
-    """Yield the pairs of accesses, by different steps, that may happen at the same time."""
-    by_group: dict[tuple[int, int], list[_Access]] = defaultdict(list)
-    for access in accesses:
-        by_group[access.place.lane, access.place.group].append(access)
-    for together in by_group.values():
-        yield from combinations(together, 2)
-    if ended_before:
-        for (a, of_a), (b, of_b) in combinations(by_group.items(), 2):
-            if a[0] != b[0] and ended_before[b][a[0]] <= a[1] and ended_before[a][b[0]] <= b[1]:
-                yield from ((first, second) for first in of_a for second in of_b)
+def _check_lanes(program: Program, home: Sequence[int], ended_before: dict[tuple[int, int], list[int]]) -> None:
+    """Check the steps of different lanes with each other."""
+    accesses: dict[int, dict[tuple[int, int], tuple[_Access, int]]] = defaultdict(dict)
+    for lane, rows in enumerate(program.lanes):
+        for number, row in enumerate(rows):
+            for index, action in enumerate(row.actions):
+                for cell, writes in _accesses(action, program.plan.rank, home):
+                    if writes or (lane, number) not in accesses[home[cell]]:
+                        access = (Place(program.plan.rank, lane, number, 0), index, writes)
+                        accesses[home[cell]][lane, number] = (access, cell)
+    for of_cell in accesses.values():
+        for (a, (first, cell)), (b, (second, _)) in combinations(of_cell.items(), 2):
+            at_once = a[0] != b[0] and ended_before[b][a[0]] <= a[1] and ended_before[a][b[0]] <= b[1]
+            if at_once and (first[2] or second[2]):
+                raise _conflict(program, cell, first, second)
 
 
-def _check_conflict(cell: Cell, first: _Access, second: _Access) -> None:
-    if first.place == second.place or not (first.writes or second.writes):
-        return
+def _accesses(action: Action, rank: int, home: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Yield the cells of its own rank that a step touches, and whether it writes them; reads first."""
+    if not _stays(action, home):
+        for cell in _own(action.reads, rank):
+            yield cell, False
+        for cell in _own(action.writes, rank):
+            yield cell, True
+
+
+def _conflict(program: Program, cell: int, first: _Access, second: _Access) -> PlanError:
+    (place, index, writes), (other, other_index, other_writes) = first, second
     does = {True: "writes", False: "reads"}
-    raise first.place.error(f"hazard: {does[first.writes]} {_name(cell)} while {second.place} {does[second.writes]} it")
-
-
-def _name(cell: Cell) -> str:
-    buffer, block = cell
-    return f"block {block} of {buffer.name}"
+    return place._replace(step=index).error(
+        f"hazard: {does[writes]} {cell_name(program.plan, cell)} while {other._replace(step=other_index)} "
+        f"{does[other_writes]} it"
+    )

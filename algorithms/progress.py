@@ -1,10 +1,15 @@
-"""Progress: run all ranks' programs together, without data, and see whether they end.
+"""Progress: match the messages of all ranks' programs, run them without data, and see whether they end.
 
-A message is a rendezvous: neither side's step ends before the other side's is posted. Every lane posts its (group,
-segment) instances in canonical order, and messages between two ranks on a lane are matched first in, first out. There
-is no choice in this system (no wildcard, no shared credit), so all maximal runs are the same but for the order of
-independent events: one run decides. A buffer in a link can only make a step end earlier, so what ends here ends at
-every capacity.
+A message is a rendezvous: neither side's step ends before the other side's is posted. A flag is one-sided: `Signal`
+ends at once, and its `Wait` when it has been raised. Every lane posts its (group, segment) instances in canonical
+order, and messages between two ranks on a lane are matched first in, first out. There is no choice in this system (no
+wildcard, no shared credit), so all maximal runs are the same but for the order of independent events: one run decides.
+A buffer in a link can only make a step end earlier, so what ends here ends at every capacity.
+
+Mostly there is nothing to run. If both ends of every message stand in groups of the same number, and no group comes
+`after` one of another lane, then all ranks together can run group 0 of a lane to its end, then group 1, and so on. Such
+a run is a proof, and it is one for every number of segments: an instance (group, segment) waits only for instances of
+earlier segments and, in its own segment, for what it waits for in a single one; so no instance waits for itself.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from unisono.algorithms.plan import Group, MessageStep, Send, canonical_order
-from unisono.algorithms.program import Place, Program
+from unisono.algorithms.picture import cycle
+from unisono.algorithms.plan import Signal, canonical_order
+from unisono.algorithms.program import FLAGS, RECEIVING, SENDING, Action, Place, Program
 from unisono.errors import PlanError
 
 
@@ -27,13 +33,26 @@ class Posted(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """A message is moved: both its steps have been posted, and neither has ended."""
+    """A message is moved, or a flag seen: both its steps have been posted, and the receiver's has not ended."""
 
-    sending: Place
-    receiving: Place
+    lane: int
+    group: int
+    sender: int
+    sending: Action
+    receiver: int
+    receiving: Action
 
 
 Event: TypeAlias = Posted | Delivered
+
+
+class _Channel(NamedTuple):
+    """Where the messages, or the flags, of one lane from one rank to another are matched."""
+
+    lane: int
+    sender: int
+    receiver: int
+    flags: bool
 
 
 class _Instance(NamedTuple):
@@ -48,33 +67,87 @@ class _Instance(NamedTuple):
         return f"rank {self.rank}, lane {self.lane}, group {self.group}, segment {self.segment}"
 
 
-class _Channel(NamedTuple):
-    """Where the messages of one lane from one rank to another are matched."""
-
-    lane: int
-    sender: int
-    receiver: int
+_Post: TypeAlias = tuple[_Instance, Action]
 
 
-_Post: TypeAlias = tuple[_Instance, int]  # an instance, and the index in its group of one of its message steps
+def run(programs: Sequence[Program], segments: int = 1) -> list[Event]:
+    """Return the events of one segment, in a possible order.
 
-
-def check_pairs(programs: Sequence[Program]) -> int:
-    """Return the number of messages (in one segment); check that as many are received as are sent, on every channel.
+    With one segment, plans that need no run are not run; see above.
 
     Raises:
-        PlanError: not so; names the first step whose other half is missing.
+        PlanError: a message has one end only, the two ends of a message do not agree on its group and segment, or ranks
+            wait for each other in a cycle, which is named.
     """
+    events = _in_step(programs)
+    if (
+        events is None
+        or segments > 1
+        or any(row.after for program in programs for rows in program.lanes for row in rows)
+    ):
+        _check_pairs(programs)
+        run_ = _Run(programs, segments)
+        run_.go()
+        events = run_.events
+    return events
+
+
+def _in_step(programs: Sequence[Program]) -> list[Event] | None:
+    """Return the events of running lane by lane and group by group; None if ends of messages are apart."""
+    events: list[Event] = []
+    for lane in range(max(len(program.lanes) for program in programs)):
+        running = [program for program in programs if lane < len(program.lanes)]
+        for group in range(max(len(program.lanes[lane]) for program in running)):
+            matched = _match(running, lane, group, events)
+            if not matched:
+                return None
+    return events
+
+
+def _match(programs: Sequence[Program], lane: int, group: int, events: list[Event]) -> bool:
+    """Append the events of one group of all ranks; return whether its messages have two ends each."""
+    sends: dict[tuple[int, int, bool], Action] = {}
+    receives: dict[tuple[int, int, bool], Action] = {}
+    for program in programs:
+        rank, rows = program.plan.rank, program.lanes[lane]
+        if group >= len(rows):
+            continue
+        events.append(Posted(rank, lane, group))
+        for action in rows[group].actions:
+            kind = type(action.step)
+            if kind in SENDING:
+                side, key = sends, (rank, action.peer, kind in FLAGS)
+            elif kind in RECEIVING:
+                side, key = receives, (action.peer, rank, kind in FLAGS)
+            else:
+                continue
+            if key in side:
+                direction = "sends to" if side is sends else "receives from"
+                raise program.place(lane, group, action).error(
+                    f"the group {direction} rank {action.peer} twice; one message is all it may"
+                )
+            side[key] = action
+    for (sender, receiver, flag), sending in sends.items():
+        receiving = receives.pop((sender, receiver, flag), None)
+        if receiving is None:
+            return False
+        events.append(Delivered(lane, group, sender, sending, receiver, receiving))
+    return not receives
+
+
+def _check_pairs(programs: Sequence[Program]) -> None:
+    """Check that as many messages are received as are sent, on every channel; name the first that is not."""
     sent: dict[_Channel, list[Place]] = defaultdict(list)
     received: dict[_Channel, list[Place]] = defaultdict(list)
     for program in programs:
-        for place, step in program.steps():
-            if isinstance(step, MessageStep):
-                side = sent if isinstance(step, Send) else received
-                side[_channel(place.lane, place.rank, step)].append(place)
+        for lane, rows in enumerate(program.lanes):
+            for number, row in enumerate(rows):
+                for index, action in enumerate(row.actions):
+                    if (channel := _channel(program.plan.rank, lane, action)) is not None:
+                        side = sent if type(action.step) in SENDING else received
+                        side[channel].append(Place(program.plan.rank, lane, number, index))
     for channel in sorted(sent.keys() | received.keys()):
         _check_pair_counts(channel, sent[channel], received[channel])
-    return sum(len(places) for places in sent.values())
 
 
 def _check_pair_counts(channel: _Channel, sent: list[Place], received: list[Place]) -> None:
@@ -83,33 +156,27 @@ def _check_pair_counts(channel: _Channel, sent: list[Place], received: list[Plac
     more, fewer = (sent, received) if len(sent) > len(received) else (received, sent)
     matched = {place.group for place in fewer}
     place = next(place for place in more if place.group not in matched)
-    counts = f"{len(sent)} messages sent, {len(received)} received in this lane"
+    what = "flags" if channel.flags else "messages"
+    counts = f"{len(sent)} {what} sent, {len(received)} received in this lane"
     if more is sent:
         raise place.error(f"rank {channel.receiver} does not receive what this sends to it ({counts})")
     raise place.error(f"rank {channel.sender} does not send what this receives from it ({counts})")
 
 
-def run(programs: Sequence[Program], segments: int) -> list[Event]:
-    """Run the programs over `segments` segments; return the events of segment 0, in a possible order.
-
-    The programs must have passed `check_pairs`.
-
-    Raises:
-        PlanError: ranks wait for each other in a cycle, which is named, or the two ends of a message do not agree
-            on its group and segment.
-    """
-    run_ = _Run(programs, segments)
-    run_.go()
-    return run_.events
+def _channel(rank: int, lane: int, action: Action) -> _Channel | None:
+    kind = type(action.step)
+    if kind in SENDING:
+        return _Channel(lane, rank, action.peer, kind in FLAGS)
+    return _Channel(lane, action.peer, rank, kind in FLAGS) if kind in RECEIVING else None
 
 
 class _Run:
+    """A run of programs that have passed `_check_pairs`; `events` are those of segment 0."""
+
     def __init__(self, programs: Sequence[Program], segments: int) -> None:
         self.programs = programs
         self.events: list[Event] = []
-        self._orders = [
-            [list(canonical_order(len(groups), segments)) for groups in program.lanes] for program in programs
-        ]
+        self._orders = [[list(canonical_order(len(rows), segments)) for rows in program.lanes] for program in programs]
         self._posted = [[0] * len(program.lanes) for program in programs]
         self._undelivered: dict[_Instance, int] = {}  # messages left, of each instance posted and not ended
         self._ended: set[_Instance] = set()
@@ -127,10 +194,10 @@ class _Run:
                 for group, segment in order:
                     instance = _Instance(rank, lane, group, segment)
                     if instance not in self._ended:
-                        raise PlanError(f"waiting cycle: {self._cycle(instance)}")
+                        raise self._cycle(instance)
 
-    def _group(self, instance: _Instance) -> Group:
-        return self.programs[instance.rank].lanes[instance.lane][instance.group]
+    def _actions(self, instance: _Instance) -> Sequence[Action]:
+        return self.programs[instance.rank].lanes[instance.lane][instance.group].actions
 
     def _next(self, rank: int, lane: int) -> _Instance | None:
         """Return the instance that the lane posts next."""
@@ -149,46 +216,49 @@ class _Run:
         self._posted[instance.rank][instance.lane] += 1
         if instance.segment == 0:
             self.events.append(Posted(instance.rank, instance.lane, instance.group))
-        messages = [
-            (index, step) for index, step in enumerate(self._group(instance).steps) if isinstance(step, MessageStep)
-        ]
-        self._undelivered[instance] = len(messages)
-        for index, step in messages:
-            channel = _channel(instance.lane, instance.rank, step)
+        messages = [action for action in self._actions(instance) if type(action.step) in SENDING | RECEIVING]
+        self._undelivered[instance] = 1 + sum(not isinstance(action.step, Signal) for action in messages)
+        for action in messages:
+            channel = _channel(instance.rank, instance.lane, action)
+            assert channel is not None
             sends, receives = self._channels[channel]
-            (sends if isinstance(step, Send) else receives).append((instance, index))
+            (sends if type(action.step) in SENDING else receives).append((instance, action))
             if sends and receives:
                 self._deliver(sends.popleft(), receives.popleft())
-        if not messages:
-            self._end(instance)
+        self._count_down(instance)
 
     def _deliver(self, sending: _Post, receiving: _Post) -> None:
         (source, send), (target, receive) = sending, receiving
-        event = Delivered(Place(*source[:3], send), Place(*target[:3], receive))
         if source[2:] != target[2:]:
-            raise event.sending.error(
-                f"the message is received by {event.receiving} (segments {source.segment} and {target.segment}): "
+            sent, received = (
+                self.programs[post[0].rank].place(*post[0][1:3], post[1]) for post in (sending, receiving)
+            )
+            raise sent.error(
+                f"the message is received by {received} (segments {source.segment} and {target.segment}): "
                 "both ends must have the same group and segment"
             )
         if source.segment == 0:
-            self.events.append(event)
-        for instance in (source, target):
-            self._undelivered[instance] -= 1
-            if not self._undelivered[instance]:
-                self._end(instance)
+            self.events.append(Delivered(source.lane, source.group, source.rank, send, target.rank, receive))
+        if not isinstance(send.step, Signal):
+            self._count_down(source)
+        self._count_down(target)
 
-    def _end(self, instance: _Instance) -> None:
-        del self._undelivered[instance]
-        self._ended.add(instance)
-        self._awake.append(instance.rank)
+    def _count_down(self, instance: _Instance) -> None:
+        self._undelivered[instance] -= 1
+        if not self._undelivered[instance]:
+            del self._undelivered[instance]
+            self._ended.add(instance)
+            self._awake.append(instance.rank)
 
-    def _cycle(self, instance: _Instance) -> str:
-        """Return the cycle that `instance` is in, or waits for, in words."""
+    def _cycle(self, instance: _Instance) -> PlanError:
+        """Return the error that shows the cycle which `instance` is in, or waits for."""
         path: list[_Instance] = []
         while instance not in path:
             path.append(instance)
             instance = self._waits_for(instance)
-        return " waits for ".join(str(member) for member in (*path[path.index(instance) :], instance))
+        members = path[path.index(instance) :]
+        named = " waits for ".join(str(member) for member in (*members, instance))
+        return PlanError(f"waiting cycle: {named}{cycle([str(member) for member in members])}")
 
     def _waits_for(self, instance: _Instance) -> _Instance:
         """Return what an instance that has not ended waits for."""
@@ -196,11 +266,12 @@ class _Run:
             head = self._next(instance.rank, instance.lane)
             assert head is not None, "an instance that is not posted leaves its lane with a next one"
             return self._unmet(instance) or head
-        for index, step in enumerate(self._group(instance).steps):
-            if isinstance(step, MessageStep):
-                channel = _channel(instance.lane, instance.rank, step)
-                if (instance, index) in self._channels[channel][not isinstance(step, Send)]:
-                    return self._next_on(channel, step.peer)
+        for action in self._actions(instance):
+            channel = _channel(instance.rank, instance.lane, action)
+            if channel is None or isinstance(action.step, Signal):
+                continue
+            if (instance, action) in self._channels[channel][type(action.step) in RECEIVING]:
+                return self._next_on(channel, action.peer)
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
     def _next_on(self, channel: _Channel, rank: int) -> _Instance:
@@ -208,11 +279,6 @@ class _Run:
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:
             instance = _Instance(rank, lane, group, segment)
-            for step in self._group(instance).steps:
-                if isinstance(step, MessageStep) and _channel(lane, rank, step) == channel:
-                    return instance
+            if any(_channel(rank, lane, action) == channel for action in self._actions(instance)):
+                return instance
         raise AssertionError("a message has one end only")
-
-
-def _channel(lane: int, rank: int, step: MessageStep) -> _Channel:
-    return _Channel(lane, rank, step.peer) if isinstance(step, Send) else _Channel(lane, step.peer, rank)

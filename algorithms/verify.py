@@ -1,32 +1,42 @@
 """The verifier: proves, before anything runs, that the plans of all ranks carry out their collective.
 
 What is proved, in this order, each by its own module:
+- the buffers are cut as the collective demands, alike on all ranks (`algorithms.contracts`);
 - every step makes sense on its own (`algorithms.program`);
 - the ranks make progress to the end with rendezvous messages, hence at every capacity (`algorithms.progress`);
-- no two steps that may run at the same time conflict (`algorithms.hazards`);
+- no two steps of a rank that may run at the same time conflict (`algorithms.hazards`), nor do those of different ranks
+  on mapped memory (`algorithms.sharing`);
 - every element of the result has every contribution exactly once and is lowered exactly once (`algorithms.symbolic`);
-- a barrier holds every rank until all have come; the cost is the declared one.
+- a barrier holds every rank until all have come; the cost is the declared one, and possible (`algorithms.bounds`).
 
 Hazards and results are proved for INPUT and OUTPUT apart and, where that is declared, for both as the same memory. The
-proof is for blocks of any length. `verify_algorithm` is for what is registered, `verify` for a builder alone,
-`verify_plans` for plans from anywhere. Plans that use mapped memory are refused.
+proof is for blocks of any length. `verify_all` and `verify_sizes` are for what is registered, `verify` for a builder
+alone, `verify_plans` for plans from anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from unisono.algorithms.algorithm import Algorithm, Build
+from unisono.algorithms.bounds import BOUNDS, least_rounds
+from unisono.algorithms.clocks import Clocks, count_rounds, queue_depth
 from unisono.algorithms.contracts import CONTRACTS, Family
 from unisono.algorithms.hazards import check_hazards
-from unisono.algorithms.plan import Plan, RecvReduce, Reduce, Send
-from unisono.algorithms.program import Program, unroll
-from unisono.algorithms.progress import Event, Posted, check_pairs, run
+from unisono.algorithms.plan import Plan, ReadReduce, RecvReduce, Reduce
+from unisono.algorithms.program import FLAGS, RECEIVING, SENDING, Program, unroll
+from unisono.algorithms.progress import Delivered, Event, run
+from unisono.algorithms.sharing import check_sharing, is_mapped
 from unisono.algorithms.symbolic import Execution
 from unisono.errors import NoAlgorithmError, PlanError
+
+# Up to so many ranks, all roots and 1, 2 and 3 segments are run too, and the depth of queues is found out.
+_FEW = 8
+_MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,16 @@ class Report:
 
     Attributes:
         messages: number of messages of all ranks together, in one segment.
-        rounds: message latencies on the longest chain of messages that wait for each other, in one segment.
-        sent: what the rank that sends most sends, as a multiple of the vector, exactly.
+        rounds: latencies on the longest chain of messages and flags that wait for each other, in one segment.
+        sent: what the rank that sends most sends, as a multiple of the vector, exactly; reading or writing a peer's
+            memory counts as sending.
         reduced: what the rank that combines most combines, as a multiple of the vector, exactly.
         scratch_blocks: blocks of SCRATCH in the rank that has most.
-        same_bits: whether all ranks compute every block of OUTPUT by the same expression, up to the order of the two
-            operands of a pairwise combination.
+        same_bits: whether all ranks that are to get the same compute it by the same expression, up to the order of the
+            two operands of a pairwise combination.
+        ports: messages and flags that a rank has under way at most at a time, in either direction, in one segment.
+        queue: messages that a link may have to hold at most, in one segment; None for more than 64 ranks.
+        mapped: whether mapped memory is needed.
     """
 
     messages: int
@@ -49,6 +63,9 @@ class Report:
     reduced: Fraction
     scratch_blocks: int
     same_bits: bool
+    ports: int
+    queue: int | None
+    mapped: bool
 
 
 def verify(build: Build, size: int, root: int = 0, segments: int = 1, **params: Any) -> Report:
@@ -58,6 +75,44 @@ def verify(build: Build, size: int, root: int = 0, segments: int = 1, **params: 
         PlanError: as `verify_plans`.
     """
     return verify_plans([build(size, rank, root, **params) for rank in range(size)], segments)
+
+
+def verify_all(
+    algorithms: Iterable[Algorithm],
+    max_size: int = 64,
+    progress: Callable[[Algorithm, int], None] = lambda algorithm, size: None,
+) -> None:
+    """Prove algorithms for every size up to `max_size`, as `verify_sizes`; call `progress` after each size.
+
+    Raises:
+        PlanError: as `verify_algorithm`.
+    """
+    for algorithm in algorithms:
+        for size in range(1, max_size + 1):
+            verify_sizes(algorithm, [size])
+            progress(algorithm, size)
+
+
+def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> dict[int, Report]:
+    """Prove `algorithm` for those of `sizes` that it supports; return a report for each.
+
+    A few ranks are tried with every root and with 1, 2 and 3 segments, more with two roots and one segment: progress
+    with one is progress with any number (`algorithms.progress`).
+
+    Raises:
+        PlanError: as `verify_algorithm`.
+    """
+    reports: dict[int, Report] = {}
+    for size in sizes:
+        if algorithm.supports(size) is not None:
+            continue
+        contract = CONTRACTS.get(algorithm.collective)
+        rooted = contract is not None and (contract.input_at_root or contract.output_at_root)
+        roots = range(size if size <= _FEW else 1) if rooted else range(1)
+        for root in {*roots, size // 2 if rooted else 0}:
+            for segments in (1, 2, 3) if size <= _FEW else (1,):
+                reports[size] = verify_algorithm(algorithm, size, root, segments, **params)
+    return reports
 
 
 def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: int = 1, **params: Any) -> Report:
@@ -82,6 +137,8 @@ def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: i
             raise PlanError(f"{' '.join(names)} on {size} ranks: {term} is {value}, declared {getattr(cost, term)}")
     if algorithm.same_bits and not report.same_bits:
         raise PlanError(f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, as declared")
+    if report.mapped and not algorithm.mapped:
+        raise PlanError(f"{' '.join(names)} on {size} ranks: mapped memory is needed, which is not declared")
     return report
 
 
@@ -98,84 +155,83 @@ def verify_plans(
             that wait for each other.
     """
     family = Family(plans)
-    programs = [unroll(plan) for plan in plans]
-    messages = check_pairs(programs)
+    programs = unroll(plans)
     events = run(programs, segments)
-    aliasings = (False, True) if in_place else (False,)
-    for aliased in aliasings:
-        _check_all_hazards(family, programs, events, aliased=aliased)
-    executions = [
-        Execution(family, programs, events, aliased=aliased, commutative=commutative) for aliased in aliasings
-    ]
-    for execution in executions:
-        execution.check()
-    rounds, heard = _causality(programs, events)
-    _check_synchronization(plans[0], heard)
+    check_hazards(family, programs, events, in_place=in_place)
+    check_sharing(family, programs, events, in_place=in_place)
+    execution = Execution(family, programs, events, in_place=in_place, commutative=commutative)
+    execution.check()
+    _check_synchronization(family, programs, events)
+    report = _report(family, programs, events, same_bits=execution.same_bits())
+    _check_bounds(plans[0], report)
+    return report
+
+
+def _report(family: Family, programs: Sequence[Program], events: Sequence[Event], *, same_bits: bool) -> Report:
+    parts = family.parts()
+    messages = sum(isinstance(event, Delivered) and type(event.sending.step) not in FLAGS for event in events)
     return Report(
         messages=messages,
-        rounds=rounds,
-        sent=max(_sent(program, family.parts()) for program in programs),
-        reduced=max(_reduced(program, family.parts()) for program in programs),
-        scratch_blocks=max(plan.scratch.blocks for plan in plans),
-        same_bits=executions[0].same_bits(),
+        rounds=count_rounds(programs, events),
+        sent=Fraction(max(_sent(program) for program in programs), parts),
+        reduced=Fraction(max(_reduced(program) for program in programs), parts),
+        scratch_blocks=max(plan.scratch.blocks for plan in family.plans),
+        same_bits=same_bits,
+        ports=max(_ports(program) for program in programs),
+        queue=queue_depth(programs, events) if family.size <= _MANY else None,
+        mapped=is_mapped(programs),
     )
 
 
-def _check_all_hazards(family: Family, programs: Sequence[Program], events: Sequence[Event], *, aliased: bool) -> None:
-    posted: list[list[tuple[int, int]]] = [[] for _ in programs]
-    for event in events:
-        if isinstance(event, Posted):
-            posted[event.rank].append((event.lane, event.group))
-    for program, of_rank in zip(programs, posted, strict=True):
-        check_hazards(family, program, of_rank, aliased=aliased)
-
-
-def _causality(programs: Sequence[Program], events: Sequence[Event]) -> tuple[int, list[int]]:
-    """Return the number of rounds, and for each rank the ranks (as bits) that it has heard of when it ends.
-
-    A rank hears of what the sender of a message had heard of when it posted the message; a message takes a round.
-    """
-    started: dict[tuple[int, ...], tuple[int, int]] = {}  # group → (rounds before, ranks heard of)
-    ended: dict[tuple[int, ...], tuple[int, int]] = {}
-    for event in events:
-        if isinstance(event, Posted):
-            rank, lane, number = event
-            started[event] = (0, 1 << rank)
-            for other_lane, other in programs[rank].predecessors(lane, number):
-                started[event] = _later(started[event], ended[rank, other_lane, other])
-            ended[event] = started[event]
-        else:
-            sender, receiver = event.sending[:3], event.receiving[:3]
-            moment, heard = _later(started[sender], started[receiver])
-            ended[sender] = _later(ended[sender], (moment + 1, 0))
-            ended[receiver] = _later(ended[receiver], (moment + 1, heard))
-    all_heard = [1 << rank for rank in range(len(programs))]
-    for (rank, *_), (_, heard) in ended.items():
-        all_heard[rank] |= heard
-    return max((moment for moment, _ in ended.values()), default=0), all_heard
-
-
-def _later(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return max(one[0], other[0]), one[1] | other[1]
-
-
-def _check_synchronization(plan: Plan, heard: Sequence[int]) -> None:
+def _check_synchronization(family: Family, programs: Sequence[Program], events: Sequence[Event]) -> None:
     """Check that every rank has heard of all others before it ends, if the collective promises that."""
-    if not CONTRACTS[plan.collective].synchronizes:
+    if not family.contract.synchronizes:
         return
-    for rank, ranks in enumerate(heard):
-        for other in range(plan.size):
-            if not ranks >> other & 1:
+    clocks = Clocks(programs, events, flags_only=False)
+    for rank, clock in enumerate(clocks.final):
+        for other in range(family.size):
+            if other != rank and not clocks.has_heard(clock, other):
                 raise PlanError(f"rank {rank}: ends without having heard of rank {other}")
 
 
-def _sent(program: Program, parts: int) -> Fraction:
-    return Fraction(sum(step.src.count for _, step in program.steps() if isinstance(step, Send)), parts)
+def _check_bounds(plan: Plan, report: Report) -> None:
+    """Check that the cost is possible: if it is not, something is not counted."""
+    bound = BOUNDS[plan.collective]
+    least = {
+        "rounds": least_rounds(plan.collective, plan.size, report.ports),
+        "sent": bound.sent(plan.size),
+        "reduced": bound.reduced(plan.size),
+    }
+    for term, value in least.items():
+        if getattr(report, term) < value:
+            raise PlanError(f"{plan.collective} on {plan.size} ranks: {term} is {getattr(report, term)}, below {value}")
 
 
-def _reduced(program: Program, parts: int) -> Fraction:
+def _sent(program: Program) -> int:
+    """Return the blocks that a rank sends, or reads from or writes to peers' memory."""
+    rank, total = program.plan.rank, 0
+    for action in program.actions():
+        if type(action.step) in SENDING:
+            total += sum(len(read.cells) for read in action.reads)
+        else:
+            total += sum(len(operand.cells) for operand in (*action.reads, *action.writes) if operand.owner != rank)
+    return total
+
+
+def _reduced(program: Program) -> int:
+    """Return how many combinations of two blocks a rank makes."""
     total = 0
-    for _, step in program.steps():
-        if isinstance(step, (RecvReduce, Reduce)):
-            total += step.dst.count * (len(step.sources) - 1 if isinstance(step, Reduce) else 1)
-    return Fraction(total, parts)
+    for action in program.actions():
+        if isinstance(action.step, (Reduce, ReadReduce, RecvReduce)):
+            operands = len(action.reads) + isinstance(action.step, RecvReduce)
+            total += (operands - 1) * len(action.writes[0].cells)
+    return total
+
+
+def _ports(program: Program) -> int:
+    """Return how many messages and flags a rank has under way at most, in either direction, over all lanes."""
+    total: Counter[bool] = Counter()
+    for rows in program.lanes:
+        for kinds, sends in ((SENDING, True), (RECEIVING, False)):
+            total[sends] += max((sum(type(action.step) in kinds for action in row.actions) for row in rows), default=0)
+    return max(total.values(), default=0)

@@ -1,0 +1,56 @@
+"""Lower bounds on the cost of each collective, which no plan can be below.
+
+For p ranks, in the terms of `Cost`. In every collective some rank's contribution is wanted by all, or all contributions
+by some rank. If no rank sends or receives more than k messages at a time, each round multiplies the ranks that know, or
+are known, by k + 1 at most, hence ⌈log_(k+1) p⌉ rounds. What the busiest rank sends and combines is at
+least the average over all ranks: of 2(p - 1) vectors sent and p - 1 combined in an allreduce, and so on (Patarasuk and
+Yuan, JPDC 69(2), 2009; Chan et al., 2007). Reading or writing a peer's memory counts as sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Bound(NamedTuple):
+    """The least that the busiest of p ranks sends and combines, as functions of p."""
+
+    sent: Callable[[int], Fraction]
+    reduced: Callable[[int], Fraction]
+
+
+def _nothing(size: int) -> Fraction:
+    return Fraction(0)
+
+
+def _share(size: int) -> Fraction:
+    return Fraction(min(1, size - 1), size)
+
+
+def _all_but_own_share(size: int) -> Fraction:
+    return Fraction(size - 1, size)
+
+
+BOUNDS: dict[str, Bound] = {
+    "allreduce": Bound(lambda size: Fraction(2 * (size - 1), size), _all_but_own_share),
+    "reduce": Bound(_all_but_own_share, _all_but_own_share),
+    "reduce_scatter": Bound(_all_but_own_share, _all_but_own_share),
+    "scan": Bound(_all_but_own_share, _all_but_own_share),
+    "exscan": Bound(_all_but_own_share, lambda size: Fraction(max(0, size - 2), size)),
+    "broadcast": Bound(_all_but_own_share, _nothing),
+    "scatter": Bound(_share, _nothing),
+    "gather": Bound(_share, _nothing),
+    "allgather": Bound(_all_but_own_share, _nothing),
+    "alltoall": Bound(_all_but_own_share, _nothing),
+    "barrier": Bound(_nothing, _nothing),
+}
+
+
+def least_rounds(collective: str, size: int, ports: int) -> int:
+    """Return the least number of rounds, where a rank sends, and receives, at most `ports` messages at a time."""
+    power, reached = 0, 1
+    while reached < size:
+        power, reached = power + 1, reached * (ports + 1)
+    return power

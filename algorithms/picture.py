@@ -1,0 +1,33 @@
+"""Small text pictures that errors of the verifier end with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_ROWS = 16  # at most so many rows, and so many times four columns
+
+
+def contributions(title: str, rows: Mapping[str, int], expected: int, size: int) -> str:
+    """Return a row per name with a column per rank, for sets of ranks as bits.
+
+    `+`: there, as expected; `!`: there, and not expected; `?`: expected, and not there; `.`: neither.
+    """
+    columns = min(size, 4 * _ROWS)
+    shown = list(rows)[:_ROWS]
+    width = max(len(name) for name in shown)
+    lines = [f"\n  {title}"]
+    for name in shown:
+        marks = "".join(_MARKS[bool(rows[name] >> rank & 1), bool(expected >> rank & 1)] for rank in range(columns))
+        lines.append(f"    {name:<{width}}  {marks}{'…' if columns < size else ''}")
+    if len(rows) > len(shown):
+        lines.append("    …")
+    return "\n".join(lines)
+
+
+_MARKS = {(True, True): "+", (True, False): "!", (False, True): "?", (False, False): "."}
+
+
+def cycle(members: Sequence[str]) -> str:
+    """Return the members of a waiting cycle, one under the other."""
+    edges = ["┌→", *["│ "] * (len(members) - 2), "└─"] if len(members) > 1 else ["↺ "]
+    return "".join(f"\n  {edge} {member}" for edge, member in zip(edges, members, strict=True))
