@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+ARTEAGA = "Arteaga, Fuhrer, Hoefler: Designing Bit-Reproducible Portable High-Performance Applications, IPDPS 2014"
 BRUCK = (
     "Bruck et al.: Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems, TPDS 1997"
 )
@@ -10,9 +11,17 @@ CHEN = (
     "Chen, Zhang, Zhang, Yuan: Evaluation of Allgather Algorithms on Terascale Linux Cluster with Fast Ethernet, 2005"
 )
 HENSGEN = "Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, IJPP 17(1), 1988"
+HILLIS = "Hillis, Steele: Data Parallel Algorithms, CACM 29(12), 1986"
+JAIN = "Jain, Sabharwal: Optimal Bucket Algorithms for Large MPI Collectives on Torus Interconnects, ICS 2010"
 MELLOR_CRUMMEY = "Mellor-Crummey, Scott: Algorithms for Scalable Synchronization on Shared-Memory Multiprocessors, 1991"
+MULTI_LANE = "Träff, Hunold: Decomposing MPI Collectives for Exploiting Multi-lane Communication, CLUSTER 2020"
 PJESIVAC = "Pješivac-Grbović et al.: Performance Analysis of MPI Collective Operations, Cluster Computing 10(2), 2007"
+RABENSEIFNER = "Rabenseifner: Optimization of Collective Reduction Operations, ICCS 2004"
+RUEFENACHT = (
+    "Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce: now with simulation, ParCo 69, 2017"
+)
 SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 2009"
+SCAN_OF_MPI = "Sanders, Träff: Parallel Prefix (Scan) Algorithms for MPI, EuroPVM/MPI 2006"
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 2005"
 TRAEFF = "Träff: Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms, arXiv 2410.14234"
 WILKINS = "Wilkins et al.: Generalized Collective Algorithms for the Exascale Era, CLUSTER 2023"

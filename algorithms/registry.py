@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
-from unisono.algorithms.reducing import ALLREDUCE
+from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
 from unisono.errors import NoAlgorithmError
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": ALLREDUCE,
+    "reduce": REDUCE,
+    "reduce_scatter": REDUCE_SCATTER,
+    "scan": SCAN,
+    "exscan": EXSCAN,
     "broadcast": BROADCAST,
     "allgather": ALLGATHER,
     "gather": GATHER,
