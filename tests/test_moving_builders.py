@@ -16,6 +16,7 @@ from unisono.algorithms.plan import Counts, Plan, Send
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.algorithms.verify import Report, verify_plans
 from unisono.errors import UsageError
+from unisono.transports.faulty import Faults
 
 WAIT_S = 20.0
 ROOTED = ("broadcast", "gather", "scatter")
@@ -257,8 +258,8 @@ def shared(rank: int, inputs: list[Any], source: Any, outputs: list[Any], target
     return part, target
 
 
-def check(move: Move) -> None:
-    for rank, (found, expected) in enumerate(LocalRanks(move.size).run(move.run)):
+def check(move: Move, faults: Faults | None = None) -> None:
+    for rank, (found, expected) in enumerate(LocalRanks(move.size, faults=faults).run(move.run)):
         assert found.tolist() == expected.tolist(), f"rank {rank}"
 
 
@@ -283,3 +284,9 @@ def test_the_generic_executor_moves_data_in_place(algorithm: Algorithm) -> None:
 def test_the_generic_executor_moves_shares_of_any_length_even_none(algorithm: Algorithm, segments: int) -> None:
     for size in sizes_of(algorithm, range(1, 8)):
         check(Move(algorithm, size, root=size // 2, segments=segments, counts=differing))
+
+
+@pytest.mark.parametrize("algorithm", MOVING_DATA)
+def test_the_generic_executor_moves_data_in_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+    for seed, size in enumerate(sizes_of(algorithm, range(4, 9))):
+        check(Move(algorithm, size, root=1, segments=3), Faults(seed, delay=0.5))
