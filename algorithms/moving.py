@@ -253,7 +253,6 @@ GATHER: dict[str, Algorithm] = {
         cost=_cost_of_linear_gather,
         reference=PJESIVAC,
         commutative_only=False,
-        same_bits=False,
         segmentable=False,
     ),
     "binomial": Algorithm(
@@ -263,7 +262,6 @@ GATHER: dict[str, Algorithm] = {
         cost=_cost_of_binomial_gather,
         reference=CHAN,
         commutative_only=False,
-        same_bits=False,
     ),
 }
 
@@ -275,7 +273,6 @@ SCATTER: dict[str, Algorithm] = {
         cost=_cost_in_windows,
         reference=PJESIVAC,
         commutative_only=False,
-        same_bits=False,
         segmentable=False,
     ),
     "binomial": Algorithm(
@@ -285,7 +282,6 @@ SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_binomial_scatter,
         reference=CHAN,
         commutative_only=False,
-        same_bits=False,
     ),
 }
 
@@ -297,7 +293,6 @@ ALLTOALL: dict[str, Algorithm] = {
         cost=_cost_around_ring,
         reference=THAKUR,
         commutative_only=False,
-        same_bits=False,
         in_place=False,
         segmentable=False,
     ),
@@ -308,7 +303,6 @@ ALLTOALL: dict[str, Algorithm] = {
         cost=_cost_in_windows,
         reference=THAKUR,
         commutative_only=False,
-        same_bits=False,
         in_place=False,
         segmentable=False,
     ),
@@ -319,7 +313,6 @@ ALLTOALL: dict[str, Algorithm] = {
         cost=_cost_of_bruck_alltoall,
         reference=BRUCK,
         commutative_only=False,
-        same_bits=False,
         in_place=False,
     ),
 }
