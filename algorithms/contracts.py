@@ -212,8 +212,8 @@ class Family:
 
         The shares of a reduce_scatter are parts of a vector of any length; elsewhere shares are equally long.
         """
-        if cut in (Cut.VECTOR, Cut.TOKEN):
-            return Length("part", self._blocks(cut), block)
+        if cut is Cut.VECTOR or cut is Cut.TOKEN:
+            return Length("part", self.blocks, block)
         if cut is Cut.SHARE and self.varying:
             return Length("count of rank", rank)
         if self.contract.reduces:

@@ -71,9 +71,9 @@ def _check_group(program: Program, row: Row, place: Place, home: Sequence[int]) 
             writer = written.get(home[cell], index)
             if writer != index:
                 raise _conflict(program, cell, (place, index, False), (place, writer, True))
-        if len(action.reads) and action.writes and not _reads_before_it_writes(action, home):
-            named = cell_name(program.plan, action.writes[0].cells[0])
-            raise place._replace(step=index).error(f"hazard: the step writes from {named} on what it has yet to read")
+        if (cell := _clobbered(action, home)) is not None:
+            named = cell_name(program.plan, cell)
+            raise place._replace(step=index).error(f"hazard: writes {named} before it has read it")
 
 
 def _own(operands: Sequence[Operand], rank: int) -> Sequence[int]:
@@ -91,18 +91,17 @@ def _stays(action: Action, home: Sequence[int]) -> bool:
     return all(home[a] == home[b] for a, b in zip(source, target, strict=True))
 
 
-def _reads_before_it_writes(action: Action, home: Sequence[int]) -> bool:
-    """Return whether each block that a step both reads and writes is read for the very block that it becomes."""
+def _clobbered(action: Action, home: Sequence[int]) -> int | None:
+    """Return a cell that a step reads for another block than the one that it writes there; None if there is none."""
+    if not action.writes or len(action.writes[0].cells) == 1:
+        return None
     owner, target = action.writes[0]
-    if len(target) == 1:
-        return True
     becomes = {home[cell]: index for index, cell in enumerate(target)}
-    return all(
-        becomes.get(home[cell], index) == index
-        for reader, cells in action.reads
-        if reader == owner
-        for index, cell in enumerate(cells)
-    )
+    for reader, cells in action.reads:
+        for index, cell in enumerate(cells):
+            if reader == owner and becomes.get(home[cell], index) != index:
+                return cell
+    return None
 
 
 def _ended_before(program: Program, events: Sequence[Event]) -> dict[tuple[int, int], list[int]]:

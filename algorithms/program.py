@@ -75,6 +75,7 @@ SENDING = frozenset((Send, Signal))
 RECEIVING = frozenset((Recv, RecvReduce, Wait))
 FLAGS = frozenset((Signal, Wait))
 MAPPED = frozenset((Read, ReadReduce, Write, Signal, Wait))
+REDUCING = frozenset((RecvReduce, Reduce, ReadReduce))
 _ALONE = frozenset((Copy, Reduce, Read, ReadReduce, Write))
 
 NO_PEER = -1

@@ -85,6 +85,7 @@ def test_every_mutant_is_refused(
     segments: int,
     choice: Random,
 ) -> None:
+    assume(algorithm.supports(size) is None)
     plans = flat_plans(algorithm, size)
     places = [
         (plan.rank, number, index)
