@@ -39,8 +39,8 @@ class Algorithm:
         collective: "allreduce", "broadcast", …
         name: what users force with ``algorithm=``.
         build: the builder.
-        cost: the closed form of its reference, `cost(size, **params) -> Cost`, of the number of ranks and the parameters
-            of the builder that it depends on; of its most expensive root; never derived by calling `build`.
+        cost: the closed form of its reference, `cost(size, **params) -> Cost`, of the number of ranks and those of the
+            builder's parameters that matter; of its most expensive root; never derived by calling `build`.
         reference: where the algorithm and its cost are from.
         commutative_only: whether the operation must be commutative.
         order: in which order contributions are combined: "none" (no reduction), "rank" (ascending ranks), "fixed" (some
