@@ -49,6 +49,7 @@ class Algorithm:
         in_place: whether INPUT and OUTPUT may be the same memory.
         segmentable: whether running it over several segments overlaps its groups usefully.
         mapped: whether it needs memory that peers can map.
+        varying: whether the builder takes `varying=True`, for shares of the ranks that differ in length.
         supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
     """
 
@@ -63,4 +64,5 @@ class Algorithm:
     in_place: bool = True
     segmentable: bool = True
     mapped: bool = False
+    varying: bool = False
     supports: Callable[[int], str | None] = lambda size: None

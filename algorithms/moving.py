@@ -199,6 +199,7 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_around_ring,
         reference=CHAN,
         commutative_only=False,
+        varying=True,
     ),
     "recursive_doubling": Algorithm(
         collective="allgather",
@@ -207,6 +208,7 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_of_logarithmic_allgather,
         reference=THAKUR,
         commutative_only=False,
+        varying=True,
         supports=needs_power_of_two,
     ),
     "bruck": Algorithm(
@@ -216,6 +218,7 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_of_logarithmic_allgather,
         reference=BRUCK,
         commutative_only=False,
+        varying=True,
     ),
     "neighbour_exchange": Algorithm(
         collective="allgather",
@@ -224,6 +227,7 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_of_neighbour_exchange,
         reference=CHEN,
         commutative_only=False,
+        varying=True,
         supports=needs_even,
     ),
     "direct": Algorithm(
@@ -234,6 +238,7 @@ ALLGATHER: dict[str, Algorithm] = {
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
         segmentable=False,
+        varying=True,
     ),
     "circulant": Algorithm(
         collective="allgather",
@@ -242,6 +247,7 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_of_logarithmic_allgather,
         reference=TRAEFF,
         commutative_only=False,
+        varying=True,
     ),
 }
 
@@ -254,6 +260,7 @@ GATHER: dict[str, Algorithm] = {
         reference=PJESIVAC,
         commutative_only=False,
         segmentable=False,
+        varying=True,
     ),
     "binomial": Algorithm(
         collective="gather",
@@ -262,6 +269,7 @@ GATHER: dict[str, Algorithm] = {
         cost=_cost_of_binomial_gather,
         reference=CHAN,
         commutative_only=False,
+        varying=True,
     ),
 }
 
@@ -274,6 +282,7 @@ SCATTER: dict[str, Algorithm] = {
         reference=PJESIVAC,
         commutative_only=False,
         segmentable=False,
+        varying=True,
     ),
     "binomial": Algorithm(
         collective="scatter",
@@ -282,6 +291,7 @@ SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_binomial_scatter,
         reference=CHAN,
         commutative_only=False,
+        varying=True,
     ),
 }
 
@@ -295,6 +305,7 @@ ALLTOALL: dict[str, Algorithm] = {
         commutative_only=False,
         in_place=False,
         segmentable=False,
+        varying=True,
     ),
     "direct": Algorithm(
         collective="alltoall",
@@ -305,6 +316,7 @@ ALLTOALL: dict[str, Algorithm] = {
         commutative_only=False,
         in_place=False,
         segmentable=False,
+        varying=True,
     ),
     "bruck": Algorithm(
         collective="alltoall",

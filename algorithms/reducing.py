@@ -346,6 +346,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_recursive_halving,
         reference=THAKUR,
         order="fixed",
+        varying=True,
     ),
     "ring": Algorithm(
         collective="reduce_scatter",
@@ -354,6 +355,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_rounds_around,
         reference=CHAN,
         order="fixed",
+        varying=True,
     ),
     "pairwise": Algorithm(
         collective="reduce_scatter",
@@ -362,6 +364,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_rounds_around,
         reference=THAKUR,
         order="fixed",
+        varying=True,
     ),
     "circulant": Algorithm(
         collective="reduce_scatter",
@@ -370,6 +373,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         cost=_cost_of_circulant_reduce_scatter,
         reference=TRAEFF,
         order="fixed",
+        varying=True,
     ),
     "direct": Algorithm(
         collective="reduce_scatter",
@@ -380,6 +384,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         commutative_only=False,
         order="rank",
         segmentable=False,
+        varying=True,
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,11 @@ from unisono.transports.faulty import Faults
 
 WAIT_S = 20.0
 ROOTED = ("broadcast", "gather", "scatter")
-WITH_COUNTS = ("allgather", "gather", "scatter", "alltoall")
 MOVING = (*ROOTED, "allgather", "alltoall", "barrier")
 ALL = [algorithm for collective in MOVING for algorithm in ALGORITHMS[collective].values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
 EVERY_ALGORITHM_WITH_COUNTS = [
-    pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}")
-    for algorithm in ALL
-    if algorithm.collective in WITH_COUNTS and (algorithm.collective, algorithm.name) != ("alltoall", "bruck")
+    pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL if algorithm.varying
 ]
 PARAMETERS = [
     ("broadcast", "knomial", "radix", 3),
@@ -100,6 +98,11 @@ def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
     for rank in (0, 1, size // 2, size - 1):
         if algorithm.supports(size) is None:
             assert 8 * len(encode(algorithm.build(size, rank, root=5))) < 100 * 1024
+
+
+def test_algorithms_that_declare_shares_of_different_lengths_are_those_whose_builders_take_them() -> None:
+    for algorithm in (algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()):
+        assert algorithm.varying == ("varying" in inspect.signature(algorithm.build).parameters), algorithm.name
 
 
 def test_a_binomial_broadcast_is_the_k_nomial_one_of_radix_two() -> None:
