@@ -71,8 +71,8 @@ def _check_group(program: Program, row: Row, place: Place, home: Sequence[int]) 
             writer = written.get(home[cell], index)
             if writer != index:
                 raise _conflict(program, cell, (place, index, False), (place, writer, True))
-        if (cell := _clobbered(action, home)) is not None:
-            named = cell_name(program.plan, cell)
+        if (clobbered := _clobbered(action, home)) is not None:
+            named = cell_name(program.plan, clobbered)
             raise place._replace(step=index).error(f"hazard: writes {named} before it has read it")
 
 

@@ -17,10 +17,11 @@ alone, `verify_plans` for plans from anywhere.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from inspect import signature
 from typing import Any, NamedTuple
 
 from unisono.algorithms.algorithm import Algorithm, Build
@@ -98,25 +99,31 @@ def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> d
     """Prove `algorithm` for those of `sizes` that it supports; return a report for each.
 
     A few ranks are tried with every root and with 1, 2 and 3 segments, more with two roots and one segment: progress
-    with one is progress with any number (`algorithms.progress`).
+    with one is progress with any number (`algorithms.progress`). A builder with the parameter `varying` is tried with
+    counts that vary, too.
 
     Raises:
         PlanError: as `verify_algorithm`.
     """
+    forms = ({}, {"varying": True}) if "varying" in signature(algorithm.build).parameters else ({},)
     reports: dict[int, Report] = {}
     for size in sizes:
-        if algorithm.supports(size) is not None:
-            continue
-        rooted = _is_rooted(algorithm)
-        roots = range(size if size <= _FEW else 1) if rooted else range(1)
-        found = [
-            verify_algorithm(algorithm, size, root, segments, **params)
-            for root in {*roots, size // 2 if rooted else 0}
-            for segments in ((1, 2, 3) if size <= _FEW else (1,))
-        ]
-        _check_cost(algorithm, size, found, exactly=True)
-        reports[size] = found[-1]
+        if algorithm.supports(size) is None:
+            found = [
+                verify_algorithm(algorithm, size, root, segments, **form, **params)
+                for form in forms
+                for root in _roots(algorithm, size)
+                for segments in ((1, 2, 3) if size <= _FEW else (1,))
+            ]
+            _check_cost(algorithm, size, params, found, exactly=True)
+            reports[size] = found[0]
     return reports
+
+
+def _roots(algorithm: Algorithm, size: int) -> Iterable[int]:
+    if not _is_rooted(algorithm):
+        return (0,)
+    return range(size) if size <= _FEW else (0, size // 2)
 
 
 def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: int = 1, **params: Any) -> Report:
@@ -133,7 +140,7 @@ def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: i
     if (plans[0].collective, plans[0].algorithm) != names:
         raise PlanError(f"{' '.join(names)} builds plans of {plans[0].collective} {plans[0].algorithm}")
     report = verify_plans(plans, segments, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
-    _check_cost(algorithm, size, [report], exactly=not _is_rooted(algorithm))
+    _check_cost(algorithm, size, params, [report], exactly=not _is_rooted(algorithm))
     if algorithm.same_bits and not report.same_bits:
         raise PlanError(f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, as declared")
     if report.mapped and not algorithm.mapped:
@@ -146,12 +153,15 @@ def _is_rooted(algorithm: Algorithm) -> bool:
     return contract is not None and (contract.input_at_root or contract.output_at_root)
 
 
-def _check_cost(algorithm: Algorithm, size: int, reports: Sequence[Report], *, exactly: bool) -> None:
+def _check_cost(
+    algorithm: Algorithm, size: int, params: Mapping[str, Any], reports: Sequence[Report], *, exactly: bool
+) -> None:
     """Check the declared cost, which is that of the most expensive root: no report may cost more or, all told, less.
 
     The declared fractions are floats; the exact ones are rounded in the same way before they are compared.
     """
-    cost = algorithm.cost(size)
+    accepted = signature(algorithm.cost).parameters
+    cost = algorithm.cost(size, **{name: value for name, value in params.items() if name in accepted})
     for term in ("rounds", "sent", "reduced"):
         value, declared = float(max(getattr(report, term) for report in reports)), getattr(cost, term)
         if value > declared or (exactly and value < declared):
