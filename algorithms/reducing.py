@@ -63,7 +63,7 @@ def _cost_of_direct(size: int) -> Cost:
     return Cost(rounds=min(1, size - 1), sent=size - 1, reduced=size - 1)
 
 
-def _cost_of_ring(size: int, lanes: int = 4) -> Cost:
+def _cost_of_ring(size: int, lanes: int = 2) -> Cost:
     """Rings side by side share the vector out, and take the same time each."""
     return Cost(rounds=2 * (size - 1), sent=2 * (size - 1) / size, reduced=_others(size))
 

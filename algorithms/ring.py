@@ -65,7 +65,7 @@ def allreduce_bidirectional_ring(size: int, rank: int, root: int = 0) -> Plan:
     return _allreduce("bidirectional_ring", size, rank, root, (_Track(0, 2, 1), _Track(1, 2, -1)))
 
 
-def allreduce_multi_lane_ring(size: int, rank: int, root: int = 0, lanes: int = 4) -> Plan:
+def allreduce_multi_lane_ring(size: int, rank: int, root: int = 0, lanes: int = 2) -> Plan:
     """Return the plan of an allreduce on `lanes` equal rings side by side, for links that one stream does not fill.
 
     INPUT and OUTPUT are cut into `lanes`·`size` blocks, which the rings share out in turn; otherwise as

@@ -1,0 +1,319 @@
+"""The builders of the collectives that reduce: proved, refused where they must be, small, and run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce as fold_left
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import LocalRanks, call_of
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.binding import split
+from unisono.algorithms.encode import encode
+from unisono.algorithms.folding import fold
+from unisono.algorithms.in_order_tree import in_order_height, in_order_node, in_order_top
+from unisono.algorithms.plan import Counts, Plan, Send, peers
+from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.algorithms.verify import verify_plans, verify_sizes
+from unisono.errors import UsageError
+from unisono.transports.faulty import Faults
+
+WAIT_S = 20.0
+REDUCING = ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
+ALL = [algorithm for collective in REDUCING for algorithm in ALGORITHMS[collective].values()]
+
+
+def cases(algorithms: Sequence[Algorithm]) -> list[Any]:
+    return [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in algorithms]
+
+
+EVERY_ALGORITHM = cases(ALL)
+EVERY_REDUCE_SCATTER = cases([*ALGORITHMS["reduce_scatter"].values()])
+# These name every other rank, once per message.
+DIRECT = ("direct", "balanced_tree")
+PARAMETERS = [
+    ("recursive_multiplying", "radix", 2),
+    ("recursive_multiplying", "radix", 3),
+    ("recursive_multiplying", "radix", 7),
+    ("multi_lane_ring", "lanes", 1),
+    ("multi_lane_ring", "lanes", 3),
+]
+
+
+def plans_of(algorithm: Algorithm, size: int, root: int = 0, **params: Any) -> list[Plan]:
+    return [algorithm.build(size, rank, root, **params) for rank in range(size)]
+
+
+def links(plans: Sequence[Plan]) -> Counter[tuple[int, int]]:
+    """Return the (sender, receiver) of all messages."""
+    return Counter(
+        (plan.rank, step.peer)
+        for plan in plans
+        for lane in range(len(plan.lanes))
+        for group in plan.groups(lane)
+        for step in group.steps
+        if isinstance(step, Send)
+    )
+
+
+# They are proved.
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_builder_is_proved_for_every_root_and_costs_what_it_declares(algorithm: Algorithm) -> None:
+    assert len(verify_sizes(algorithm, range(1, 33))) == 32
+
+
+@pytest.mark.parametrize("algorithm", EVERY_REDUCE_SCATTER)
+def test_every_reduce_scatter_is_proved_with_counts_per_rank(algorithm: Algorithm) -> None:
+    for size in range(1, 25):
+        verify_plans(plans_of(algorithm, size, varying=True), commutative=algorithm.commutative_only)
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), PARAMETERS)
+def test_every_radix_and_number_of_lanes_is_proved_and_costs_what_is_declared(
+    name: str, parameter: str, value: int
+) -> None:
+    algorithm, params = find("allreduce", name), {parameter: value}
+    for size in range(1, 29):
+        report = verify_plans(plans_of(algorithm, size, **params), commutative=algorithm.commutative_only)
+        cost = algorithm.cost(size, **params)
+        assert (report.rounds, float(report.sent), float(report.reduced)) == (cost.rounds, cost.sent, cost.reduced)
+        assert report.same_bits
+
+
+# They have the shape that their ideas promise.
+
+
+@pytest.mark.parametrize("algorithm", cases([each for each in ALL if each.name not in DIRECT]))
+def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
+    size = 16384
+    for rank in (0, 1, size // 2, size - 1):
+        assert 8 * len(encode(algorithm.build(size, rank, root=5))) < 100 * 1024
+
+
+@pytest.mark.parametrize("name", ["chain", "double_binary_tree"])
+def test_a_reduce_is_the_broadcast_of_its_name_backwards(name: str) -> None:
+    for size in (1, 2, 5, 8, 13):
+        reduce, broadcast = (
+            links(plans_of(find(collective, name), size, 1 % size)) for collective in ("reduce", "broadcast")
+        )
+        assert reduce == Counter({(receiver, sender): times for (sender, receiver), times in broadcast.items()})
+
+
+def test_an_allreduce_on_a_circulant_graph_is_its_reduce_scatter_and_its_allgather() -> None:
+    for size in (1, 2, 5, 8, 13):
+        whole, *halves = (
+            links(plans_of(find(collective, "circulant"), size))
+            for collective in ("allreduce", "reduce_scatter", "allgather")
+        )
+        assert whole == halves[0] + halves[1]
+
+
+def test_no_rank_stands_aside_in_a_circulant_graph() -> None:
+    for size in range(2, 40):
+        for rank in range(size):
+            groups = find("allreduce", "circulant").build(size, rank).groups(0)
+            assert all(any(isinstance(step, Send) for step in group.steps) for group in groups)
+
+
+def test_a_bidirectional_ring_uses_the_links_of_both_neighbours_both_ways() -> None:
+    plans = plans_of(find("allreduce", "bidirectional_ring"), 6)
+    assert peers(plans[2]) == [(0, 1), (0, 3), (1, 1), (1, 3)]
+    assert set(links(plans).values()) == {10}
+
+
+def test_every_rank_but_the_top_of_a_tree_sends_its_contribution_once_in_a_reduce() -> None:
+    for name in ("binomial", "binary", "chain"):
+        for size in range(1, 20):
+            for root in (0, size // 2, size - 1):
+                sent = Counter(sender for sender, _ in links(plans_of(find("reduce", name), size, root)).elements())
+                assert sent == Counter(rank for rank in range(size) if rank != root)
+
+
+def test_an_in_order_tree_has_smaller_positions_on_the_left_and_larger_ones_on_the_right() -> None:
+    for size in range(1, 70):
+        nodes = [in_order_node(size, position) for position in range(size)]
+        assert max(node.depth for node in nodes) == in_order_height(size)
+        assert [position for position in range(size) if not nodes[position].links.above] == [in_order_top(size)]
+        for position, node in enumerate(nodes):
+            assert len(node.links.below) == len({below > position for below in node.links.below})
+            for below in node.links.below:
+                assert nodes[below].links.above == (position,)
+                assert nodes[below].depth == node.depth + 1
+
+
+def test_folded_runs_are_consecutive_and_cover_all_ranks() -> None:
+    for radix in (2, 3, 5):
+        for size in range(1, 40):
+            folding = fold(size, radix, root=size // 2)
+            runs = [folding.run(position) for position in range(folding.positions)]
+            assert [rank for run in runs for rank in run] == [*range(size)]
+            assert all(folding.position(rank) == position for position, run in enumerate(runs) for rank in run)
+            assert folding.leads(size // 2)
+            assert folding.positions <= size < folding.positions * radix
+
+
+# What cannot be built is refused.
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_ranks_and_roots_that_do_not_exist_are_refused(algorithm: Algorithm) -> None:
+    for arguments, message in (
+        ((0, 0, 0), "at least one rank, not 0"),
+        ((4, 4, 0), "rank 4 is out of range: there are 4 ranks"),
+        ((4, -1, 0), "rank -1 is out of range"),
+        ((4, 0, 4), "root 4 is out of range"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            algorithm.build(*arguments)
+
+
+def test_a_radix_below_two_and_no_lanes_are_refused() -> None:
+    with pytest.raises(UsageError, match="radix is 1, and must be at least 2"):
+        find("allreduce", "recursive_multiplying").build(4, 0, radix=1)
+    with pytest.raises(UsageError, match="lanes is 0, and must be at least 1"):
+        find("allreduce", "multi_lane_ring").build(4, 0, lanes=0)
+
+
+# They reduce the data.
+
+
+def contribution(rank: int, elements: int) -> Any:
+    return np.arange(elements, dtype=np.int64) * 7 + 1000**rank % 997
+
+
+# What each collective gives a rank, from the contributions of all ranks; None if it gives nothing.
+RESULT: dict[str, Callable[[Any, int, int], Any]] = {
+    "allreduce": lambda inputs, rank, root: inputs.sum(axis=0),
+    "reduce": lambda inputs, rank, root: inputs.sum(axis=0) if rank == root else None,
+    "scan": lambda inputs, rank, root: inputs[: rank + 1].sum(axis=0),
+    "exscan": lambda inputs, rank, root: inputs[:rank].sum(axis=0) if rank else None,
+    "reduce_scatter": lambda inputs, rank, root: inputs.sum(axis=0),
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One call on vectors of so many `elements`; with `counts`, a reduce-scatter of so many to each rank."""
+
+    algorithm: Algorithm
+    size: int
+    elements: int
+    root: int = 0
+    segments: int = 1
+    counts: tuple[int, ...] = ()
+    in_place: bool = False
+
+    def own(self, rank: int) -> slice:
+        """Return the part of the vector that a rank has the result of."""
+        if self.algorithm.collective != "reduce_scatter":
+            return slice(0, self.elements)
+        if self.counts:
+            start = sum(self.counts[:rank])
+            return slice(start, start + self.counts[rank])
+        start, length = split(self.elements, self.size, rank)
+        return slice(start, start + length)
+
+    def run(self, executor: Any) -> tuple[Any, Any]:
+        """Run it on one rank; return what is in OUTPUT and what should be."""
+        rank = executor.rank
+        inputs = np.stack([contribution(other, self.elements) for other in range(self.size)])
+        source, own = inputs[rank].copy(), self.own(rank)
+        target = source[own] if self.in_place else np.full(own.stop - own.start, -1)
+        result = RESULT[self.algorithm.collective](inputs, rank, self.root)
+        expected = target.copy() if result is None else result[own]
+        call = call_of(
+            self.algorithm.build(self.size, rank, self.root, **({"varying": True} if self.counts else {})),
+            "int64",
+            (self.elements, target.size),
+            op="sum",
+            root=self.root,
+            segments=self.segments,
+            counts={Counts.RANKS: self.counts} if self.counts else None,
+        )
+        executor.start(call, source, target if call.plan.output.blocks else None).wait(WAIT_S)
+        return target, expected
+
+
+def check(reduction: Reduction, faults: Faults | None = None) -> None:
+    for rank, (found, expected) in enumerate(LocalRanks(reduction.size, faults=faults).run(reduction.run)):
+        assert found.tolist() == expected.tolist(), f"rank {rank}"
+
+
+@pytest.mark.parametrize(("elements", "segments"), [(23, 1), (3, 1), (64, 3)])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces(algorithm: Algorithm, elements: int, segments: int) -> None:
+    for size in range(1, 9):
+        check(Reduction(algorithm, size, elements, root=size // 2, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces_in_place(algorithm: Algorithm) -> None:
+    for size in range(1, 8):
+        check(Reduction(algorithm, size, 23, root=size - 1, segments=2, in_place=True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("algorithm", EVERY_REDUCE_SCATTER)
+def test_the_generic_executor_reduces_and_scatters_shares_of_any_length_even_none(
+    algorithm: Algorithm, in_place: bool
+) -> None:
+    for size in range(1, 8):
+        counts = tuple((5 * rank + 2) % 4 for rank in range(size))
+        check(Reduction(algorithm, size, sum(counts), counts=counts, in_place=in_place))
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+    for seed, size in enumerate((3, 6, 8)):
+        check(Reduction(algorithm, size, 30, root=1, segments=3), Faults(seed, delay=0.5))
+
+
+# They round as their order says.
+
+
+def ascending(values: list[Any]) -> Any:
+    return fold_left(np.add, values)
+
+
+def descending(values: list[Any]) -> Any:
+    return fold_left(lambda total, value: value + total, reversed(values))
+
+
+def balanced(values: list[Any]) -> Any:
+    """Return the sum in the canonical order: neighbours in pairs, then neighbouring pairs, and so on."""
+    while len(values) > 1:
+        values = [fold_left(np.add, values[index : index + 2]) for index in range(0, len(values), 2)]
+    return values[0]
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "in_order"),
+    [
+        ("allreduce", "balanced_tree", balanced),
+        ("reduce", "binomial", balanced),
+        ("allreduce", "chain", descending),
+        ("reduce", "chain", descending),
+        ("scan", "linear", ascending),
+    ],
+)
+def test_floating_point_sums_are_rounded_in_the_order_of_the_algorithm(
+    collective: str, name: str, in_order: Callable[[list[Any]], Any]
+) -> None:
+    for size in range(1, 12):
+        values = list(np.random.default_rng(size).standard_normal((size, 50)).astype(np.float32))
+
+        def last_result(executor: Any, values: list[Any] = values) -> Any:
+            target = np.zeros(50, np.float32)
+            plan = find(collective, name).build(len(values), executor.rank)
+            executor.start(call_of(plan, "float32", (50, 50), op="sum"), values[executor.rank], target).wait(WAIT_S)
+            return target
+
+        results = LocalRanks(size).run(last_result)
+        assert results[-1 if collective == "scan" else 0].tolist() == in_order(values).tolist()
