@@ -24,6 +24,7 @@ from unisono.algorithms.program import Action, Operand, Place, Program, Row, cel
 from unisono.algorithms.progress import Event, Posted
 from unisono.errors import PlanError
 
+_Node: TypeAlias = tuple[int, int]  # lane, group
 _Access: TypeAlias = tuple[Place, int, bool]  # a group, the step in it, and whether that writes
 
 
@@ -33,14 +34,17 @@ def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[
     Raises:
         PlanError: names the two steps and the block.
     """
+    posted: list[list[_Node]] = [[] for _ in programs]
+    for event in events:
+        if type(event) is Posted:
+            posted[event.rank].append((event.lane, event.group))
     for program in programs:
         homes = family.homes(program.plan.rank)
         apart = list(range(len(homes)))
-        ended_before = _ended_before(program, events) if len(program.lanes) > 1 else {}
         for home in (apart, homes) if in_place and homes != apart else (apart,):
             _check_groups(program, home, in_place=home is homes)
-            if ended_before:
-                _check_lanes(program, home, ended_before)
+            if len(program.lanes) > 1:
+                _check_lanes(program, home, posted[program.plan.rank])
 
 
 def _check_groups(program: Program, home: Sequence[int], *, in_place: bool) -> None:
@@ -104,22 +108,9 @@ def _clobbered(action: Action, home: Sequence[int]) -> int | None:
     return None
 
 
-def _ended_before(program: Program, events: Sequence[Event]) -> dict[tuple[int, int], list[int]]:
-    """Return, for each (lane, group), how many groups of each lane have certainly ended when it starts."""
-    clocks: dict[tuple[int, int], list[int]] = {}
-    for event in events:
-        if isinstance(event, Posted) and event.rank == program.plan.rank:
-            clock = [0] * len(program.lanes)
-            for lane, group in program.predecessors(event.lane, event.group):
-                clock = [max(pair) for pair in zip(clock, clocks[lane, group], strict=True)]
-                clock[lane] = max(clock[lane], group + 1)
-            clocks[event.lane, event.group] = clock
-    return clocks
-
-
-def _check_lanes(program: Program, home: Sequence[int], ended_before: dict[tuple[int, int], list[int]]) -> None:
-    """Check the steps of different lanes with each other."""
-    accesses: dict[int, dict[tuple[int, int], tuple[_Access, int]]] = defaultdict(dict)
+def _check_lanes(program: Program, home: Sequence[int], posted: Sequence[_Node]) -> None:
+    """Check the steps of different lanes with each other; `posted` are the groups, in a possible order."""
+    accesses: dict[int, dict[_Node, tuple[_Access, int]]] = defaultdict(dict)
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
             for index, action in enumerate(row.actions):
@@ -127,11 +118,25 @@ def _check_lanes(program: Program, home: Sequence[int], ended_before: dict[tuple
                     if writes or (lane, number) not in accesses[home[cell]]:
                         access = (Place(program.plan.rank, lane, number, 0), index, writes)
                         accesses[home[cell]][lane, number] = (access, cell)
-    for of_cell in accesses.values():
+    shared = [of_cell for of_cell in accesses.values() if len({lane for lane, _ in of_cell}) > 1]
+    ended_before = _ended_before(program, posted) if shared else {}
+    for of_cell in shared:
         for (a, (first, cell)), (b, (second, _)) in combinations(of_cell.items(), 2):
-            at_once = a[0] != b[0] and ended_before[b][a[0]] <= a[1] and ended_before[a][b[0]] <= b[1]
-            if at_once and (first[2] or second[2]):
+            writes = first[2] or second[2]
+            if writes and a[0] != b[0] and ended_before[b][a[0]] <= a[1] and ended_before[a][b[0]] <= b[1]:
                 raise _conflict(program, cell, first, second)
+
+
+def _ended_before(program: Program, posted: Sequence[_Node]) -> dict[_Node, list[int]]:
+    """Return, for each (lane, group), how many groups of each lane have certainly ended when it starts."""
+    clocks: dict[_Node, list[int]] = {}
+    for node in posted:
+        clock = [0] * len(program.lanes)
+        for lane, group in program.predecessors(*node):
+            clock = [max(pair) for pair in zip(clock, clocks[lane, group], strict=True)]
+            clock[lane] = max(clock[lane], group + 1)
+        clocks[node] = clock
+    return clocks
 
 
 def _accesses(action: Action, rank: int, home: Sequence[int]) -> Iterator[tuple[int, bool]]:

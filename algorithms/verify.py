@@ -38,7 +38,7 @@ from unisono.errors import NoAlgorithmError, PlanError
 
 # Up to so many ranks, all roots and 1, 2 and 3 segments are run too, and the depth of queues is found out.
 _FEW = 8
-_MANY = 64
+_MANY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Report:
         same_bits: whether all ranks that are to get the same compute it by the same expression, up to the order of the
             two operands of a pairwise combination.
         ports: messages and flags that a rank has under way at most at a time, in either direction, in one segment.
-        queue: messages that a link may have to hold at most, in one segment; None for more than 64 ranks.
+        queue: messages that a link may have to hold at most, in one segment; None for more than 32 ranks.
         mapped: whether mapped memory is needed.
     """
 
