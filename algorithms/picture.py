@@ -28,6 +28,6 @@ _MARKS = {(True, True): "+", (True, False): "!", (False, True): "?", (False, Fal
 
 
 def cycle(members: Sequence[str]) -> str:
-    """Return the members of a waiting cycle, one under the other."""
+    """Return the members of a waiting cycle, one under the other: each waits for the next, the last for the first."""
     edges = ["┌→", *["│ "] * (len(members) - 2), "└─"] if len(members) > 1 else ["↺ "]
-    return "".join(f"\n  {edge} {member}" for edge, member in zip(edges, members, strict=True))
+    return "".join(f"\n  {edge} {member} waits for" for edge, member in zip(edges, members, strict=True))

@@ -256,9 +256,7 @@ class _Run:
         while instance not in path:
             path.append(instance)
             instance = self._waits_for(instance)
-        members = path[path.index(instance) :]
-        named = " waits for ".join(str(member) for member in (*members, instance))
-        return PlanError(f"waiting cycle: {named}{cycle([str(member) for member in members])}")
+        return PlanError(f"waiting cycle:{cycle([str(member) for member in path[path.index(instance) :]])}")
 
     def _waits_for(self, instance: _Instance) -> _Instance:
         """Return what an instance that has not ended waits for."""

@@ -184,7 +184,7 @@ def test_a_rank_that_waits_for_a_flag_that_is_raised_later_waits_in_a_cycle() ->
         lane = (Group((Wait(1 - rank),)), Group((Signal(1 - rank),)))
         return Plan("barrier", "late", size, rank, 0, even(1), Partition(0), lanes=(lane,))
 
-    with pytest.raises(PlanError, match="waiting cycle: rank 0, lane 0, group 0"):
+    with pytest.raises(PlanError, match=r"waiting cycle:\n  ┌→ rank 0, lane 0, group 0"):
         verify_plans(plans_of(late, 2))
 
 
