@@ -7,18 +7,15 @@ and travels back: the least possible volume, in two message latencies.
 
 from __future__ import annotations
 
-from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.lanes import alone, distances
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import alone, distances, exchange
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
     Group,
     Lane,
     Plan,
-    Recv,
     Reduce,
-    Send,
-    Step,
     even,
     input_block,
     output_block,
@@ -27,14 +24,16 @@ from unisono.algorithms.plan import (
 )
 
 
-def allreduce_balanced_tree(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of an allreduce in the canonical order, by two direct exchanges of blocks.
+def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce in the canonical order, by two direct exchanges with `window` ranks at a time.
 
     INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is one copy of INPUT for each rank,
     of which only block `rank` is used.
     """
     check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
     vector = even(size)
+    lane = (*_scatter(size, rank, window), *_combine(size, rank), *_gather(size, rank, window))
     return Plan(
         collective="allreduce",
         algorithm="balanced_tree",
@@ -44,16 +43,20 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=size if size > 1 else 0),
-        lanes=((_scatter(size, rank), *_combine(size, rank), _gather(size, rank)) if size > 1 else alone(),),
+        lanes=(lane if size > 1 else alone(),),
     )
 
 
-def _scatter(size: int, rank: int) -> Group:
-    """Return the group that sends every rank its block, and receives one's own from all in SCRATCH."""
-    others = [(rank + distance) % size for distance in range(1, size)]
-    steps: list[Step] = [Send(peer, input_block(peer)) for peer in others]
-    steps += [Recv(peer, scratch_block(peer * size + rank)) for peer in others]
-    return Group((*steps, Copy(scratch_block(rank * size + rank), input_block(rank))))
+def _scatter(size: int, rank: int, window: int) -> Lane:
+    """Return the groups that send every rank its block, and receive one's own from all in SCRATCH."""
+    arrive = exchange(
+        size,
+        rank,
+        window,
+        sent=lambda distance: input_block(rank + distance, advance=window),
+        received=lambda distance: scratch_block((rank - distance) * size + rank, advance=-window * size),
+    )
+    return (*arrive, Group((Copy(scratch_block(rank * size + rank), input_block(rank)),)))
 
 
 def _combine(size: int, rank: int) -> Lane:
@@ -71,8 +74,12 @@ def _combine(size: int, rank: int) -> Lane:
     return lane
 
 
-def _gather(size: int, rank: int) -> Group:
-    """Return the group that sends one's block of the result to all, and receives theirs."""
-    others = [(rank + distance) % size for distance in range(1, size)]
-    sends = [Send(peer, output_block(rank)) for peer in others]
-    return Group((*sends, *(Recv(peer, output_block(peer)) for peer in others)))
+def _gather(size: int, rank: int, window: int) -> Lane:
+    """Return the groups that send one's block of the result to all, and receive theirs."""
+    return exchange(
+        size,
+        rank,
+        window,
+        sent=lambda distance: output_block(rank),
+        received=lambda distance: output_block(rank - distance, advance=-window),
+    )

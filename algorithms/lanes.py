@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from unisono.algorithms.plan import Copy, Group, Lane, Repeat, Step, input_block, output_block
+from unisono.algorithms.plan import (
+    Copy,
+    Group,
+    Lane,
+    Recv,
+    Repeat,
+    Send,
+    Span,
+    Step,
+    input_block,
+    output_block,
+)
 
 
 def distances(size: int, radix: int) -> Iterator[int]:
@@ -49,3 +60,20 @@ def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> L
     full, rest = divmod(count, window)
     lane: Lane = (Repeat(full, (batch(0, window),)),) if full else ()
     return (*lane, batch(full * window, rest)) if rest else lane
+
+
+def exchange(size: int, rank: int, window: int, sent: Callable[[int], Span], received: Callable[[int], Span]) -> Lane:
+    """Return the lane that exchanges with all other ranks, with `window` of them at a time.
+
+    A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`,
+    so that none of them is everybody's first destination. The spans advance by `window` distances.
+    """
+
+    def batch(first: int, number: int) -> Group:
+        steps: list[Step] = []
+        for distance in range(first + 1, first + 1 + number):
+            steps.append(Send((rank + distance) % size, sent(distance), peer_advance=window))
+            steps.append(Recv((rank - distance) % size, received(distance), peer_advance=-window))
+        return Group(tuple(steps))
+
+    return in_windows(size - 1, window, batch)

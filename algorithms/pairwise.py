@@ -8,7 +8,7 @@ which hides latencies and yet floods no rank. Every block travels once, straight
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import alone, in_windows
+from unisono.algorithms.lanes import alone, exchange
 from unisono.algorithms.plan import (
     Copy,
     Counts,
@@ -16,12 +16,10 @@ from unisono.algorithms.plan import (
     Lane,
     Partition,
     Plan,
-    Recv,
     RecvReduce,
     Repeat,
     Send,
     Span,
-    Step,
     even,
     input_block,
     output_block,
@@ -46,15 +44,13 @@ def alltoall_direct(size: int, rank: int, root: int = 0, varying: bool = False, 
 
 def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool, window: int) -> Plan:
     check_ranks(size, rank, root)
-
-    def batch(first: int, number: int) -> Group:
-        steps: list[Step] = []
-        for distance in range(first + 1, first + 1 + number):
-            after, before = rank + distance, rank - distance
-            steps.append(Send(after % size, input_block(after, advance=window), peer_advance=window))
-            steps.append(Recv(before % size, output_block(before, advance=-window), peer_advance=-window))
-        return Group(tuple(steps))
-
+    lane = exchange(
+        size,
+        rank,
+        window,
+        sent=lambda distance: input_block(rank + distance, advance=window),
+        received=lambda distance: output_block(rank - distance, advance=-window),
+    )
     own = Group((Copy(output_block(rank), input_block(rank)),))
     return Plan(
         collective="alltoall",
@@ -64,7 +60,7 @@ def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool,
         root=root,
         input=Partition(size, Counts.SEND) if varying else even(size),
         output=Partition(size, Counts.RECEIVE) if varying else even(size),
-        lanes=((*in_windows(size - 1, window, batch), own),),
+        lanes=((*lane, own),),
     )
 
 

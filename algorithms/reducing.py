@@ -59,8 +59,13 @@ def _others(size: int) -> float:
     return (size - 1) / size
 
 
-def _cost_of_direct(size: int) -> Cost:
-    return Cost(rounds=min(1, size - 1), sent=size - 1, reduced=size - 1)
+def _windows(size: int, window: int) -> int:
+    """Return how many windows it takes to exchange with all other ranks."""
+    return -(-(size - 1) // window)
+
+
+def _cost_of_direct(size: int, window: int = 32) -> Cost:
+    return Cost(rounds=_windows(size, window), sent=size - 1, reduced=size - 1)
 
 
 def _cost_of_ring(size: int, lanes: int = 2) -> Cost:
@@ -106,8 +111,8 @@ def _cost_of_double_binary_tree(size: int) -> Cost:
     return Cost(rounds=2 * _floor_log2(size), sent=min(4, size) / 2 if size > 1 else 0, reduced=min(2, size - 1) / 2)
 
 
-def _cost_of_balanced_tree(size: int) -> Cost:
-    return Cost(rounds=2 * min(1, size - 1), sent=2 * (size - 1) / size, reduced=_others(size))
+def _cost_of_balanced_tree(size: int, window: int = 32) -> Cost:
+    return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def _cost_of_binomial_reduce(size: int) -> Cost:
@@ -155,8 +160,8 @@ def _cost_of_circulant_reduce_scatter(size: int) -> Cost:
     return Cost(rounds=_ceil_log2(size), sent=_others(size), reduced=_others(size))
 
 
-def _cost_of_direct_reduce_scatter(size: int) -> Cost:
-    return Cost(rounds=min(1, size - 1), sent=_others(size), reduced=_others(size))
+def _cost_of_direct_reduce_scatter(size: int, window: int = 32) -> Cost:
+    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=_others(size))
 
 
 def _cost_of_linear_scan(size: int) -> Cost:
