@@ -48,7 +48,7 @@ BOUNDS: dict[str, Bound] = {
 }
 
 
-def least_rounds(collective: str, size: int, ports: int) -> int:
+def least_rounds(size: int, ports: int) -> int:
     """Return the least number of rounds, where a rank sends, and receives, at most `ports` messages at a time."""
     power, reached = 0, 1
     while reached < size:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 _ROWS = 16  # at most so many rows, and so many times four columns
 
 
-def contributions(title: str, rows: Mapping[str, int], expected: int, size: int) -> str:
-    """Return a row per name with a column per rank, for sets of ranks as bits.
+def contributions(title: str, rows: Mapping[str, tuple[int, int]], size: int) -> str:
+    """Return a row per name with a column per rank; a row is (set of ranks, those expected), as bits.
 
     `+`: there, as expected; `!`: there, and not expected; `?`: expected, and not there; `.`: neither.
     """
@@ -17,7 +17,8 @@ def contributions(title: str, rows: Mapping[str, int], expected: int, size: int)
     width = max(len(name) for name in shown)
     lines = [f"\n  {title}"]
     for name in shown:
-        marks = "".join(_MARKS[bool(rows[name] >> rank & 1), bool(expected >> rank & 1)] for rank in range(columns))
+        there, expected = rows[name]
+        marks = "".join(_MARKS[bool(there >> rank & 1), bool(expected >> rank & 1)] for rank in range(columns))
         lines.append(f"    {name:<{width}}  {marks}{'…' if columns < size else ''}")
     if len(rows) > len(shown):
         lines.append("    …")

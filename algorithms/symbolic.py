@@ -95,18 +95,17 @@ class Values:
             raise _RefusedError(f"combines {describe(value.origin)} with {describe(origin)}")
         if value.lowered:
             raise _RefusedError(f"combines a value of {describe(origin)} that is lowered already")
-        rows = {"so far": ranks, "combined with": value.ranks}
-        if twice := ranks & value.ranks:
-            raise _RefusedError(
-                f"the contribution of rank {lowest(twice)} to {describe(origin)} is combined twice",
-                contributions("contributions, by rank", rows, ranks ^ value.ranks, self._size),
-            )
-        if ranks and not self._commutative and ranks.bit_length() != lowest(value.ranks):
-            raise _RefusedError(
+        problem, twice = "", ranks & value.ranks
+        if twice:
+            problem = f"the contribution of rank {lowest(twice)} to {describe(origin)} is combined twice"
+        elif ranks and not self._commutative and ranks.bit_length() != lowest(value.ranks):
+            problem = (
                 f"rank {lowest(value.ranks)} follows rank {ranks.bit_length() - 1} in the combination of "
-                f"{describe(origin)}: contributions must be combined in the order of ranks",
-                contributions("contributions, by rank", rows, ranks | value.ranks, self._size),
+                f"{describe(origin)}: contributions must be combined in the order of ranks"
             )
+        if problem:
+            rows = {"so far": (ranks, ranks & ~twice), "combined with": (value.ranks, value.ranks & ~twice)}
+            raise _RefusedError(problem, contributions("contributions, by rank", rows, self._size))
 
 
 class Execution:
@@ -274,13 +273,11 @@ class Execution:
         """Return an error about a block of OUTPUT, which names the step that wrote it last and shows all ranks'."""
         promise = self._family.promise(rank, block)
         rows = {
-            f"rank {other}": self._values[number].ranks
+            f"rank {other}": (self._values[number].ranks, promise.ranks)
             for other, of_other, number in self._outputs()
             if of_other == block and self._family.promise(other, block) == promise
         }
-        picture = contributions(
-            f"contributions to block {block} of OUTPUT, by rank", rows, promise.ranks, self._family.size
-        )
+        picture = contributions(f"contributions to block {block} of OUTPUT, by rank", rows, self._family.size)
         return self._last_writer(rank, block).error(problem, picture)
 
     def _last_writer(self, rank: int, block: int) -> Place:

@@ -238,7 +238,7 @@ def _check_bounds(plan: Plan, report: Report) -> None:
     """Check that the cost is possible: if it is not, something is not counted."""
     bound = BOUNDS[plan.collective]
     least = {
-        "rounds": least_rounds(plan.collective, plan.size, report.ports),
+        "rounds": least_rounds(plan.size, report.ports),
         "sent": bound.sent(plan.size),
         "reduced": bound.reduced(plan.size),
     }

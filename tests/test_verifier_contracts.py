@@ -1,0 +1,271 @@
+"""What collectives promise, and what the verifier says of plans that break it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from plan_edits import changed, flat_plans, groups_of, step_at, with_groups, with_step
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.bounds import BOUNDS, least_rounds
+from unisono.algorithms.contracts import CONTRACTS, Family, Length, Origin, Promise
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Counts,
+    Group,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Step,
+    even,
+    input_block,
+    output_block,
+    scratch_block,
+    scratch_like,
+)
+from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.algorithms.verify import verify, verify_all, verify_plans, verify_sizes
+from unisono.errors import PlanError
+
+ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+
+
+def plans_of(
+    collective: str,
+    groups_of_each: Sequence[Sequence[Sequence[Step]]],
+    input_: Partition,
+    output: Partition,
+    scratch: Partition | None = None,
+) -> list[Plan]:
+    """Return plans of one lane, with the steps of each group of each rank."""
+    size = len(groups_of_each)
+    lanes = [(tuple(Group(tuple(steps)) for steps in groups),) for groups in groups_of_each]
+    scratch = scratch or Partition(0)
+    return [Plan(collective, "test", size, rank, 0, input_, output, scratch, lanes[rank]) for rank in range(size)]
+
+
+# The table.
+
+
+def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_contract() -> None:
+    assert BOUNDS.keys() == CONTRACTS.keys() >= ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("collective", "promise"),
+    [
+        ("allreduce", Promise(Origin(-1, 1), 0b111)),
+        ("reduce", Promise(Origin(-1, 1), 0b111)),
+        ("reduce_scatter", Promise(Origin(-1, 2), 0b111)),
+        ("scan", Promise(Origin(-1, 1), 0b111)),
+        ("exscan", Promise(Origin(-1, 1), 0b011)),
+        ("broadcast", Promise(Origin(0, 1), 0b001)),
+        ("scatter", Promise(Origin(0, 2), 0b001)),
+        ("gather", Promise(Origin(1, 0), 0b010)),
+        ("allgather", Promise(Origin(1, 0), 0b010)),
+        ("alltoall", Promise(Origin(1, 2), 0b010)),
+    ],
+)
+def test_block_1_of_rank_2_of_three_is_promised(collective: str, promise: Promise) -> None:
+    assert CONTRACTS[collective].promise(3, 2, 0, 1) == promise
+
+
+# Partitions and lengths.
+
+
+def test_a_rank_that_is_not_the_root_has_no_output_in_a_gather() -> None:
+    plans = flat_plans(find("gather", "linear"), 3)
+    with pytest.raises(PlanError, match="rank 2: gather with an OUTPUT of 3 blocks, expected 0 blocks"):
+        verify_plans(changed(plans, 2, lambda plan: replace(plan, output=even(3))))
+
+
+def test_counts_vary_on_all_ranks_or_on_none() -> None:
+    plans = flat_plans(find("allgather", "ring"), 3)
+    with pytest.raises(PlanError, match=r"rank 0: .* OUTPUT of 3 blocks, expected 3 blocks by Counts.RANKS"):
+        verify_plans(changed(plans, 1, lambda plan: replace(plan, output=Partition(3, Counts.RANKS))))
+
+
+def test_shares_have_the_count_of_their_rank_or_pair_if_counts_vary_and_one_length_otherwise() -> None:
+    def lengths(collective: str, name: str, **params: bool) -> list[Length]:
+        plans = [find(collective, name).build(2, rank, **params) for rank in range(2)]
+        return Family(plans).lengths(1)[: plans[1].input.blocks + plans[1].output.blocks]
+
+    share, count = Length("share"), "count of rank"
+    assert lengths("allgather", "ring") == [share] * 3
+    assert lengths("allgather", "ring", varying=True) == [Length(count, 1), Length(count, 0), Length(count, 1)]
+    assert lengths("alltoall", "pairwise") == [share] * 4
+    pairs = [Length("count of pair", *pair) for pair in ((1, 0), (1, 1), (0, 1), (1, 1))]
+    assert lengths("alltoall", "pairwise", varying=True) == pairs
+    parts = [Length("part", 2, 0), Length("part", 2, 1)]
+    assert lengths("reduce_scatter", "ring") == [*parts, parts[1]]
+    assert lengths("allreduce", "ring") == parts * 2
+
+
+def test_a_share_may_pass_through_a_block_of_another_rank_only_if_all_are_equally_long() -> None:
+    def swapped(counts: Counts) -> list[Plan]:
+        """Rank 0 receives the share of rank 1 into block 0 of SCRATCH, which is as long as its own."""
+        groups: list[list[list[Step]]] = [
+            [
+                [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+                [Copy(output_block(rank), input_block()), Copy(output_block(1 - rank), scratch_block())],
+            ]
+            for rank in range(2)
+        ]
+        return plans_of("allgather", groups, even(1), Partition(2, counts), scratch_like(Buffer.INPUT, even(1)))
+
+    assert verify_plans(swapped(Counts.OWN)).messages == 2
+    with pytest.raises(PlanError, match="writes block 0 of INPUT of rank 0 to block 0 of SCRATCH of rank 1, which"):
+        verify_plans(swapped(Counts.RANKS))
+
+
+def test_scratch_is_so_many_copies_of_what_it_is_like() -> None:
+    plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), Partition(3, Counts.OWN, Buffer.INPUT, 2))
+    with pytest.raises(PlanError, match="rank 0: SCRATCH of 3 blocks, expected 2 times 2"):
+        verify_plans([plan])
+
+
+# Results.
+
+
+def test_the_right_data_in_the_wrong_block_is_named() -> None:
+    plans = flat_plans(find("alltoall", "direct"), 3)
+    group, index = next(
+        (number, index)
+        for number, group in enumerate(groups_of(plans[2]))
+        for index, step in enumerate(group.steps)
+        if isinstance(step, Send) and step.peer == 0
+    )
+    wrong = changed(plans, 2, lambda plan: with_step(plan, group, index, Send(0, input_block(1))))
+    with pytest.raises(PlanError, match="block 2 of OUTPUT holds block 1 of rank 2, not block 0 of rank 2"):
+        verify_plans(wrong, in_place=False)
+
+
+def test_exscan_leaves_the_output_of_rank_0_untouched() -> None:
+    groups: list[list[list[Step]]] = [
+        [[Send(1, input_block())], [Copy(output_block(), input_block(), lower=True)]],
+        [[Recv(0, scratch_block())], [Copy(output_block(), scratch_block(), lower=True)]],
+    ]
+    plans = plans_of("exscan", groups, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, and is to"):
+        verify_plans(plans)
+    assert verify_plans(changed(plans, 0, lambda plan: with_groups(plan, groups_of(plan)[:1]))).rounds == 1
+
+
+def test_a_scan_has_no_contribution_of_later_ranks() -> None:
+    exchange: list[list[list[Step]]] = [
+        [
+            [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+            [Reduce(output_block(), (input_block(), scratch_block()), lower=True)],
+        ]
+        for rank in range(2)
+    ]
+    plans = plans_of("scan", exchange, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
+    with pytest.raises(PlanError) as caught:
+        verify_plans(plans)
+    assert str(caught.value) == (
+        "rank 0, lane 0, group 1, step 0: block 0 of OUTPUT has the contribution of rank 1 too many\n"
+        "  contributions to block 0 of OUTPUT, by rank\n"
+        "    rank 0  +!"
+    )
+
+
+def test_a_contribution_that_is_combined_twice_is_shown() -> None:
+    plans = flat_plans(find("allreduce", "direct"), 3)
+    finish = step_at(plans, 0, 1, 0)
+    assert isinstance(finish, Reduce)
+    doubled = replace(finish, sources=(*finish.sources[:2], finish.sources[1]))
+    with pytest.raises(PlanError) as caught:
+        verify_plans(changed(plans, 0, lambda plan: with_step(plan, 1, 0, doubled)))
+    assert str(caught.value) == (
+        "rank 0, lane 0, group 1, step 0: the contribution of rank 1 to block 0 is combined twice\n"
+        "  contributions, by rank\n"
+        "    so far         +!.\n"
+        "    combined with  .!."
+    )
+
+
+# In place.
+
+
+def test_the_share_of_an_allgather_must_not_be_read_when_its_block_of_output_was_used_for_another() -> None:
+    def groups(rank: int) -> list[list[Step]]:
+        return [
+            [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+            [Copy(output_block(rank), scratch_block())],
+            [Copy(output_block(1 - rank), output_block(rank))],
+            [Copy(output_block(rank), input_block())],
+        ]
+
+    scratch = scratch_like(Buffer.INPUT, even(1))
+    plans = plans_of("allgather", [groups(0), groups(1)], even(1), even(2), scratch)
+    assert verify_plans(plans, in_place=False).messages == 2
+    message = "rank 0, lane 0, group 3, step 0: reads block 0 of INPUT, which in place has become block 0 of OUTPUT"
+    with pytest.raises(PlanError, match=message):
+        verify_plans(plans)
+
+
+def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_any_more() -> None:
+    def groups(rank: int, *, early: bool) -> list[list[Step]]:
+        peer = 1 - rank
+        give = Send(peer, input_block(peer))
+        take = RecvReduce(peer, output_block(), input_block(rank), received_first=rank == 1, lower=True)
+        again: list[Step] = [Send(peer, input_block(rank)), Recv(peer, scratch_block(peer))]
+        return [[give, take], again] if early else [[give, take]]
+
+    scratch = scratch_like(Buffer.INPUT, even(2))
+    late = plans_of("reduce_scatter", [groups(rank, early=False) for rank in range(2)], even(2), even(1), scratch)
+    assert verify_plans(late, commutative=False).messages == 2
+    early = plans_of("reduce_scatter", [groups(rank, early=True) for rank in range(2)], even(2), even(1), scratch)
+    assert verify_plans(early, in_place=False).messages == 4
+    with pytest.raises(PlanError, match="group 1, step 0: reads block 0 of INPUT, which in place has become block 0"):
+        verify_plans(early)
+
+
+# Properties.
+
+
+def test_a_link_holds_as_many_messages_as_the_sender_may_be_ahead() -> None:
+    assert verify(find("broadcast", "chain").build, 4).queue == 1
+    assert verify(find("allreduce", "ring").build, 4).queue == 3
+    assert verify(find("allreduce", "ring").build, 33).queue is None
+    twice: list[list[list[Step]]] = [
+        [[Send(1, input_block(0))], [Send(1, input_block(1))], [Copy(output_block(0, 2), input_block(0, 2))]],
+        [[Recv(0, output_block(0))], [Recv(0, output_block(1))]],
+    ]
+    plans = plans_of("broadcast", twice, even(2), even(2))
+    plans = changed(plans, 1, lambda plan: replace(plan, input=Partition(0)))
+    assert verify_plans(plans).queue == 2
+
+
+def test_the_least_number_of_rounds_is_a_logarithm_to_the_base_of_ports_and_one() -> None:
+    assert [least_rounds(size, ports=1) for size in (1, 2, 3, 4, 5, 64)] == [0, 1, 2, 2, 3, 6]
+    assert [least_rounds(size, ports=3) for size in (1, 4, 5, 16, 17)] == [0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(one, id=f"{one.collective}_{one.name}") for one in ALL])
+def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -> None:
+    for size in (one for one in range(1, 65) if algorithm.supports(one) is None):
+        cost, bound = algorithm.cost(size), BOUNDS[algorithm.collective]
+        assert cost.sent >= float(bound.sent(size))
+        assert cost.reduced >= float(bound.reduced(size))
+
+
+# All sizes.
+
+
+def test_all_algorithms_are_proved_with_a_call_after_each_size() -> None:
+    proved: list[tuple[str, int]] = []
+    ring, halving = find("allreduce", "ring"), find("reduce_scatter", "recursive_halving")
+    verify_all([ring, halving], max_size=3, progress=lambda algorithm, size: proved.append((algorithm.name, size)))
+    assert proved == [(name, size) for name in ("ring", "recursive_halving") for size in (1, 2, 3)]
+
+
+def test_sizes_that_an_algorithm_does_not_support_are_left_out_of_the_reports() -> None:
+    picky = replace(find("allreduce", "ring"), supports=lambda size: "odd" if size % 2 else None)
+    assert list(verify_sizes(picky, range(1, 7))) == [2, 4, 6]
