@@ -45,9 +45,9 @@ def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     height = in_order_height(size)
 
     def lane(tree: int) -> Lane:
-        position = _position(size, rank, tree)
+        position = (rank + tree) % size
         node = in_order_node(size, position)
-        place = Place(output_block(tree), tree, _TREES, lambda other: _member(size, other, tree))
+        place = Place(output_block(tree), tree, _TREES, lambda other: (other - tree) % size)
         return at_groups({**reduce_up(node, position, height, place), **tell_down(node, 2 * height, place)})
 
     vector = even(_TREES)
@@ -125,19 +125,9 @@ def _under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, 
     others = size - 1
 
     def rank_at(position: int) -> int:
-        return root if position == others else (root + 1 + _member(others, position, tree)) % size
+        return root if position == others else (root + 1 + (position - tree) % others) % size
 
     if rank == root:
         return others, Node(0, Links((), (in_order_top(others),) if others else ())), rank_at
-    position = _position(others, (rank - root - 1) % size, tree)
+    position = ((rank - root - 1) % size + tree) % others
     return position, hang(in_order_node(others, position), others), rank_at
-
-
-def _position(members: int, member: int, tree: int) -> int:
-    """Return the position of a member in one of the two trees."""
-    return (member + tree) % members
-
-
-def _member(members: int, position: int, tree: int) -> int:
-    """Return the member at a position in one of the two trees."""
-    return (position - tree) % members

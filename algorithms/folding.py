@@ -14,7 +14,7 @@ from unisono.algorithms.binding import split
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """`size` ranks on radix ** rounds positions.
+    """`size` ranks on positions = radix ** rounds positions.
 
     Attributes:
         root: leads its run if it is given, so that a result at the root needs no further message.
@@ -23,12 +23,8 @@ class Folding:
     size: int
     radix: int
     rounds: int
-    root: int | None = None
-
-    @property
-    def positions(self) -> int:
-        """The number of positions, 1 at least."""
-        return self.radix**self.rounds
+    positions: int
+    root: int | None
 
     @property
     def is_exact(self) -> bool:
@@ -62,7 +58,7 @@ class Folding:
 
 def fold(size: int, radix: int = 2, root: int | None = None) -> Folding:
     """Return the folding of `size` ranks on the largest power of `radix` that is not above it."""
-    rounds, positions = 0, radix
-    while positions <= size:
+    rounds, positions = 0, 1
+    while positions * radix <= size:
         rounds, positions = rounds + 1, positions * radix
-    return Folding(size, radix, rounds, root)
+    return Folding(size, radix, rounds, positions, root)

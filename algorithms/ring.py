@@ -129,31 +129,28 @@ def _allreduce(algorithm: str, size: int, rank: int, root: int, tracks: tuple[_T
 
 
 def _reduce_scatter(size: int, rank: int, first: int, partial: Buffer, result: Span, *, track: _Track = _ONLY) -> Lane:
-    """Return size - 1 groups that start with block `first` and leave in `result` the one before it in the direction.
+    """Return size - 1 groups that start with sending block `first`, and leave the block before it in `result`.
 
-    The first group sends the rank's own contribution, straight from INPUT; the last one lowers.
+    "Before" is against the direction. The first group sends the rank's own contribution, straight from INPUT; the last
+    one lowers.
     """
     if size == 1:
         return (Group((Copy(result, track.span(Buffer.INPUT, 0), lower=True),)),)
+    step, last = -track.direction, size - 2
+    after, before = (rank + track.direction) % size, (rank - track.direction) % size
 
-    def pass_on(step: int, sent: Buffer, into: Span, advance: int = 0, *, lower: bool = False) -> Group:
-        """Return the group that sends a block on and adds this rank's contribution to the one that comes after it."""
-        sending = first - step * track.direction
-        own = track.span(Buffer.INPUT, sending - track.direction, advance)
-        send = Send((rank + track.direction) % size, track.span(sent, sending, advance))
-        before = (rank - track.direction) % size
-        return Group((send, RecvReduce(before, into, own, received_first=True, lower=lower)))
+    def pass_on(number: int, advance: int = 0) -> Group:
+        """Return group `number`, which sends a partial result on and adds to the one that comes after it."""
+        leaving, arriving = first + number * step, first + (number + 1) * step
+        source = Buffer.INPUT if number == 0 else partial
+        target = result if number == last else track.span(partial, arriving, advance)
+        own = track.span(Buffer.INPUT, arriving, advance)
+        combine = RecvReduce(before, target, own, received_first=True, lower=number == last)
+        return Group((Send(after, track.span(source, leaving, advance)), combine))
 
-    def kept(step: int, advance: int = 0) -> Span:
-        return track.span(partial, first - (step + 1) * track.direction, advance)
-
-    last = size - 2
-    if last == 0:
-        return (pass_on(0, Buffer.INPUT, result, lower=True),)
-    middle = pass_on(1, partial, kept(1, -track.direction), -track.direction)
-    lane: Lane = (pass_on(0, Buffer.INPUT, kept(0)),)
-    lane += (Repeat(last - 1, (middle,)),) if last > 1 else ()
-    return (*lane, pass_on(last, partial, result, lower=True))
+    lane: Lane = (pass_on(0),)
+    lane += (Repeat(last - 1, (pass_on(1, advance=step),)),) if last > 1 else ()
+    return (*lane, pass_on(last)) if last > 0 else lane
 
 
 def allgather_lane(size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
