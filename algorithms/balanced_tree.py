@@ -1,8 +1,8 @@
-"""The balanced tree: the order of combination that results do not depend on the number of hosts or the algorithm for.
+"""The canonical order of combination: one balanced binary tree over the ranks, the same for every block.
 
-The canonical order pairs neighbouring ranks, then neighbouring pairs, and so on; what has no neighbour waits for the
-next level. Here every block travels to the rank of its number from all others at once, is combined there in this order,
-and travels back: the least possible volume, in two message latencies.
+Neighbouring ranks are combined in pairs, then neighbouring pairs, and so on; what has no neighbour waits for the next
+level. Here every block travels from all ranks to the rank of its number, is combined there in this order, and travels
+back: the least possible volume. As long as the ranks fit a window, it takes two message latencies.
 """
 
 from __future__ import annotations
