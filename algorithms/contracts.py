@@ -165,6 +165,13 @@ class Family:
         """Return what a block of OUTPUT must hold in the end."""
         return self.contract.promise(self.size, rank, self.root, block)
 
+    def length_numbers(self) -> list[list[int]]:
+        """Return the lengths of the cells of every rank as numbers, equal for equal lengths."""
+        numbers: dict[Length, int] = {}
+        return [
+            [numbers.setdefault(length, len(numbers)) for length in self.lengths(rank)] for rank in range(self.size)
+        ]
+
     def lengths(self, rank: int) -> list[Length]:
         """Return the length of each cell of a rank."""
         plan = self.plans[rank]

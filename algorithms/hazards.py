@@ -60,16 +60,24 @@ def _check_groups(program: Program, home: Sequence[int], *, in_place: bool) -> N
 
 
 def _check_group(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:
+    written = [home[cell] for action in row.actions for cell in _own(action.writes, place.rank)]
+    if not written:
+        return
+    different = set(written)
+    if len(different) < len(written) or not different.isdisjoint(
+        [home[cell] for action in row.actions for cell in _own(action.reads, place.rank)]
+    ):
+        _check_overlap(program, row, place, home)
+
+
+def _check_overlap(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:
+    """Check a group of which some step writes what this or another one reads or writes."""
     written: dict[int, int] = {}
     for index, action in enumerate(row.actions):
-        for cell in _own(action.writes, place.rank):
-            if _stays(action, home):
-                continue
+        for cell in _own(action.writes, place.rank) if not _stays(action, home) else ():
             if home[cell] in written:
                 raise _conflict(program, cell, (place, index, True), (place, written[home[cell]], True))
             written[home[cell]] = index
-    if not written:
-        return
     for index, action in enumerate(row.actions):
         for cell in _own(action.reads, place.rank):
             writer = written.get(home[cell], index)
@@ -84,14 +92,14 @@ def _own(operands: Sequence[Operand], rank: int) -> Sequence[int]:
     """Return the cells of operands that are in the memory of `rank`."""
     if len(operands) == 1 and operands[0].owner == rank:
         return operands[0].cells
-    return [cell for owner, cells in operands if owner == rank for cell in cells]
+    return [cell for operand in operands if operand.owner == rank for cell in operand.cells]
 
 
 def _stays(action: Action, home: Sequence[int]) -> bool:
     """Return whether the step copies blocks to the memory where they are already; executors skip it."""
     if type(action.step) is not Copy or action.step.lower:
         return False
-    (_, source), (_, target) = action.reads[0], action.writes[0]
+    source, target = action.reads[0].cells, action.writes[0].cells
     return all(home[a] == home[b] for a, b in zip(source, target, strict=True))
 
 
@@ -99,11 +107,11 @@ def _clobbered(action: Action, home: Sequence[int]) -> int | None:
     """Return a cell that a step reads for another block than the one that it writes there; None if there is none."""
     if not action.writes or len(action.writes[0].cells) == 1:
         return None
-    owner, target = action.writes[0]
-    becomes = {home[cell]: index for index, cell in enumerate(target)}
-    for reader, cells in action.reads:
-        for index, cell in enumerate(cells):
-            if reader == owner and becomes.get(home[cell], index) != index:
+    target = action.writes[0]
+    becomes = {home[cell]: index for index, cell in enumerate(target.cells)}
+    for read in action.reads:
+        for index, cell in enumerate(read.cells):
+            if read.owner == target.owner and becomes.get(home[cell], index) != index:
                 return cell
     return None
 

@@ -48,10 +48,11 @@ class Place(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """Cells of the memory of rank `owner`, in the order of the span that names them."""
+    """Cells of the memory of rank `owner`, in the order of the span that names them, with their lengths as numbers."""
 
     owner: int
     cells: tuple[int, ...]
+    lengths: tuple[int, ...]
 
 
 class Action(NamedTuple):
@@ -149,8 +150,8 @@ def cell_name(plan: Plan, cell: int) -> str:
     return f"block {block} of {buffer.name}"
 
 
-def unroll(plans: Sequence[Plan]) -> list[Program]:
-    """Return the programs of the plans of all ranks.
+def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[Program]:
+    """Return the programs of the plans of all ranks, where `lengths` numbers the lengths of the cells of each rank.
 
     Raises:
         PlanError: a step makes no sense whatever the others do: it names a rank or blocks that do not exist, its
@@ -159,7 +160,7 @@ def unroll(plans: Sequence[Plan]) -> list[Program]:
     for plan in plans:
         if sorted(plan.permutation) != list(range(len(plan.permutation))):
             raise PlanError(f"rank {plan.rank}: the permutation does not name every block once")
-    operands = [_Operands(plan) for plan in plans]
+    operands = [_Operands(plan, of_plan) for plan, of_plan in zip(plans, lengths, strict=True)]
     return [_unrolled(plan, operands) for plan in plans]
 
 
@@ -248,17 +249,20 @@ class _WrittenStep:
 class _Operands:
     """The operands that spans of the memory of one rank are; each is made once, however often it is named."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, lengths: Sequence[int]) -> None:
         self.plan = plan
+        self._lengths = lengths
         self._buffers = [(first_cell(plan, buffer), plan.partition(buffer).blocks) for buffer in Buffer]
         self._known: dict[tuple[int, int, int], tuple[Operand]] = {}
 
     def named(self, span: Span, iteration: int) -> tuple[Operand]:
         """Return the operand that `span` is in an iteration, as a tuple of one."""
         first, blocks = self._buffers[span.buffer]
-        key = (first + (span.start + iteration * span.advance) % blocks, span.count, span.stride)
+        start = (span.start + iteration * span.advance) % blocks
+        key = (first + start, span.count, span.stride)
         found = self._known.get(key)
         if found is None:
-            cells = tuple([first + block for block in self.plan.physical_blocks(span.at(iteration))])
-            found = self._known[key] = (Operand(self.plan.rank, cells),)
+            run = Span(span.buffer, start, span.count, span.stride)
+            cells = tuple([first + block for block in self.plan.physical_blocks(run)])
+            found = self._known[key] = (Operand(self.plan.rank, cells, tuple([self._lengths[cell] for cell in cells])),)
         return found

@@ -58,9 +58,9 @@ def _accesses(program: Program) -> Iterator[tuple[int, _Access]]:
             for index, action in enumerate(row.actions):
                 place = Place(program.plan.rank, lane, number, index)
                 for writes, operands in ((False, action.reads), (True, action.writes)):
-                    for owner, cells in operands:
-                        for cell in cells:
-                            yield owner, _Access(place, cell, writes)
+                    for operand in operands:
+                        for cell in operand.cells:
+                            yield operand.owner, _Access(place, cell, writes)
 
 
 def _check_cell(program: Program, accesses: Sequence[_Access], clocks: Clocks) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from unisono.algorithms.contracts import Family, Length, Origin
+from unisono.algorithms.contracts import Family, Origin
 from unisono.algorithms.picture import contributions
 from unisono.algorithms.plan import Buffer, Copy, ReadReduce, RecvReduce, Reduce, Wait
 from unisono.algorithms.program import Action, Operand, Place, Program, cell_name, first_cell
@@ -139,11 +139,7 @@ class Execution:
         self._values = Values(family.size, commutative=commutative)
         self._homes = [family.homes(rank) for rank in range(family.size)] if in_place else None
         self._inputs = [program.plan.input.blocks for program in programs]
-        numbers: dict[Length, int] = {}
-        self._lengths = [
-            [numbers.setdefault(length, len(numbers)) for length in family.lengths(rank)] for rank in range(family.size)
-        ]
-        self._memory = [[NOTHING] * len(lengths) for lengths in self._lengths]
+        self._memory = [[NOTHING] * len(family.homes(rank)) for rank in range(family.size)]
         for program in programs:
             rank = program.plan.rank
             for block in range(program.plan.input.blocks):
@@ -209,7 +205,7 @@ class Execution:
             self._write(event, receiving, [sent], sending.reads)
 
     def _read(self, event: Event, action: Action, operand: Operand) -> list[int]:
-        owner, cells = operand
+        owner, cells = operand.owner, operand.cells
         memory = self._memory[owner]
         values = [memory[cell] for cell in cells]
         if NOTHING in values:
@@ -234,8 +230,8 @@ class Execution:
 
     def _write(self, event: Event, action: Action, operands: Sequence[list[int]], sources: Sequence[Operand]) -> None:
         """Combine the operands, block by block, lower the results if that is said, and write them."""
-        (owner, cells), step = action.writes[0], action.step
-        memory, lengths = self._memory[owner], self._lengths[owner]
+        target, step = action.writes[0], action.step
+        memory = self._memory[target.owner]
         try:
             results = operands[0]
             if len(operands) > 1:
@@ -244,21 +240,16 @@ class Execution:
                 results = [self._values.lower(result) for result in results]
         except _RefusedError as error:
             raise self._place(event, action).error(error.problem, error.picture) from None
-        expected = [lengths[cell] for cell in cells]
         for source in sources:
-            of_source = self._lengths[source.owner]
-            if [of_source[cell] for cell in source.cells] != expected:
-                raise self._other_length(event, action, action.writes[0], source)
-        for cell, result in zip(cells, results, strict=True):
+            if source.lengths != target.lengths:
+                raise self._other_length(event, action, target, source)
+        for cell, result in zip(target.cells, results, strict=True):
             memory[cell] = result
 
     def _other_length(self, event: Event, action: Action, target: Operand, source: Operand) -> PlanError:
         """Return the error that names the first blocks of two operands whose lengths may differ."""
-        to, of = next(
-            (to, of)
-            for to, of in zip(target.cells, source.cells, strict=True)
-            if self._lengths[target.owner][to] != self._lengths[source.owner][of]
-        )
+        differ = [one != other for one, other in zip(target.lengths, source.lengths, strict=True)].index(True)
+        to, of = target.cells[differ], source.cells[differ]
         written = f"{cell_name(self._programs[source.owner].plan, of)} of rank {source.owner}"
         over = f"{cell_name(self._programs[target.owner].plan, to)} of rank {target.owner}"
         return self._place(event, action).error(f"writes {written} to {over}, which may be of another length")
@@ -288,7 +279,7 @@ class Execution:
             else:
                 candidates = (event.receiving,)
             for action in candidates:
-                if any(owner == rank and cell in cells for owner, cells in action.writes):
+                if any(write.owner == rank and cell in write.cells for write in action.writes):
                     return self._place(event, action)
         raise AssertionError("a block that holds something was written")
 

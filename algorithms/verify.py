@@ -17,6 +17,7 @@ alone, `verify_plans` for plans from anywhere.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,7 +184,7 @@ def verify_plans(
     """
     with _paused_collector():
         family = Family(plans)
-        programs = unroll(plans)
+        programs = unroll(plans, family.length_numbers())
         events = run(programs, segments)
         check_hazards(family, programs, events, in_place=in_place)
         check_sharing(family, programs, events, in_place=in_place)
@@ -258,21 +259,19 @@ class _Load(NamedTuple):
 def _load(program: Program) -> _Load:
     rank = program.plan.rank
     sent = reduced = 0
-    ports = [0, 0]
+    ports: Counter[bool] = Counter()
     for rows in program.lanes:
-        most = [0, 0]
+        sends, receives = [0], [0]
         for row in rows:
-            under_way = [0, 0]
-            for action in row.actions:
-                kind = type(action.step)
+            kinds = [type(action.step) for action in row.actions]
+            sends.append(sum([kind in SENDING for kind in kinds]))
+            receives.append(sum([kind in RECEIVING for kind in kinds]))
+            for kind, action in zip(kinds, row.actions, strict=True):
                 if kind is Send:
                     sent += len(action.reads[0].cells)
                 elif kind in MAPPED:
                     sent += sum(len(operand.cells) for operand in action.reads + action.writes if operand.owner != rank)
                 if kind in REDUCING:
                     reduced += (len(action.reads) - (kind is not RecvReduce)) * len(action.writes[0].cells)
-                under_way[0] += kind in SENDING
-                under_way[1] += kind in RECEIVING
-            most = [max(pair) for pair in zip(most, under_way, strict=True)]
-        ports = [sum(pair) for pair in zip(ports, most, strict=True)]
-    return _Load(sent, reduced, max(ports))
+        ports.update({True: max(sends), False: max(receives)})
+    return _Load(sent, reduced, max(ports.values(), default=0))
