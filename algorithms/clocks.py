@@ -22,23 +22,23 @@ UNKNOWN = -1  # the count of the groups of a rank that is not even known to have
 
 def count_rounds(programs: Sequence[Program], events: Sequence[Event]) -> int:
     """Return the latencies on the longest chain of messages and flags that wait for each other, in one segment."""
-    started: dict[_Node, int] = {}
-    ended: dict[_Node, int] = {}
+    started = [[[0] * len(rows) for rows in program.lanes] for program in programs]
+    ended = [[[0] * len(rows) for rows in program.lanes] for program in programs]
     for event in events:
         if isinstance(event, Posted):
             rank, lane, group = event
-            moment = ended[rank, lane, group - 1] if group else 0
-            for node in programs[rank].lanes[lane][group].after:
-                moment = max(moment, ended[rank, node[0], node[1]])
-            started[event] = ended[event] = moment
-        else:
-            source, target = (event.sender, event.lane, event.group), (event.receiver, event.lane, event.group)
-            moment = started[source] + 1
-            if type(event.sending.step) is not Signal:
-                moment = max(moment, started[target] + 1)
-                ended[source] = max(ended[source], moment)
-            ended[target] = max(ended[target], moment)
-    return max(ended.values(), default=0)
+            moment = ended[rank][lane][group - 1] if group else 0
+            for other, before in programs[rank].lanes[lane][group].after:
+                moment = max(moment, ended[rank][other][before])
+            started[rank][lane][group] = ended[rank][lane][group] = moment
+            continue
+        lane, group, sender, sending, receiver, _ = event
+        moment = started[sender][lane][group] + 1
+        if type(sending.step) is not Signal:
+            moment = max(moment, started[receiver][lane][group] + 1)
+            ended[sender][lane][group] = max(ended[sender][lane][group], moment)
+        ended[receiver][lane][group] = max(ended[receiver][lane][group], moment)
+    return max((rows[-1] for lanes in ended for rows in lanes if rows), default=0)
 
 
 class Clocks:

@@ -41,33 +41,25 @@ def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[
     for program in programs:
         homes = family.homes(program.plan.rank)
         apart = list(range(len(homes)))
-        for home in (apart, homes) if in_place and homes != apart else (apart,):
-            _check_groups(program, home, in_place=home is homes)
-            if len(program.lanes) > 1:
+        layouts = (apart, homes) if in_place and homes != apart else (apart,)
+        _check_groups(program, layouts)
+        if len(program.lanes) > 1:
+            for home in layouts:
                 _check_lanes(program, home, posted[program.plan.rank])
 
 
-def _check_groups(program: Program, home: Sequence[int], *, in_place: bool) -> None:
-    """Check the steps of each group with each other, where the memory of a cell is the cell `home[cell]`.
-
-    In place, only groups that use INPUT need another look.
-    """
-    inputs = program.plan.input.blocks
+def _check_groups(program: Program, layouts: Sequence[Sequence[int]]) -> None:
+    """Check the steps of each group with each other; in each of `layouts`, the memory of cell c is the cell home[c]."""
+    rank = program.plan.rank
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
-            if not in_place or any(read.cells[0] < inputs for action in row.actions for read in action.reads):
-                _check_group(program, row, Place(program.plan.rank, lane, number, 0), home)
-
-
-def _check_group(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:
-    written = [home[cell] for action in row.actions for cell in _own(action.writes, place.rank)]
-    if not written:
-        return
-    different = set(written)
-    if len(different) < len(written) or not different.isdisjoint(
-        [home[cell] for action in row.actions for cell in _own(action.reads, place.rank)]
-    ):
-        _check_overlap(program, row, place, home)
+            written = [cell for action in row.actions for cell in _own(action.writes, rank)]
+            if written:
+                read = [cell for action in row.actions for cell in _own(action.reads, rank)]
+                for home in layouts:
+                    different = {home[cell] for cell in written}
+                    if len(different) < len(written) or not different.isdisjoint([home[cell] for cell in read]):
+                        _check_overlap(program, row, Place(rank, lane, number, 0), home)
 
 
 def _check_overlap(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:

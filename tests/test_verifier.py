@@ -25,7 +25,7 @@ from unisono.algorithms.plan import (
     scratch_like,
 )
 from unisono.algorithms.registry import ALGORITHMS, find
-from unisono.algorithms.verify import verify, verify_algorithm, verify_plans
+from unisono.algorithms.verify import verify, verify_algorithm, verify_plans, verify_sizes
 from unisono.errors import NoAlgorithmError, PlanError
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
@@ -53,12 +53,18 @@ KEEP = Group((Copy(output_block(), scratch_block()),))
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-@pytest.mark.parametrize("size", range(1, 33))
-def test_every_builder_is_proved_for_every_size_root_and_number_of_segments(algorithm: Algorithm, size: int) -> None:
-    roots = range(size) if algorithm.collective == "broadcast" else [0]
-    for root in roots:
-        for segments in (1, 2, 3, 4):
-            assert verify_algorithm(algorithm, size, root, segments).same_bits
+def test_every_algorithm_is_proved_for_every_number_of_ranks_up_to_64(algorithm: Algorithm) -> None:
+    reports = verify_sizes(algorithm, range(1, 65))
+    assert list(reports) == [size for size in range(1, 65) if algorithm.supports(size) is None]
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_algorithm_is_proved_for_100_or_128_ranks(algorithm: Algorithm) -> None:
+    assert verify_sizes(algorithm, [100] if algorithm.supports(100) is None else [128])
+
+
+def test_the_ring_of_512_ranks_is_proved() -> None:
+    assert verify_algorithm(RING, 512).rounds == 1022
 
 
 def test_the_report_counts_what_the_plans_do() -> None:
@@ -349,9 +355,7 @@ def test_a_reduction_of_nothing_is_refused() -> None:
 
 def test_writing_a_value_to_a_block_that_may_be_longer_is_refused() -> None:
     misplaced = Group((Copy(output_block(1), input_block(0)),))
-    message = (
-        "rank 0, lane 0, group 0, step 0: writes block 0 of INPUT of rank 0 to block 1 of OUTPUT of rank 0"
-    )
+    message = "rank 0, lane 0, group 0, step 0: writes block 0 of INPUT of rank 0 to block 1 of OUTPUT of rank 0"
     with pytest.raises(PlanError, match=message):
         verify_plans(pair([[misplaced]], [[]], blocks=2))
 
