@@ -7,9 +7,11 @@ wildcard, no shared credit), so all maximal runs are the same but for the order 
 A buffer in a link can only make a step end earlier, so what ends here ends at every capacity.
 
 Mostly there is nothing to run. If both ends of every message stand in groups of the same number, and no group comes
-`after` one of another lane, then all ranks together can run group 0 of a lane to its end, then group 1, and so on. Such
-a run is a proof, and it is one for every number of segments: an instance (group, segment) waits only for instances of
-earlier segments and, in its own segment, for what it waits for in a single one; so no instance waits for itself.
+`after` one of another lane, then all ranks together can run group 0 of a lane to its end, then group 1, and so on.
+
+What ends with one segment ends with any number. As both ends of a message are in the same group, an instance waits for
+instances of earlier segments and, in its own segment, for those that its group waits for in a run of one segment. None
+of the two leads back to itself, so no instance waits for itself.
 """
 
 from __future__ import annotations
