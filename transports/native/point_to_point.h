@@ -42,6 +42,8 @@ class PointToPoint final : public Operation {
 class Mailbox {
  public:
   explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
+  // Forgets the channel, which is about to go; what is posted will not move any more.
+  void close() { channel_ = nullptr; }
 
  private:
   friend class PointToPoint;
