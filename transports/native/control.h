@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -88,6 +89,7 @@ class Control {
   void poll_links(std::unique_lock<std::mutex>& lock);
   int poll_timeout_ms() const;
   void read_link(std::int32_t peer);
+  bool take_bytes(std::int32_t peer, std::string_view bytes);
   void write_link(std::int32_t peer);
   void link_ended(std::int32_t peer);
   void handle(std::int32_t from, const Frame& frame);
