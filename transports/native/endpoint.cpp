@@ -242,7 +242,7 @@ bool Endpoint::look_around(Request& request, Waiting& waiting, Interrupted inter
   const auto waited = now - waiting.started;
   if (waited >= blocked_after && !waiting.reported && request.sequence_ >= 0) {
     waiting.reported = true;
-    control_->report(FrameType::blocked, communicator_, request.sequence_, "");
+    control_->report(FrameType::blocked, communicator_, driven_sequence(request), "");
   }
   if (std::chrono::duration<double>(waited).count() >= waiting.timeout_s && !control_->failed())
     time_out(request, waiting);
@@ -272,6 +272,11 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
   for (const Blocked& on : blocked)
     if (on.channel != nullptr) on.channel->cancel_sleep();
   if (moved) waiting.idle = 0;
+}
+
+std::int64_t Endpoint::driven_sequence(const Request& request) const {
+  const std::lock_guard lock(mutex_);
+  return driven_for(request).sequence_;
 }
 
 std::vector<Blocked> Endpoint::blocked_on(const Request& request) const {

@@ -112,6 +112,7 @@ class Endpoint {
   void mismatch(const Request& request, std::int32_t peer, const std::string& what);
   void await_verdict(std::chrono::milliseconds most, Failure otherwise);
   const Request& driven_for(const Request& request) const;
+  std::int64_t driven_sequence(const Request& request) const;
   std::vector<Blocked> blocked_on(const Request& request) const;
 
   std::shared_ptr<Control> control_;
