@@ -22,7 +22,7 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test coverage lint sanitize package bench peers docs clean help
+.PHONY: setup demo test torch coverage lint sanitize package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -31,6 +31,8 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
 	@$(BIN)/pytest -m "not packaging" $(PYTEST)
+
+torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
 coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
 	$(BIN)/coverage erase
@@ -86,6 +88,11 @@ $(TOOLS):
 
 # Warnings are errors for those who change the code, not for those who only use it with a compiler newer than ours.
 $(STAMPS)/dev-$(KEY): CONFIG := -Ccmake.define.UNISONO_WERROR=ON
+
+# The version is fixed because the newest brings gigabytes that no test here needs.
+$(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install torch==2.13.0
+	@touch $@
 
 $(STAMPS)/%-$(KEY): $(TOOLS)
 	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[$*]"
