@@ -46,7 +46,18 @@ class NativeRanks:
 
 
 def _with_executor(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return fn(world._executor, *args)
+    return fn(_Executor(world), *args)
+
+
+class _Executor:
+    """The executor of a communicator. Closing it closes the communicator, which owns the links below."""
+
+    def __init__(self, world: un.Communicator) -> None:
+        self._inner = world._executor
+        self.close = world.close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 class Job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import executor_contract as contract
 import numpy as np
@@ -24,9 +23,7 @@ bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
 # A channel of shared memory carries messages in slots of 64 KiB.
 SLOT_NBYTES = 64 << 10
-counts = st.one_of(
-    st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 + 1, 100_003]), st.integers(3, 200)
-)
+counts = st.one_of(st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 + 1, 100_003]), st.integers(3, 200))
 segments = st.integers(1, 5)
 offsets = st.integers(0, 3)
 
@@ -141,6 +138,8 @@ def test_traffic_is_what_the_plan_says(ranks: NativeRanks, algorithm: str, parts
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_lanes_wait_for_each_other(ranks: NativeRanks, parts: int) -> None:
+    if ranks.size == 1:
+        pytest.skip("a rank cannot send to itself")
     contract.check_lanes_wait_for_each_other(ranks, parts)
 
 
@@ -158,18 +157,20 @@ def test_every_peer_may_have_its_own_count(ranks: NativeRanks, parts: int) -> No
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("count", [1, 9, 70_001])
 def test_wide_spans_are_reduced(ranks: NativeRanks, count: int, parts: int) -> None:
-    contract.check_wide_spans_are_reduced(ranks, count, parts)
+    contract.check_wide_spans_are_reduced(ranks, Case(dtype="float16", op="avg", count=count, segments=parts))
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 1_000_000])
 def test_neighbours_exchange_messages(ranks: NativeRanks, count: int) -> None:
-    if ranks.size > 1:
-        contract.check_neighbours_exchange_messages(ranks, count)
+    if ranks.size == 1:
+        pytest.skip("a rank cannot send to itself")
+    contract.check_neighbours_exchange_messages(ranks, count)
 
 
 def test_messages_are_matched_by_tag_and_in_order(ranks: NativeRanks) -> None:
-    if ranks.size > 1:
-        contract.check_messages_are_matched_by_tag_and_in_order(ranks)
+    if ranks.size == 1:
+        pytest.skip("a rank cannot send to itself")
+    contract.check_messages_are_matched_by_tag_and_in_order(ranks)
 
 
 def test_arrays_that_do_not_fit_are_refused(ranks: NativeRanks) -> None:
