@@ -123,8 +123,9 @@ std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parce
     return request;
   }
   const std::int64_t lane = sends ? ChannelTable::sending_lane : ChannelTable::receiving_lane;
+  ChannelEntry& entry = channels_.at(lane, peer);
   auto& mailbox = mailboxes_[{lane, peer}];
-  if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(lane, peer));
+  if (!mailbox) mailbox = std::make_shared<Mailbox>(entry);
   try {
     request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
   } catch (const Mismatch& found) {  // with a message that had come before
