@@ -53,7 +53,7 @@ sanitize: sanitize-address,undefined sanitize-thread ## Build and test the nativ
 
 sanitize-%: $(STAMPS)/dev-$(KEY)
 	$(BIN)/cmake -S . -B build/sanitize-$* -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=$* \
-	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -DUNISONO_MODULE=OFF -DUNISONO_TESTS=ON -DUNISONO_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  --log-level=WARNING
 	$(BIN)/cmake --build build/sanitize-$*
 	$(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure --timeout 120
