@@ -22,7 +22,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import AnyArray, Call, Executor, Operation, Signature, Traffic
+from unisono.transports.base import AnyArray, Call, Executor, Signature, Traffic
 from unisono.tuning.choice import Explanation, Question, choose, explain
 
 _log = logging.getLogger("unisono")
@@ -165,7 +165,8 @@ class Communicator:
         self._check_peer(dest, "dest")
         self._check_tag(tag)
         source = arrays.source(x)
-        self._wait(self._executor.send(source.flat, source.dtype, dest, tag), timeout_s)
+        limit_s = self._limit_s(timeout_s)
+        self._executor.send(source.flat, source.dtype, dest, tag).wait(limit_s)
 
     def recv(self, out: AnyArray, source: int, tag: int = 0, *, timeout_s: float | None = None) -> AnyArray:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
@@ -183,7 +184,8 @@ class Communicator:
         self._check_peer(source, "source")
         self._check_tag(tag)
         target = arrays.target(out)
-        self._wait(self._executor.recv(target.flat, target.dtype, source, tag), timeout_s)
+        limit_s = self._limit_s(timeout_s)
+        self._executor.recv(target.flat, target.dtype, source, tag).wait(limit_s)
         return out
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
@@ -268,7 +270,7 @@ class Communicator:
     def _run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float | None) -> None:
         if self._refusal is not None:
             raise UsageError(self._refusal)
-        limit_s = self._options.timeout_s if timeout_s is None else _positive(timeout_s)
+        limit_s = self._limit_s(timeout_s)
         if not _log.isEnabledFor(logging.DEBUG):
             self._executor.run(call, source, target, limit_s)
             return
@@ -276,8 +278,8 @@ class Communicator:
         self._executor.run(call, source, target, limit_s)
         _log.debug("%s took %.1f us", call.signature, (time.perf_counter() - began) * 1e6)
 
-    def _wait(self, started: Operation, timeout_s: float | None) -> None:
-        started.wait(self._options.timeout_s if timeout_s is None else _positive(timeout_s))
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._options.timeout_s if timeout_s is None else _positive(timeout_s)
 
     def _check_rank(self, rank: int, name: str) -> None:
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
