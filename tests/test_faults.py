@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -343,6 +344,8 @@ def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:
     say("ready")
     error = reduce_until_an_error(second)
     second.close()
+    del second
+    gc.collect()
     say((error[0], descriptors() - before))
 
 
