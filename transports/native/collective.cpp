@@ -278,7 +278,8 @@ bool Collective::drive_receive(StepRun& message, Channel& channel) {
   if (!message.begun) {
     const Header* header = channel.front();
     if (header == nullptr) return false;
-    if (*header != message.header) throw Mismatch(channel.peer(), "a message of another call arrived");
+    if (*header != message.header)
+      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call arrived");
     message.begun = true;
   }
   bool moved = false;

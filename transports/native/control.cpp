@@ -150,6 +150,7 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
   for (Link& link : links_) {
     link.open = false;
     link.socket.reset();
+    link.process.reset();
   }
 }
 

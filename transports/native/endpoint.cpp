@@ -129,7 +129,7 @@ std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parce
   try {
     request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
   } catch (const Mismatch& found) {  // with a message that had come before
-    mismatch(*request, found.peer, found.what());
+    mismatch(found);
     finish(*request, Outcome::failed);
   }
   return request;
@@ -160,7 +160,7 @@ bool Endpoint::advance(Request& request) {
     if (request.operation_->done()) finish(request, Outcome::done);
     return moved;
   } catch (const Mismatch& found) {
-    mismatch(driven_for(request), found.peer, found.what());
+    mismatch(found);
   } catch (const ProtocolError& error) {
     control_->fail({FailureKind::internal, rank(), -1, driven_for(request).sequence_, error.what()});
   }
@@ -321,14 +321,15 @@ void Endpoint::lose(std::int32_t peer, const Request& request) {
   control_->fail({FailureKind::peer_lost, rank(), peer, request.sequence_, name + how});
 }
 
-void Endpoint::mismatch(const Request& request, std::int32_t peer, const std::string& what) {
-  const std::string text = "rank " + std::to_string(rank()) + ": " + what;
-  const Failure otherwise{FailureKind::mismatch, rank(), peer, request.sequence_, text};
-  if (request.sequence_ < 0) {
+void Endpoint::mismatch(const Mismatch& found) {
+  const std::string text = "rank " + std::to_string(rank()) + ": " + found.what();
+  const Failure otherwise{FailureKind::mismatch, rank(), found.peer, found.sequence, text};
+  if (found.sequence < 0) {
     control_->fail(otherwise);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, request.sequence_, text + " from rank " + std::to_string(peer));
+  control_->report(FrameType::mismatch, communicator_, found.sequence,
+                   text + " from rank " + std::to_string(found.peer));
   await_verdict(verdict_time, otherwise);
 }
 

@@ -109,7 +109,7 @@ class Endpoint {
   void give_up_if_failed(Request& request);
   void time_out(Request& request, const Waiting& waiting);
   void lose(std::int32_t peer, const Request& request);
-  void mismatch(const Request& request, std::int32_t peer, const std::string& what);
+  void mismatch(const Mismatch& found);
   void await_verdict(std::chrono::milliseconds most, Failure otherwise);
   const Request& driven_for(const Request& request) const;
   std::int64_t driven_sequence(const Request& request) const;
