@@ -156,7 +156,7 @@ void Endpoint::finish(Request& request, Outcome outcome) {
 bool Endpoint::advance(Request& request) {
   try {
     if (request.sequence_ >= 0) return advance_collectives();
-    const bool moved = request.operation_->advance();
+    const bool moved = advance_messages();
     if (request.operation_->done()) finish(request, Outcome::done);
     return moved;
   } catch (const Mismatch& found) {
@@ -178,6 +178,20 @@ bool Endpoint::advance_collectives() {
     moved = true;
   }
   return moved;
+}
+
+// Whichever message is waited for, those started before it move on: the peer may be waiting for one of them.
+bool Endpoint::advance_messages() {
+  bool moved = false;
+  for (const auto& [place, mailbox] : mailboxes_)
+    if (mailbox->advance()) moved = true;
+  return moved;
+}
+
+std::vector<Blocked> Endpoint::blocked_messages() const {
+  std::vector<Blocked> found;
+  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(found);
+  return found;
 }
 
 Outcome Endpoint::poll(Request& request) {
@@ -257,7 +271,7 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
-    blocked = blocked_on(request);
+    blocked = request.sequence_ >= 0 ? blocked_on(request) : blocked_messages();
     for (const Blocked& on : blocked)
       if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
     if (request.outcome_ == Outcome::pending) moved = advance(request);

@@ -100,6 +100,8 @@ class Endpoint {
                                           const CallSite& site);
   bool advance(Request& request);
   bool advance_collectives();
+  bool advance_messages();
+  std::vector<Blocked> blocked_messages() const;
   void finish(Request& request, Outcome outcome);
   void withdraw(Request& request);
   bool rest(Request& request, Waiting& waiting, Interrupted interrupted);
