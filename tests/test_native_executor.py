@@ -30,11 +30,17 @@ offsets = st.integers(0, 3)
 
 @pytest.fixture(
     scope="module",
-    params=[(size, transport) for size in (2, 3, 4, 7) for transport in ("shm", "tcp")] + [(1, "shm")],
+    params=[(size, transport) for size in (2, 3, 4, 7) for transport in ("shm", "tcp")],
     ids=lambda param: f"{param[0]} ranks, {param[1]}",
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
     with NativeRanks(*request.param) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[NativeRanks]:
+    with NativeRanks(1, "shm") as started:
         yield started
 
 
@@ -88,6 +94,18 @@ def test_broadcast_carries_every_bit(ranks: NativeRanks, root: int, case: Case) 
     contract.check_broadcast(ranks, replace(case, root=root % ranks.size))
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_a_rank_alone_has_its_own_elements(alone: NativeRanks, algorithm: str, op: str, in_place: bool) -> None:
+    contract.check_allreduce(alone, Case(algorithm=algorithm, op=op, dtype="bfloat16", count=99, in_place=in_place))
+
+
+def test_a_rank_alone_broadcasts_to_itself_and_waits_for_nobody(alone: NativeRanks) -> None:
+    contract.check_broadcast(alone, Case("broadcast", "binomial", op=None, root=0, count=9, offset=1))
+    contract.check_barrier(alone)
+
+
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_floats_are_rounded_once_by_direct(ranks: NativeRanks, dtype: str, op: str) -> None:
@@ -138,8 +156,6 @@ def test_traffic_is_what_the_plan_says(ranks: NativeRanks, algorithm: str, parts
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_lanes_wait_for_each_other(ranks: NativeRanks, parts: int) -> None:
-    if ranks.size == 1:
-        pytest.skip("a rank cannot send to itself")
     contract.check_lanes_wait_for_each_other(ranks, parts)
 
 
@@ -162,14 +178,10 @@ def test_wide_spans_are_reduced(ranks: NativeRanks, count: int, parts: int) -> N
 
 @pytest.mark.parametrize("count", [0, 1, 1000, 1_000_000])
 def test_neighbours_exchange_messages(ranks: NativeRanks, count: int) -> None:
-    if ranks.size == 1:
-        pytest.skip("a rank cannot send to itself")
     contract.check_neighbours_exchange_messages(ranks, count)
 
 
 def test_messages_are_matched_by_tag_and_in_order(ranks: NativeRanks) -> None:
-    if ranks.size == 1:
-        pytest.skip("a rank cannot send to itself")
     contract.check_messages_are_matched_by_tag_and_in_order(ranks)
 
 
