@@ -110,14 +110,14 @@ void two_threads_may_wait_for_calls_of_one_communicator() {
       std::vector<std::unique_ptr<Request>> requests;
       for (auto& array : arrays) requests.push_back(endpoint.start(call, array.extents(), array.extents(), {}));
       std::atomic<int> done{0};
-      const auto wait_for = [&](std::size_t first) {
-        for (std::size_t i = first; i < requests.size(); i += 2) {
-          done += endpoint.wait(*requests[i], timeout_s, nullptr) == Outcome::done;
+      std::thread other([&] {
+        for (std::size_t i = 1; i < requests.size(); i += 2) {
+          done += eventually([&] { return endpoint.poll(*requests[i]) == Outcome::done; });
           requests[i].reset();
         }
-      };
-      std::thread other([&] { wait_for(1); });
-      wait_for(0);
+      });
+      for (std::size_t i = 0; i < requests.size(); i += 2)
+        done += endpoint.wait(*requests[i], timeout_s, nullptr) == Outcome::done;
       other.join();
       CHECK(done == 16);
       for (const auto& array : arrays)
@@ -210,6 +210,35 @@ void calls_that_differ_end_as_a_mismatch_on_all_ranks() {
   }
 }
 
+// Two ranks whose arrays differ by one element: of what the third instance moves, while the second one ends.
+void a_mismatch_may_be_found_while_other_groups_end() {
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    std::vector<CompiledCall> calls;
+    std::vector<Array<float>> arrays;
+    std::vector<std::unique_ptr<Request>> requests;
+    for (std::int32_t rank = 0; rank < 2; ++rank) {
+      PlanWords plan = two_lane_allreduce(rank);  // its groups one after the other
+      ItemWords second = plan.lanes[1][0];
+      second.groups[0].after.clear();
+      plan.lanes = {{plan.lanes[0][0], second}};
+      calls.push_back(compile(plan.encode(), 4003 - rank, 2));
+      arrays.push_back({std::vector<float>(4003), DType::float32});
+      arrays.push_back(arrays.back());
+    }
+    for (std::int32_t rank = 0; rank < 2; ++rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      requests.push_back(
+          ranks.endpoint(rank).start(calls[index], arrays[2 * index].extents(), arrays[2 * index + 1].extents(), {}));
+    }
+    CHECK(eventually([&] {
+      const Outcome first = ranks.endpoint(0).poll(*requests[0]);
+      return ranks.endpoint(1).poll(*requests[1]) == Outcome::failed && first == Outcome::failed;
+    }));
+    CHECK(ranks.control(0).failure().kind == FailureKind::mismatch);
+  }
+}
+
 void a_missing_rank_is_named_by_the_timeout() {
   Ranks ranks(3, Transport::tcp);
   const CompiledCall call = compile(ring_allreduce(3, 1).encode(), 10, 1);
@@ -246,6 +275,7 @@ int main() {
       {"closing ends a call that another thread waits for", closing_ends_a_call_that_another_thread_waits_for},
       {"dropping a call that has not ended aborts", dropping_a_call_that_has_not_ended_aborts},
       {"calls that differ end as a mismatch on all ranks", calls_that_differ_end_as_a_mismatch_on_all_ranks},
+      {"a mismatch may be found while other groups end", a_mismatch_may_be_found_while_other_groups_end},
       {"a missing rank is named by the timeout", a_missing_rank_is_named_by_the_timeout},
       {"a peer whose channel closes is lost", a_peer_whose_channel_closes_is_lost},
   });
