@@ -169,7 +169,7 @@ void scribbled_shared_memory_does_no_harm() {
   Dice dice(6);
   const Bytes zeros(300000);
   int refused = 0;
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < 150; ++round) {
     ChannelPair pair = channel_pair(Transport::shm, 0, 1);
     Segment segment(pair.memory);
     for (int i = 0; i < 3; ++i) {
@@ -184,13 +184,13 @@ void scribbled_shared_memory_does_no_harm() {
     refused += !drain.run();
     if (pair.a->begin(header_of(0))) pair.a->flush();
   }
-  CHECK(refused > 20);
+  CHECK(refused > 5);
 }
 
 void a_peer_that_scribbles_all_the_time_does_no_harm() {
   Dice dice(7);
   const Bytes zeros(200000);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 8; ++round) {
     ChannelPair pair = channel_pair(Transport::shm, 0, 1);
     if (pair.a->begin(header_of(zeros.size()))) pair.a->write(zeros.data(), zeros.size());
     Segment segment(pair.memory);
@@ -201,7 +201,7 @@ void a_peer_that_scribbles_all_the_time_does_no_harm() {
       Dice own(static_cast<std::uint64_t>(round));
       while (!stop) segment.set(places[own.below(places.size())], hostile_word(own));
     });
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < 150; ++i) {
       drain.run();
       if (pair.b->begin(header_of(100))) pair.b->write(zeros.data(), 100);
     }
@@ -236,7 +236,7 @@ void mutate(Bytes& bytes, Dice& dice) {
 void damaged_bytes_over_tcp_are_refused_or_end() {
   Dice dice(8);
   int refused = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     Bytes bytes = wire_bytes(dice);
     mutate(bytes, dice);
     SocketPair sockets = unix_pair();
@@ -253,7 +253,7 @@ void damaged_bytes_over_tcp_are_refused_or_end() {
     refused += !whole;
     CHECK(!whole || channel.front() != nullptr || channel.closed());
   }
-  CHECK(refused > 500);
+  CHECK(refused > 150);
 }
 
 void every_flipped_bit_of_a_header_is_found() {
