@@ -17,7 +17,6 @@ import cloudpickle
 
 import unisono as un
 from unisono.launchers.launch import Pool
-from unisono.launchers.messages import by_value
 
 DEADLINE_S = 40.0
 CHILD = "import native_ranks; native_ranks.serve()"
@@ -70,8 +69,7 @@ class Job:
         self.size = size
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
-        with by_value(fn):
-            task = cloudpickle.dumps((fn, args))
+        task = _by_value(fn, args)
         for rank in range(size):
             self._start(rank, f"file://{directory}/store", un.Options(**options), task)
 
@@ -129,6 +127,17 @@ class Job:
         self._connections.append(connection)
         connection.send((store, rank, self.size, options))
         connection.send_bytes(task)
+
+
+def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return the call as a pickle with what it needs of its module, which imports too much to start many ranks with."""
+    module = sys.modules[fn.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps((fn, args))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    return data
 
 
 def serve() -> None:
