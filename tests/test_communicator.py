@@ -294,6 +294,8 @@ WRONG = {
     "an out that overlaps": lambda world: world.allreduce(MEMORY[:4], out=MEMORY[2:6]),
     "an operation that does not exist": lambda world: world.allreduce(X, "mean"),
     "an operation that is no name": lambda world: world.allreduce(X, 3),
+    "an operation in a list": lambda world: world.allreduce(X, ["sum"]),
+    "an algorithm in a list": lambda world: world.allreduce(X, algorithm=["ring"]),
     "an operation that is not defined for the type": lambda world: world.allreduce(np.ones(2, "complex64")),
     "an algorithm that does not exist": lambda world: world.allreduce(X, algorithm="rign"),
     "a root that does not exist": lambda world: world.broadcast(X, world.size),
@@ -397,3 +399,21 @@ def test_a_communicator_knows_its_place_and_all_choose_alike(four: NativeRanks) 
     assert all(row[3] == ((0, 1, 2, 3),) for row in told)
     assert told[2][4] == "<unisono.Communicator rank 2 of 4>"
     assert len({row[5] for row in told}) == 1
+
+
+def broadcast_from_a_numpy_integer(world: un.Communicator) -> float:
+    return float(world.broadcast(np.full(3, world.rank, "float32"), np.int64(1))[0])
+
+
+def test_a_root_may_be_an_integer_of_numpy() -> None:
+    with NativeRanks(2, "shm") as ranks:
+        assert ranks.run_calls(broadcast_from_a_numpy_integer) == [1.0, 1.0]
+
+
+def reduce_many_shapes(world: un.Communicator) -> bool:
+    return all(world.allreduce(np.ones(n, "uint8"))[0] == world.size for n in range(1, 4200))
+
+
+def test_a_program_whose_shapes_never_repeat_goes_on() -> None:
+    with NativeRanks(2, "shm") as ranks:
+        assert all(ranks.run_calls(reduce_many_shapes))

@@ -45,6 +45,8 @@ _PENDING, _DONE = 0, 1
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 _BYTE = DTYPES["uint8"]
+# Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
+_MOST_COMPILED = 4096
 
 
 class NativeOperation:
@@ -178,6 +180,8 @@ class NativeExecutor:
             if self._closed:
                 raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
             check_plan(call.plan, self.rank, self.size, "native")
+            if len(self._compiled) >= _MOST_COMPILED:
+                self._compiled.clear()
             self._open(peers(call.plan))
             found = self._compiled[id(call)] = _Compiled(call, _native_call(call), _lengths(call))
         return found
