@@ -46,7 +46,7 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp
 
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers

@@ -125,13 +125,12 @@ void Control::leave(const std::string& farewell) {
 }
 
 void Control::abandon() {
-  // The service thread does not exist here, and it may have held the mutex when the process was copied.
   abandoned_ = true;
   for (Link& link : links_) {
     link.socket.reset();
     link.process.reset();
   }
-  service_.detach();
+  service_.detach();  // it does not exist here
 }
 
 void Control::serve(std::unique_lock<std::mutex>& lock) {

@@ -54,7 +54,9 @@ Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator,
   control_->add_doorbell(doorbell_.get());
 }
 
-Endpoint::~Endpoint() { close(); }
+Endpoint::~Endpoint() {
+  if (!control_->abandoned()) close();
+}
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
   channels_.add(lane, std::move(channel));
@@ -74,6 +76,7 @@ void Endpoint::close() {
   if (closed_) return;
   closed_ = true;
   control_->remove_doorbell(doorbell_.get());
+  doorbell_.ring();  // for threads that sleep in a call
   for (Request* request : std::exchange(collectives_, {})) finish(*request, Outcome::failed);
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
   mailboxes_.clear();
@@ -136,6 +139,7 @@ std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parce
 }
 
 void Endpoint::withdraw(Request& request) {
+  if (control_->abandoned()) return;
   const std::lock_guard lock(mutex_);
   if (request.operation_ == nullptr) return;  // it has ended, or was never started
   control_->fail({FailureKind::aborted, rank(), -1, request.sequence_,
