@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.registry import ALGORITHMS, find
@@ -27,6 +27,8 @@ from unisono.transports.base import AnyArray, Call, Executor, Signature, Traffic
 from unisono.tuning.choice import Explanation, Question, choose, explain
 
 _log = logging.getLogger("unisono")
+
+_Array = TypeVar("_Array", bound=AnyArray)
 
 _MOST_TAG = (1 << 31) - 1
 # Kinds of calls that are remembered; a program whose shapes never repeat must not fill the memory with them.
@@ -78,13 +80,13 @@ class Communicator:
 
     def allreduce(
         self,
-        x: AnyArray,
+        x: _Array,
         op: str | Op = "sum",
         *,
-        out: AnyArray | None = None,
+        out: _Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> AnyArray:
+    ) -> _Array:
         """Combine the arrays of all ranks, element by element; every rank gets the result.
 
         Args:
@@ -111,13 +113,13 @@ class Communicator:
 
     def broadcast(
         self,
-        x: AnyArray,
+        x: _Array,
         root: int = 0,
         *,
-        out: AnyArray | None = None,
+        out: _Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> AnyArray:
+    ) -> _Array:
         """Copy the array of rank `root` to every rank.
 
         Args:
@@ -164,7 +166,7 @@ class Communicator:
         limit_s = self._limit_s(timeout_s)
         self._executor.send(source.flat, source.dtype, dest, tag).wait(limit_s)
 
-    def recv(self, out: AnyArray, source: int, tag: int = 0, *, timeout_s: float | None = None) -> AnyArray:
+    def recv(self, out: _Array, source: int, tag: int = 0, *, timeout_s: float | None = None) -> _Array:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
@@ -216,9 +218,9 @@ class Communicator:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
         self._refusal = why
 
-    def _result(self, x: AnyArray, source: Operand, out: AnyArray | None) -> tuple[AnyArray, Operand]:
+    def _result(self, x: _Array, source: Operand, out: _Array | None) -> tuple[_Array, Operand]:
         if out is None:
-            return arrays.empty_like(source)
+            return cast("tuple[_Array, Operand]", arrays.empty_like(source))
         if out is x and x.flags.writeable and x.flags.forc:
             return x, source
         target = arrays.target(out, source)
