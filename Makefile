@@ -22,7 +22,7 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test coverage lint sanitize package bench peers docs clean help
+.PHONY: setup demo test torch coverage lint sanitize package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -31,6 +31,8 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
 	@$(BIN)/pytest -m "not packaging" $(PYTEST)
+
+torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
 coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
 	$(BIN)/coverage erase
@@ -44,14 +46,14 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp
 
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers
 
 sanitize-%: $(STAMPS)/dev-$(KEY)
 	$(BIN)/cmake -S . -B build/sanitize-$* -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=$* \
-	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -DUNISONO_MODULE=OFF -DUNISONO_TESTS=ON -DUNISONO_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  --log-level=WARNING
 	$(BIN)/cmake --build build/sanitize-$*
 	$(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure --timeout 120
@@ -86,6 +88,11 @@ $(TOOLS):
 
 # Warnings are errors for those who change the code, not for those who only use it with a compiler newer than ours.
 $(STAMPS)/dev-$(KEY): CONFIG := -Ccmake.define.UNISONO_WERROR=ON
+
+# The version is fixed because the newest brings gigabytes that no test here needs.
+$(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install torch==2.13.0
+	@touch $@
 
 $(STAMPS)/%-$(KEY): $(TOOLS)
 	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[$*]"

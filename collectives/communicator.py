@@ -8,26 +8,31 @@ communicate: every message carries a digest of the call, so a disagreement is fo
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.collectives import arrays
 from unisono.collectives.arrays import Operand
-from unisono.dtypes import DTYPES, DType
+from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import AnyArray, Call, Executor, Operation, Signature, Traffic
+from unisono.transports.base import AnyArray, Call, Executor, Signature, Traffic
 from unisono.tuning.choice import Explanation, Question, choose, explain
 
 _log = logging.getLogger("unisono")
 
+_Array = TypeVar("_Array", bound=AnyArray)
+
 _MOST_TAG = (1 << 31) - 1
+# Kinds of calls that are remembered; a program whose shapes never repeat must not fill the memory with them.
+_MOST_CALLS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,13 @@ class Communicator:
 
     def allreduce(
         self,
-        x: AnyArray,
+        x: _Array,
         op: str | Op = "sum",
         *,
-        out: AnyArray | None = None,
+        out: _Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> AnyArray:
+    ) -> _Array:
         """Combine the arrays of all ranks, element by element; every rank gets the result.
 
         Args:
@@ -100,24 +105,21 @@ class Communicator:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of `out` are undefined.
         """
-        if not isinstance(op, str):
-            operation(op)
         source = arrays.source(x)
         result, target = self._result(x, source, out)
-        key = ("allreduce", source.dtype.code, source.shape, source.order, op, None, algorithm)
-        call = self._calls.get(key) or self._prepare(key, source.dtype)
+        call = self._call("allreduce", source, op=op, algorithm=algorithm)
         self._run(call, source.flat, target.flat, timeout_s)
         return result
 
     def broadcast(
         self,
-        x: AnyArray,
+        x: _Array,
         root: int = 0,
         *,
-        out: AnyArray | None = None,
+        out: _Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> AnyArray:
+    ) -> _Array:
         """Copy the array of rank `root` to every rank.
 
         Args:
@@ -133,19 +135,16 @@ class Communicator:
         Raises:
             The same as `allreduce`.
         """
-        self._check_rank(root, "root")
+        root = self._rank_of(root, "root")
         source = arrays.source(x)
         result, target = self._result(x, source, out)
-        key = ("broadcast", source.dtype.code, source.shape, source.order, None, root, algorithm)
-        call = self._calls.get(key) or self._prepare(key, source.dtype)
+        call = self._call("broadcast", source, root=root, algorithm=algorithm)
         self._run(call, source.flat if self.rank == root else None, target.flat, timeout_s)
         return result
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Wait until all ranks have called it. Raises the same as `allreduce`."""
-        key = ("barrier", None, None, "C", None, None, None)
-        call = self._calls.get(key) or self._prepare(key, None)
-        self._run(call, None, None, timeout_s)
+        self._run(self._call("barrier", None), None, None, timeout_s)
 
     def send(self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None) -> None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
@@ -162,12 +161,12 @@ class Communicator:
             UsageError: the call is wrong; nothing has been sent.
             PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
         """
-        self._check_peer(dest, "dest")
-        self._check_tag(tag)
+        dest, tag = self._peer_of(dest, "dest"), _integer(tag, "tag", 0, _MOST_TAG)
         source = arrays.source(x)
-        self._wait(self._executor.send(source.flat, source.dtype, dest, tag), timeout_s)
+        limit_s = self._limit_s(timeout_s)
+        self._executor.send(source.flat, source.dtype, dest, tag).wait(limit_s)
 
-    def recv(self, out: AnyArray, source: int, tag: int = 0, *, timeout_s: float | None = None) -> AnyArray:
+    def recv(self, out: _Array, source: int, tag: int = 0, *, timeout_s: float | None = None) -> _Array:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
@@ -180,10 +179,10 @@ class Communicator:
             MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
             UsageError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `send`.
         """
-        self._check_peer(source, "source")
-        self._check_tag(tag)
+        source, tag = self._peer_of(source, "source"), _integer(tag, "tag", 0, _MOST_TAG)
         target = arrays.target(out)
-        self._wait(self._executor.recv(target.flat, target.dtype, source, tag), timeout_s)
+        limit_s = self._limit_s(timeout_s)
+        self._executor.recv(target.flat, target.dtype, source, tag).wait(limit_s)
         return out
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
@@ -219,18 +218,41 @@ class Communicator:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
         self._refusal = why
 
-    def _result(self, x: AnyArray, source: Operand, out: AnyArray | None) -> tuple[AnyArray, Operand]:
+    def _result(self, x: _Array, source: Operand, out: _Array | None) -> tuple[_Array, Operand]:
         if out is None:
-            return arrays.empty_like(source)
+            return cast("tuple[_Array, Operand]", arrays.empty_like(source))
         if out is x and x.flags.writeable and x.flags.forc:
             return x, source
         target = arrays.target(out, source)
         arrays.check_overlap(source, target)
         return out, target
 
-    def _prepare(self, key: tuple[Any, ...], dtype: DType | None) -> Call:
-        collective, _, shape, order, asked, root, forced = key
-        op = None if asked is None else operation(asked)
+    def _call(
+        self,
+        collective: str,
+        source: Operand | None,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        algorithm: str | None = None,
+    ) -> Call:
+        array = None if source is None else (source.dtype.code, source.shape, source.order)
+        key = (collective, array, op, root, algorithm)
+        try:
+            found = self._calls.get(key)
+        except TypeError:
+            raise UsageError(f"op and algorithm must be names; got {op!r} and {algorithm!r}") from None
+        if found is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            reduction = None if op is None else operation(op)
+            found = self._calls[key] = self._prepare(collective, source, reduction, root, algorithm)
+        return found
+
+    def _prepare(
+        self, collective: str, source: Operand | None, op: Op | None, root: int | None, forced: str | None
+    ) -> Call:
+        dtype, shape, order = (source.dtype, source.shape, source.order) if source else (None, None, "C")
         elements = 1
         for extent in shape or ():
             elements *= extent
@@ -246,9 +268,7 @@ class Communicator:
             "%s: %s over %d segment(s), by tier %s, predicted %.1f us",
             *(signature, choice.algorithm, choice.segments, choice.tier, choice.predicted_s * 1e6),
         )
-        call = Call(signature, plan, Shape((elements, elements), {}), dtype, op, choice.segments)
-        self._calls[key] = call
-        return call
+        return Call(signature, plan, Shape((elements, elements), {}), dtype, op, choice.segments)
 
     def _question(self, collective: str, nbytes: int, op: Op | None, forced: str | None) -> Question:
         # The option forces an algorithm only for collectives that have it; the argument of a call must be right.
@@ -268,7 +288,7 @@ class Communicator:
     def _run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float | None) -> None:
         if self._refusal is not None:
             raise UsageError(self._refusal)
-        limit_s = self._options.timeout_s if timeout_s is None else _positive(timeout_s)
+        limit_s = self._limit_s(timeout_s)
         if not _log.isEnabledFor(logging.DEBUG):
             self._executor.run(call, source, target, limit_s)
             return
@@ -276,26 +296,29 @@ class Communicator:
         self._executor.run(call, source, target, limit_s)
         _log.debug("%s took %.1f us", call.signature, (time.perf_counter() - began) * 1e6)
 
-    def _wait(self, started: Operation, timeout_s: float | None) -> None:
-        started.wait(self._options.timeout_s if timeout_s is None else _positive(timeout_s))
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._options.timeout_s if timeout_s is None else _positive(timeout_s)
 
-    def _check_rank(self, rank: int, name: str) -> None:
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
-            raise UsageError(f"{name} must be a rank, 0 to {self.size - 1}, not {rank!r}")
+    def _rank_of(self, rank: int, name: str) -> int:
+        return _integer(rank, name, 0, self.size - 1)
 
-    def _check_peer(self, peer: int, name: str) -> None:
+    def _peer_of(self, peer: int, name: str) -> int:
         if self._refusal is not None:
             raise UsageError(self._refusal)
-        self._check_rank(peer, name)
+        peer = self._rank_of(peer, name)
         if peer == self.rank:
-            raise UsageError(
-                f"{name} is this rank itself ({peer}): a rank cannot send to itself or receive from itself"
-            )
+            raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
+        return peer
 
-    @staticmethod
-    def _check_tag(tag: int) -> None:
-        if not isinstance(tag, int) or isinstance(tag, bool) or not 0 <= tag <= _MOST_TAG:
-            raise UsageError(f"tag must be an integer, 0 to {_MOST_TAG}, not {tag!r}")
+
+def _integer(value: int, name: str, least: int, most: int) -> int:
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if isinstance(value, bool) or not least <= found <= most:
+        raise UsageError(f"{name} must be an integer, {least} to {most}, not {value!r}")
+    return found
 
 
 def _positive(timeout_s: float) -> float:

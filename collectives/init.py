@@ -12,7 +12,6 @@ import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 
-import unisono
 from unisono import log
 from unisono.collectives.communicator import Communicator, Place
 from unisono.collectives.environment import Launch, agree_on_key, detect
@@ -176,6 +175,6 @@ def _abandon_all() -> None:
     _open_worlds.clear()
 
 
-_core.set_package_directory(os.path.dirname(unisono.__file__))
+_core.set_package_directory(os.path.dirname(os.path.dirname(__file__)))
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_abandon_all)

@@ -22,7 +22,9 @@ MODULES += [
     if ">>>" in path.read_text()
 ]
 
-BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+) -->\n+)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:|#)(?P<target>[^)#\s]+)")
 DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

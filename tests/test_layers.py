@@ -34,9 +34,6 @@ ALLOWED = {
 
 # File → the names that it may import beyond its folder's rule, and why.
 EXCEPTIONS = {
-    "collectives/init.py": {
-        "unisono": "where the package lies, which the core must know to tell a user's lines from ours",
-    },
     "bench/placement.py": {
         "unisono.transports._core": "the latency between two cores is measured by native threads, and is no collective",
     },

@@ -123,7 +123,10 @@ class Executor(Protocol):
         """
 
     def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
-        """Start `call` and wait for it: the same as ``start(call, source, target).wait(timeout_s)``, but quicker."""
+        """Start `call` and wait for it: the same as ``start(call, source, target).wait(timeout_s)``, but quicker.
+
+        The caller vouches for the arrays, which `start` checks.
+        """
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""

@@ -28,11 +28,9 @@ import numpy as np
 
 from unisono.algorithms.plan import (
     Copy,
-    Group,
     Recv,
     RecvReduce,
     Reduce,
-    Repeat,
     Send,
     Span,
     Step,
@@ -40,6 +38,7 @@ from unisono.algorithms.plan import (
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.base import AnyArray, Call, Identity, MessageTransport, Operation, Request, Signature, Traffic
+from unisono.transports.checks import check_plan
 from unisono.transports.lane import Lane, Posted
 from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
@@ -72,7 +71,7 @@ class GenericExecutor:
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
         self._check_usable(call.signature)
-        self._check_plan(call)
+        check_plan(call.plan, self.rank, self.size, self._transport.name)
         memory = Memory(call, source, target)
         sequence = self._sequence
         self._sequence += 1
@@ -156,21 +155,6 @@ class GenericExecutor:
         if error is not None:
             error.rank, error.operation, error.buffers = self.rank, str(signature), "output untouched"
             raise error
-
-    def _check_plan(self, call: Call) -> None:
-        plan = call.plan
-        if (plan.rank, plan.size) != (self.rank, self.size):
-            raise PlanError(
-                f"the plan is for rank {plan.rank} of {plan.size}; this is rank {self.rank} of {self.size}",
-                rank=self.rank,
-            )
-        groups = (group for lane in plan.lanes for item in lane for group in _groups_of(item))
-        if any(type(step) not in _POST for group in groups for step in group.steps):
-            raise PlanError(
-                f"{plan.collective} by {plan.algorithm} needs mapped memory, "
-                f"which transport {self._transport.name!r} does not offer",
-                rank=self.rank,
-            )
 
 
 class _Running:
@@ -355,10 +339,6 @@ _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Copy: _Collective.post_copy,
     Reduce: _Collective.post_reduce,
 }
-
-
-def _groups_of(item: Group | Repeat) -> tuple[Group, ...]:
-    return item.groups if isinstance(item, Repeat) else (item,)
 
 
 def _ranks(ranks: Collection[int]) -> str:

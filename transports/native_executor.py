@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from unisono.algorithms.binding import bounds
 from unisono.algorithms.encode import encode
-from unisono.algorithms.plan import Counts, peers
+from unisono.algorithms.plan import Buffer, Counts, peers
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import (
     AbortedError,
@@ -18,10 +20,13 @@ from unisono.errors import (
     PeerLostError,
     TransportUnavailableError,
     UnisonoError,
+    UsageError,
 )
 from unisono.operations import Combine, Lower
 from unisono.transports import _core
 from unisono.transports.base import AnyArray, Call, Traffic
+from unisono.transports.checks import check_plan
+from unisono.transports.memory import checked
 from unisono.transports.session import Session
 
 _log = logging.getLogger("unisono")
@@ -40,6 +45,8 @@ _PENDING, _DONE = 0, 1
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 _BYTE = DTYPES["uint8"]
+# Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
+_MOST_COMPILED = 4096
 
 
 class NativeOperation:
@@ -64,6 +71,15 @@ class NativeOperation:
         self._executor.abort(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A call that the native core can run, with the elements of INPUT and OUTPUT; the call's id is its key."""
+
+    call: Call
+    native: _core.Call
+    lengths: tuple[int, int]
+
+
 class NativeExecutor:
     """Runs the plans of one communicator over shared memory and TCP.
 
@@ -80,20 +96,24 @@ class NativeExecutor:
         crowded = session.peers_of_host() > session.cores_of_host()
         self._endpoint = _core.Endpoint(session.control, communicator, crowded)
         self._token = np.zeros(1, np.uint8)
-        self._compiled: dict[int, tuple[Call, _core.Call]] = {}
+        self._compiled: dict[int, _Compiled] = {}
+        self._closed = False
         self._raised = False
         session.add_communicator(communicator, self._endpoint)
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> NativeOperation:
         """See `Executor.start`."""
         compiled = self._compile(call)
-        request = self._endpoint.start(compiled, *self._memory(call, source, target))
+        if call.dtype is not None:
+            source = checked("source", source, call.dtype, compiled.lengths[0])
+            target = checked("target", target, call.dtype, compiled.lengths[1])
+        request = self._endpoint.start(compiled.native, *self._memory(call, source, target))
         return NativeOperation(self, request, str(call.signature))
 
     def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
         """See `Executor.run`."""
         compiled = self._compile(call)
-        outcome = self._endpoint.run(compiled, *self._memory(call, source, target), timeout_s)
+        outcome = self._endpoint.run(compiled.native, *self._memory(call, source, target), timeout_s)
         if outcome != _DONE:
             self.check(outcome, str(call.signature))
 
@@ -128,6 +148,7 @@ class NativeExecutor:
 
     def close(self) -> None:
         """See `Executor.close`."""
+        self._closed = True
         self._endpoint.close()
         self._compiled.clear()
 
@@ -153,12 +174,17 @@ class NativeExecutor:
             buffers="the contents of the output are undefined",
         )
 
-    def _compile(self, call: Call) -> _core.Call:
+    def _compile(self, call: Call) -> _Compiled:
         found = self._compiled.get(id(call))
         if found is None:
+            if self._closed:
+                raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
+            check_plan(call.plan, self.rank, self.size, "native")
+            if len(self._compiled) >= _MOST_COMPILED:
+                self._compiled.clear()
             self._open(peers(call.plan))
-            found = self._compiled[id(call)] = call, _native_call(call)
-        return found[1]
+            found = self._compiled[id(call)] = _Compiled(call, _native_call(call), _lengths(call))
+        return found
 
     def _open(self, wanted: list[tuple[int, int]]) -> None:
         """Open channels; a peer that cannot be reached is a failure of the communicator, which the call then raises."""
@@ -182,6 +208,16 @@ class NativeExecutor:
 def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:
     integers = _AS_INTEGERS.get(dtype.name)
     return array if integers is None else array.view(integers)
+
+
+def _lengths(call: Call) -> tuple[int, int]:
+    if call.dtype is None:
+        return 0, 0
+    return _length(call, Buffer.INPUT), _length(call, Buffer.OUTPUT)
+
+
+def _length(call: Call, buffer: Buffer) -> int:
+    return sum(length for _, length in bounds(call.plan, buffer, call.shape))
 
 
 def _native_call(call: Call) -> _core.Call:

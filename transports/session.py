@@ -62,6 +62,7 @@ class Session:
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._opened: set[tuple[int, int, int]] = set()
+        self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._listener = Listener(
             key=identity.key,
             job=identity.job,
@@ -95,7 +96,7 @@ class Session:
             self._add_control_link(0, sock)
             return
         with self._changed:
-            everyone = self._changed.wait_for(lambda: self.control.links() == self.identity.size - 1, timeout_s)
+            everyone = self._changed.wait_for(lambda: len(self._linked) == self.identity.size - 1, timeout_s)
         if not everyone:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
 
@@ -215,6 +216,7 @@ class Session:
         process = _process_descriptor(sock)
         with self._changed:
             self.control.add_link(peer, sock.detach(), process)
+            self._linked.add(peer)
             self._changed.notify_all()
 
 

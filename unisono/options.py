@@ -37,7 +37,11 @@ def _seconds(text: str) -> float:
 
 
 def parse_nbytes(text: str) -> int:
-    """Return the number of bytes that `text` says, as ``65536``, ``64K`` or ``1M``; raises ValueError if none."""
+    """Return the number of bytes that `text` says; raises ValueError if it says none.
+
+    >>> parse_nbytes("65536"), parse_nbytes("64K"), parse_nbytes("1MiB")
+    (65536, 65536, 1048576)
+    """
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = digits[-1:] if digits[-1:] in ("K", "M", "G") else ""
@@ -112,7 +116,11 @@ LAUNCHER_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB"
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of the field `name`: ``timeout_s`` → ``UNISONO_TIMEOUT_S``."""
+    """Return the environment variable of the field `name`.
+
+    >>> variable("timeout_s")
+    'UNISONO_TIMEOUT_S'
+    """
     return PREFIX + name.upper()
 
 

@@ -186,11 +186,9 @@ std::shared_ptr<Plan> make_plan(nb::handle words) {
 
 nb::list traffic(const Endpoint& endpoint) {
   nb::list rows;
-  for (const Channel* channel : endpoint.channels()) {
-    const Counters& counted = channel->counters();
-    rows.append(nb::make_tuple(channel->peer(), channel->transport(), counted.sent_messages, counted.sent_nbytes,
-                               counted.received_messages, counted.received_nbytes));
-  }
+  for (const auto& [peer, transport, counted] : endpoint.traffic())
+    rows.append(nb::make_tuple(peer, transport, counted.sent_messages, counted.sent_nbytes, counted.received_messages,
+                               counted.received_nbytes));
   return rows;
 }
 

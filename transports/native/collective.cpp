@@ -169,6 +169,8 @@ void Collective::prepare_message(Instance& instance, std::size_t lane, const Ste
   if (step.dst >= 0) message.dst = Cursor(memory_, plan.operand(step.dst), iteration, instance.segment);
   if (step.sources == 1) message.src = Cursor(memory_, plan.operand(step.first_source), iteration, instance.segment);
   const std::size_t nbytes = step.dst >= 0 ? message.dst.nbytes() : message.src.nbytes();
+  if (step.opcode == Opcode::recv_reduce && message.src.nbytes() != nbytes)
+    throw ProtocolError("a plan combines blocks of different lengths");
   if (nbytes == 0) return;
   const std::int64_t peer = plan.peer(step, iteration);
   message.entry = &channels_->at(static_cast<std::int64_t>(lane), peer);
@@ -278,7 +280,8 @@ bool Collective::drive_receive(StepRun& message, Channel& channel) {
   if (!message.begun) {
     const Header* header = channel.front();
     if (header == nullptr) return false;
-    if (*header != message.header) throw Mismatch(channel.peer(), "a message of another call arrived");
+    if (*header != message.header)
+      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call arrived");
     message.begun = true;
   }
   bool moved = false;

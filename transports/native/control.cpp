@@ -125,13 +125,12 @@ void Control::leave(const std::string& farewell) {
 }
 
 void Control::abandon() {
-  // The service thread does not exist here, and it may have held the mutex when the process was copied.
   abandoned_ = true;
   for (Link& link : links_) {
     link.socket.reset();
     link.process.reset();
   }
-  service_.detach();
+  service_.detach();  // it does not exist here
 }
 
 void Control::serve(std::unique_lock<std::mutex>& lock) {
@@ -150,6 +149,7 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
   for (Link& link : links_) {
     link.open = false;
     link.socket.reset();
+    link.process.reset();
   }
 }
 
@@ -191,22 +191,23 @@ void Control::poll_links(std::unique_lock<std::mutex>& lock) {
 void Control::read_link(std::int32_t peer) {
   Link& link = links_[static_cast<std::size_t>(peer)];
   char buffer[4096];
-  bool ended = false;
-  while (link.open && !ended) {
+  while (link.open) {
     const auto got = ::recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-    if (got > 0) {
-      link.in.append(buffer, static_cast<std::size_t>(got));
-    } else {
-      ended = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-      break;
-    }
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (got <= 0 || !take_bytes(peer, {buffer, static_cast<std::size_t>(got)})) link_ended(peer);
   }
+}
+
+// False if the bytes are not frames.
+bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
+  std::string& in = links_[static_cast<std::size_t>(peer)].in;
+  in.append(bytes);
   try {
-    for (Frame frame; decode(link.in, frame);) handle(peer, frame);
-  } catch (const std::exception&) {
-    ended = true;
+    for (Frame frame; decode(in, frame);) handle(peer, frame);
+  } catch (const std::runtime_error&) {
+    return false;
   }
-  if (ended) link_ended(peer);
+  return true;
 }
 
 void Control::write_link(std::int32_t peer) {
@@ -261,6 +262,7 @@ void Control::send(std::int32_t peer, const Frame& frame) {
   link.out += encode(frame);
   frames_sent_.fetch_add(1, std::memory_order_relaxed);
   write_link(peer);
+  if (!link.out.empty()) wake_.ring();  // the service thread is to wait for room
 }
 
 void Control::send_to_others(std::int32_t except, const Frame& frame) {
@@ -322,7 +324,7 @@ Frame Control::testify(const Frame& query) const {
 }
 
 // The first report of a call starts an inquiry into it, and so does a graver one; all ranks are asked. A further report
-// of the same kind only adds what its reporter knows.
+// that a call is blocked only adds what its reporter knows, and does not displace a graver one.
 void Control::inquire(std::int32_t reporter, const Frame& report) {
   if (failed()) return;
   Frame query;
@@ -330,10 +332,10 @@ void Control::inquire(std::int32_t reporter, const Frame& report) {
   query.communicator = report.communicator;
   query.sequence = report.sequence;
   const auto known = questions_.find(report.communicator);
-  const bool same = known != questions_.end() && known->second.inquiry.sequence == report.sequence;
-  if (same && report.type == FrameType::blocked) {
-    ask(reporter, query);
-    return;
+  if (known != questions_.end() && report.type == FrameType::blocked) {
+    const Inquiry& open = known->second.inquiry;
+    if (open.sequence == report.sequence) ask(reporter, query);
+    if (open.sequence == report.sequence || open.reason != FrameType::blocked) return;
   }
   Question question;
   question.inquiry = {report.communicator, report.sequence, report.type, reporter, report.text, {}};

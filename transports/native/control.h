@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -64,8 +65,10 @@ class Control {
 
   // Says farewell to all and ends the service. May be called more than once.
   void leave(const std::string& farewell);
-  // In a forked child: closes everything without a word. The object must not be used after that.
+  // In a forked child: closes everything without a word. The object must not be used after that, nor may its mutex or
+  // that of an endpoint be taken, which the parent's threads may have held when the process was copied.
   void abandon();
+  bool abandoned() const { return abandoned_; }
 
   std::uint64_t frames_sent() const { return frames_sent_.load(std::memory_order_relaxed); }
 
@@ -88,6 +91,7 @@ class Control {
   void poll_links(std::unique_lock<std::mutex>& lock);
   int poll_timeout_ms() const;
   void read_link(std::int32_t peer);
+  bool take_bytes(std::int32_t peer, std::string_view bytes);
   void write_link(std::int32_t peer);
   void link_ended(std::int32_t peer);
   void handle(std::int32_t from, const Frame& frame);

@@ -46,40 +46,49 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
-Request::~Request() {
-  if (outcome_ == Outcome::pending) endpoint_.withdraw(*this);
-}
+// The mutex of the endpoint is taken in any case: another thread may just be ending this request.
+Request::~Request() { endpoint_.withdraw(*this); }
 
 Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded)
     : control_(std::move(control)), communicator_(communicator), crowded_(crowded), channels_(control_->size()) {
   control_->add_doorbell(doorbell_.get());
 }
 
-Endpoint::~Endpoint() { close(); }
+Endpoint::~Endpoint() {
+  if (!control_->abandoned()) close();
+}
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
   channels_.add(lane, std::move(channel));
   doorbell_.ring();
 }
 
-std::vector<Channel*> Endpoint::channels() const { return channels_.all(); }
+std::vector<ChannelTraffic> Endpoint::traffic() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<ChannelTraffic> rows;
+  for (const Channel* channel : channels_.all())
+    rows.push_back({channel->peer(), channel->transport(), channel->counters()});
+  return rows;
+}
 
 void Endpoint::close() {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   closed_ = true;
   control_->remove_doorbell(doorbell_.get());
+  doorbell_.ring();  // for threads that sleep in a call
   for (Request* request : std::exchange(collectives_, {})) finish(*request, Outcome::failed);
+  for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
   mailboxes_.clear();
   channels_.clear();
 }
 
 std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, std::vector<Extent> input,
                                          std::vector<Extent> output, const CallSite& site) {
-  const std::lock_guard lock(mutex_);
+  auto request = std::make_unique<Request>(*this);
+  const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
   const std::uint32_t sequence = next_sequence_++;
-  const auto record = control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
-  auto request = std::make_unique<Request>(*this, record);
+  request->record_ = control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
   request->sequence_ = sequence;
   if (closed_ || control_->failed()) {
     finish(*request, Outcome::failed);
@@ -106,26 +115,33 @@ std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::
 
 std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
                                                   const CallSite& site) {
-  const std::lock_guard lock(mutex_);
+  auto request = std::make_unique<Request>(*this);
+  const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
   auto description = std::make_shared<const std::string>(verb + std::to_string(peer) +
                                                          ", tag=" + std::to_string(parcel.header.group) + ")");
-  const auto record = control_->recorder().begin(
+  request->record_ = control_->recorder().begin(
       {communicator_ | point_to_point_record, next_point_to_point_++, 0, std::move(description), site, false});
-  auto request = std::make_unique<Request>(*this, record);
   if (closed_ || control_->failed()) {
     finish(*request, Outcome::failed);
     return request;
   }
   const std::int64_t lane = sends ? ChannelTable::sending_lane : ChannelTable::receiving_lane;
+  ChannelEntry& entry = channels_.at(lane, peer);
   auto& mailbox = mailboxes_[{lane, peer}];
-  if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(lane, peer));
-  request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
+  if (!mailbox) mailbox = std::make_shared<Mailbox>(entry);
+  try {
+    request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
+  } catch (const Mismatch& found) {  // with a message that had come before
+    mismatch(found);
+    finish(*request, Outcome::failed);
+  }
   return request;
 }
 
 void Endpoint::withdraw(Request& request) {
+  if (control_->abandoned()) return;
   const std::lock_guard lock(mutex_);
-  if (request.outcome_ != Outcome::pending) return;
+  if (request.operation_ == nullptr) return;  // it has ended, or was never started
   control_->fail({FailureKind::aborted, rank(), -1, request.sequence_,
                   "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
   std::erase(collectives_, &request);
@@ -144,13 +160,13 @@ void Endpoint::finish(Request& request, Outcome outcome) {
 bool Endpoint::advance(Request& request) {
   try {
     if (request.sequence_ >= 0) return advance_collectives();
-    const bool moved = request.operation_->advance();
+    const bool moved = advance_messages();
     if (request.operation_->done()) finish(request, Outcome::done);
     return moved;
   } catch (const Mismatch& found) {
-    mismatch(request, found.peer, found.what());
+    mismatch(found);
   } catch (const ProtocolError& error) {
-    control_->fail({FailureKind::internal, rank(), -1, request.sequence_, error.what()});
+    control_->fail({FailureKind::internal, rank(), -1, driven_for(request).sequence_, error.what()});
   }
   return false;
 }
@@ -168,17 +184,25 @@ bool Endpoint::advance_collectives() {
   return moved;
 }
 
+// Whichever message is waited for, those started before it move on: the peer may be waiting for one of them.
+bool Endpoint::advance_messages() {
+  bool moved = false;
+  for (const auto& [place, mailbox] : mailboxes_)
+    if (mailbox->advance()) moved = true;
+  return moved;
+}
+
+std::vector<Blocked> Endpoint::blocked_messages() const {
+  std::vector<Blocked> found;
+  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(found);
+  return found;
+}
+
 Outcome Endpoint::poll(Request& request) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (request.outcome_ == Outcome::pending) advance(request);
-  }
-  if (request.outcome_ == Outcome::pending) check_closed(request);
   const std::lock_guard lock(mutex_);
-  if (request.outcome_ == Outcome::pending && control_->failed()) {
-    std::erase(collectives_, &request);
-    finish(request, Outcome::failed);
-  }
+  if (request.outcome_ == Outcome::pending) advance(request);
+  if (request.outcome_ == Outcome::pending) check_closed(request);
+  give_up_if_failed(request);
   return request.outcome_;
 }
 
@@ -189,10 +213,7 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
     {
       const std::lock_guard lock(mutex_);
       if (request.outcome_ == Outcome::pending) moved = advance(request);
-      if (request.outcome_ == Outcome::pending && control_->failed()) {
-        std::erase(collectives_, &request);
-        finish(request, Outcome::failed);
-      }
+      give_up_if_failed(request);
       if (request.outcome_ != Outcome::pending) return request.outcome_;
     }
     if (moved) {
@@ -223,7 +244,10 @@ bool Endpoint::rest(Request& request, Waiting& waiting, Interrupted interrupted)
     ::sched_yield();
     return true;
   }
-  check_closed(request);
+  {
+    const std::lock_guard lock(mutex_);
+    check_closed(request);
+  }
   sleep(request, waiting);
   return true;
 }
@@ -237,7 +261,7 @@ bool Endpoint::look_around(Request& request, Waiting& waiting, Interrupted inter
   const auto waited = now - waiting.started;
   if (waited >= blocked_after && !waiting.reported && request.sequence_ >= 0) {
     waiting.reported = true;
-    control_->report(FrameType::blocked, communicator_, request.sequence_, "");
+    control_->report(FrameType::blocked, communicator_, driven_sequence(request), "");
   }
   if (std::chrono::duration<double>(waited).count() >= waiting.timeout_s && !control_->failed())
     time_out(request, waiting);
@@ -251,7 +275,7 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
-    blocked = blocked_on(request);
+    blocked = request.sequence_ >= 0 ? blocked_on(request) : blocked_messages();
     for (const Blocked& on : blocked)
       if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
     if (request.outcome_ == Outcome::pending) moved = advance(request);
@@ -269,16 +293,33 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
   if (moved) waiting.idle = 0;
 }
 
+std::int64_t Endpoint::driven_sequence(const Request& request) const {
+  const std::lock_guard lock(mutex_);
+  return driven_for(request).sequence_;
+}
+
 std::vector<Blocked> Endpoint::blocked_on(const Request& request) const {
   std::vector<Blocked> found;
-  const Request* driven = request.sequence_ >= 0 && !collectives_.empty() ? collectives_.front() : &request;
-  if (driven->operation_) driven->operation_->blocked_on(found);
+  const Request& driven = driven_for(request);
+  if (driven.operation_) driven.operation_->blocked_on(found);
   return found;
 }
 
-// A channel on which the request waits and whose peer has gone will bring nothing more once it has been read empty.
+// Collectives are driven in the order of their calls: the request that must move before this one can.
+const Request& Endpoint::driven_for(const Request& request) const {
+  return request.sequence_ >= 0 && !collectives_.empty() ? *collectives_.front() : request;
+}
+
+// With the mutex held.
+void Endpoint::give_up_if_failed(Request& request) {
+  if (request.outcome_ != Outcome::pending || !(closed_ || control_->failed())) return;
+  std::erase(collectives_, &request);
+  finish(request, Outcome::failed);
+}
+
+// With the mutex held. A channel on which the request waits and whose peer has gone will bring nothing more once it has
+// been read empty.
 void Endpoint::check_closed(Request& request) {
-  const std::unique_lock lock(mutex_);
   for (const Blocked& on : blocked_on(request)) {
     const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
     if (!gone) continue;
@@ -298,14 +339,15 @@ void Endpoint::lose(std::int32_t peer, const Request& request) {
   control_->fail({FailureKind::peer_lost, rank(), peer, request.sequence_, name + how});
 }
 
-void Endpoint::mismatch(const Request& request, std::int32_t peer, const std::string& what) {
-  const std::string text = "rank " + std::to_string(rank()) + ": " + what;
-  const Failure otherwise{FailureKind::mismatch, rank(), peer, request.sequence_, text};
-  if (request.sequence_ < 0) {
+void Endpoint::mismatch(const Mismatch& found) {
+  const std::string text = "rank " + std::to_string(rank()) + ": " + found.what();
+  const Failure otherwise{FailureKind::mismatch, rank(), found.peer, found.sequence, text};
+  if (found.sequence < 0) {
     control_->fail(otherwise);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, request.sequence_, text + " from rank " + std::to_string(peer));
+  control_->report(FrameType::mismatch, communicator_, found.sequence,
+                   text + " from rank " + std::to_string(found.peer));
   await_verdict(verdict_time, otherwise);
 }
 

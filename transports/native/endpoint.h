@@ -28,12 +28,18 @@ using Interrupted = bool (*)();
 
 enum class Outcome : std::uint8_t { pending, done, failed, interrupted };
 
+struct ChannelTraffic {
+  std::int32_t peer;
+  const char* transport;
+  Counters counters;
+};
+
 class Endpoint;
 
 // A started call. Dropping one that has not ended aborts the communicator, for its memory may go with it.
 class Request {
  public:
-  Request(Endpoint& endpoint, std::size_t record) : endpoint_(endpoint), record_(record) {}
+  explicit Request(Endpoint& endpoint) : endpoint_(endpoint) {}
   ~Request();
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
@@ -41,7 +47,7 @@ class Request {
  private:
   friend class Endpoint;
   Endpoint& endpoint_;
-  std::size_t record_;
+  std::size_t record_ = 0;
   std::int64_t sequence_ = -1;  // of a collective
   std::unique_ptr<Operation> operation_;
   Outcome outcome_ = Outcome::pending;
@@ -60,7 +66,8 @@ class Endpoint {
   Control& control() { return *control_; }
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
-  std::vector<Channel*> channels() const;
+  // What has gone over each channel, until the endpoint is closed.
+  std::vector<ChannelTraffic> traffic() const;
 
   // Starts a collective; one after the other, in the order of the calls. `call` must outlive the request.
   std::unique_ptr<Request> start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
@@ -93,16 +100,21 @@ class Endpoint {
                                           const CallSite& site);
   bool advance(Request& request);
   bool advance_collectives();
+  bool advance_messages();
+  std::vector<Blocked> blocked_messages() const;
   void finish(Request& request, Outcome outcome);
   void withdraw(Request& request);
   bool rest(Request& request, Waiting& waiting, Interrupted interrupted);
   bool look_around(Request& request, Waiting& waiting, Interrupted interrupted);
   void sleep(Request& request, Waiting& waiting);
   void check_closed(Request& request);
+  void give_up_if_failed(Request& request);
   void time_out(Request& request, const Waiting& waiting);
   void lose(std::int32_t peer, const Request& request);
-  void mismatch(const Request& request, std::int32_t peer, const std::string& what);
+  void mismatch(const Mismatch& found);
   void await_verdict(std::chrono::milliseconds most, Failure otherwise);
+  const Request& driven_for(const Request& request) const;
+  std::int64_t driven_sequence(const Request& request) const;
   std::vector<Blocked> blocked_on(const Request& request) const;
 
   std::shared_ptr<Control> control_;

@@ -29,8 +29,8 @@ bool Inquiry::complete() const {
 }
 
 std::optional<Failure> Inquiry::verdict(bool final) const {
+  if (!final && !complete()) return std::nullopt;  // who is right is decided by the number of those who say so
   if (auto found = disagreement()) return found;
-  if (!final && !complete()) return std::nullopt;
   if (reason == FrameType::timed_out) return timeout();
   if (reason == FrameType::mismatch) return Failure{FailureKind::mismatch, reporter, -1, sequence, report};
   return std::nullopt;

@@ -28,8 +28,8 @@ struct Inquiry {
   std::vector<Testimony> ranks;
 
   bool complete() const;
-  // The failure that the testimonies amount to, if any: a disagreement always; with a report of a mismatch or a
-  // timeout, and `final` (nobody else will testify), at least that report.
+  // The failure that the testimonies amount to, if any, once all have testified or `final` says that nobody else will:
+  // a disagreement, or else the mismatch or the timeout that has been reported.
   std::optional<Failure> verdict(bool final) const;
 
  private:

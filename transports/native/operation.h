@@ -13,8 +13,10 @@ namespace unisono {
 
 // A message arrived that belongs to another call than the one it was received for.
 struct Mismatch : std::runtime_error {
-  Mismatch(std::int32_t from, const std::string& what) : std::runtime_error(what), peer(from) {}
+  Mismatch(std::int32_t from, std::int64_t first_call, const std::string& what)
+      : std::runtime_error(what), peer(from), sequence(first_call) {}
   std::int32_t peer;
+  std::int64_t sequence;  // of the first collective that the ranks can disagree on; -1 for a message by itself
 };
 
 // A channel, open or not yet, on which an operation cannot go on now.

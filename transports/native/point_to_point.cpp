@@ -24,7 +24,7 @@ PointToPoint::PointToPoint(std::shared_ptr<Mailbox> mailbox, const Parcel& parce
 
 PointToPoint::~PointToPoint() { mailbox_->withdraw(*this); }
 
-bool PointToPoint::advance() { return sends_ ? mailbox_->advance_sends() : mailbox_->advance_receives(); }
+bool PointToPoint::advance() { return mailbox_->advance(); }
 
 void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
   if (!done_)
@@ -56,6 +56,16 @@ void Mailbox::withdraw(PointToPoint& operation) {
 bool Mailbox::open() {
   if (channel_ == nullptr) channel_ = entry_.channel.load(std::memory_order_acquire);
   return channel_ != nullptr;
+}
+
+bool Mailbox::advance() {
+  const bool sent = advance_sends();
+  return advance_receives() || sent;
+}
+
+void Mailbox::blocked_on(std::vector<Blocked>& found) {
+  if (!sends_.empty()) sends_.front()->blocked_on(found);
+  if (!receives_.empty()) receives_.front()->blocked_on(found);
 }
 
 bool Mailbox::advance_sends() {
@@ -115,8 +125,9 @@ PointToPoint* Mailbox::expecting(const Header& header) {
 void Mailbox::check(const PointToPoint& receive, const Header& header, std::int32_t peer) {
   const Header& expected = receive.parcel_.header;
   if (header.sequence == expected.sequence && header.nbytes == expected.nbytes) return;
-  throw Mismatch(peer, "rank " + std::to_string(peer) + " sent " + array_text(header) + " with tag " +
-                           std::to_string(header.group) + ", where " + array_text(expected) + " is to be received");
+  throw Mismatch(peer, -1,
+                 "rank " + std::to_string(peer) + " sent " + array_text(header) + " with tag " +
+                     std::to_string(header.group) + ", where " + array_text(expected) + " is to be received");
 }
 
 bool Mailbox::move_to(PointToPoint& receive) {

@@ -43,6 +43,12 @@ class Mailbox {
  public:
   explicit Mailbox(ChannelEntry& entry) : entry_(entry) {}
 
+  // Moves what can be moved of everything that has been posted; see `Operation::advance`.
+  bool advance();
+  void blocked_on(std::vector<Blocked>& found);
+  // Forgets the channel, which is about to go; what is posted will not move any more.
+  void close() { channel_ = nullptr; }
+
  private:
   friend class PointToPoint;
   struct Unexpected {

@@ -1,0 +1,140 @@
+#include "ranks.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "check.h"
+#include "shm_channel.h"
+#include "tcp_channel.h"
+
+namespace unisono::testing {
+namespace {
+
+Descriptor copy_of(const Descriptor& original) { return Descriptor(::dup(original.get())); }
+
+}  // namespace
+
+SocketPair unix_pair() {
+  int ends[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+SocketPair tcp_pair() {
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t nbytes = sizeof address;
+  auto* place = reinterpret_cast<sockaddr*>(&address);
+  CHECK(::bind(listener.get(), place, nbytes) == 0 && ::listen(listener.get(), 1) == 0);
+  CHECK(::getsockname(listener.get(), place, &nbytes) == 0);
+  Descriptor a(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK(::connect(a.get(), place, nbytes) == 0);
+  Descriptor b(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const int on = 1;
+  for (const Descriptor* end : {&a, &b}) CHECK(::setsockopt(end->get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+  return {std::move(a), std::move(b)};
+}
+
+Descriptor sealed_memory() {
+  Descriptor memory(::memfd_create("unisono-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK(::ftruncate(memory.get(), static_cast<off_t>(ShmChannel::segment_nbytes())) == 0);
+  CHECK(::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  return memory;
+}
+
+ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
+  if (transport == Transport::tcp) {
+    SocketPair sockets = tcp_pair();
+    return {std::make_unique<TcpChannel>(b, std::move(sockets.a)),
+            std::make_unique<TcpChannel>(a, std::move(sockets.b)), Descriptor()};
+  }
+  SocketPair sockets = unix_pair();
+  Descriptor memory = sealed_memory();
+  const Descriptor bell_a(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const Descriptor bell_b(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  return {
+      std::make_unique<ShmChannel>(b, true, copy_of(memory), copy_of(bell_a), copy_of(bell_b), std::move(sockets.a)),
+      std::make_unique<ShmChannel>(a, false, copy_of(memory), copy_of(bell_b), copy_of(bell_a), std::move(sockets.b)),
+      std::move(memory)};
+}
+
+Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
+  for (std::int32_t rank = 0; rank < size; ++rank) {
+    controls_.push_back(std::make_shared<Control>(rank, size));
+    endpoints_.push_back(std::make_unique<Endpoint>(controls_.back(), communicator, true));
+  }
+  for (std::int32_t rank = 1; rank < size; ++rank) {
+    SocketPair link = unix_pair();
+    controls_[0]->add_link(rank, std::move(link.a), Descriptor());
+    controls_[static_cast<std::size_t>(rank)]->add_link(0, std::move(link.b), Descriptor());
+  }
+  for (std::int32_t a = 0; a < size; ++a)
+    for (std::int32_t b = 0; b < a; ++b) connect(a, b, transport, lanes);
+}
+
+void Ranks::connect(std::int32_t a, std::int32_t b, Transport transport, std::int64_t lanes) {
+  const auto join = [&](std::int64_t lane_of_a, std::int64_t lane_of_b) {
+    ChannelPair pair = channel_pair(transport, a, b);
+    endpoint(a).add_channel(lane_of_a, std::move(pair.a));
+    endpoint(b).add_channel(lane_of_b, std::move(pair.b));
+  };
+  for (std::int64_t lane = 0; lane < lanes; ++lane) join(lane, lane);
+  join(ChannelTable::sending_lane, ChannelTable::receiving_lane);
+  join(ChannelTable::receiving_lane, ChannelTable::sending_lane);
+}
+
+void Ranks::run(const std::function<void(std::int32_t, Endpoint&)>& body) {
+  std::vector<std::exception_ptr> errors(endpoints_.size());
+  std::vector<std::thread> threads;
+  for (std::int32_t rank = 0; rank < size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank, endpoint(rank));
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+        control(rank).fail({FailureKind::aborted, rank, -1, -1, error.what()});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+bool eventually(const std::function<bool()>& condition) {
+  using namespace std::chrono_literals;
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
+CompiledCall compile(std::span<const std::int64_t> words, std::int64_t elements, std::int64_t segments,
+                     std::uint64_t divisor, std::uint64_t digest) {
+  CompiledCall call;
+  auto plan = std::make_shared<const Plan>(words);
+  call.blocks[0] = Blocks::even(elements, plan->partition(BufferKind::input).blocks);
+  call.blocks[1] = Blocks::even(elements, plan->partition(BufferKind::output).blocks);
+  call.blocks[2] = Blocks::copies(call.blocks[0], plan->scratch_copies());
+  call.plan = std::move(plan);
+  call.segments = segments;
+  call.divisor = divisor;
+  call.digest = digest;
+  call.description = std::make_shared<const std::string>("allreduce #" + std::to_string(digest));
+  return call;
+}
+
+}  // namespace unisono::testing

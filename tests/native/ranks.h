@@ -1,0 +1,63 @@
+// Ranks as threads of one process: each with a control and an endpoint of its own, linked as processes would be.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "control.h"
+#include "descriptor.h"
+#include "endpoint.h"
+
+namespace unisono::testing {
+
+enum class Transport { shm, tcp };
+inline constexpr Transport transports[] = {Transport::shm, Transport::tcp};
+
+struct SocketPair {
+  Descriptor a;
+  Descriptor b;
+};
+SocketPair unix_pair();
+SocketPair tcp_pair();  // over loopback
+
+struct ChannelPair {
+  std::unique_ptr<Channel> a;  // at the rank `a`, to the rank `b`
+  std::unique_ptr<Channel> b;
+  Descriptor memory;  // of shared memory, else invalid
+};
+ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b);
+
+// Sealed as a channel demands.
+Descriptor sealed_memory();
+
+// Ranks with a channel in `lanes` lanes between each two of them, and both ways for point-to-point messages.
+class Ranks {
+ public:
+  static constexpr std::uint64_t communicator = 7;
+
+  Ranks(std::int32_t size, Transport transport, std::int64_t lanes = 1);
+
+  // Runs `body` for each rank in a thread of its own; throws what the first failing one threw.
+  void run(const std::function<void(std::int32_t rank, Endpoint& endpoint)>& body);
+  Endpoint& endpoint(std::int32_t rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }
+  Control& control(std::int32_t rank) { return endpoint(rank).control(); }
+  std::int32_t size() const { return static_cast<std::int32_t>(endpoints_.size()); }
+
+ private:
+  void connect(std::int32_t a, std::int32_t b, Transport transport, std::int64_t lanes);
+
+  std::vector<std::shared_ptr<Control>> controls_;
+  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+};
+
+// Waits until `condition` holds, for some seconds at most; whether it came to hold.
+bool eventually(const std::function<bool()>& condition);
+
+// A call of a plan on arrays of one block layout; `words` are the plan's.
+CompiledCall compile(std::span<const std::int64_t> words, std::int64_t elements, std::int64_t segments,
+                     std::uint64_t divisor = 1, std::uint64_t digest = 1);
+
+}  // namespace unisono::testing

@@ -1,0 +1,168 @@
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+
+using namespace unisono;
+using namespace unisono::testing;
+
+namespace {
+
+CallRecord record_of(std::uint64_t sequence, std::uint64_t digest, const char* text) {
+  return {Ranks::communicator, sequence, digest, std::make_shared<const std::string>(text), {"train.py", 12}, false};
+}
+
+void a_failure_reaches_all_ranks_and_the_first_one_stays() {
+  Ranks ranks(4, Transport::shm);
+  ranks.control(2).fail({FailureKind::aborted, 2, -1, 5, "enough"});
+  for (std::int32_t rank = 0; rank < 4; ++rank)
+    CHECK(eventually([&] { return ranks.control(rank).failed(); }) && ranks.control(rank).failure().text == "enough");
+  ranks.control(1).fail({FailureKind::internal, 1, -1, 6, "too late"});
+  CHECK(ranks.control(1).failure().text == "enough" && ranks.control(1).failure().sequence == 5);
+}
+
+void a_departure_is_known_to_all_with_its_farewell() {
+  Ranks ranks(3, Transport::shm);
+  ranks.control(2).leave("its work was done");
+  for (const std::int32_t rank : {0, 1}) {
+    CHECK(eventually([&] { return ranks.control(rank).departed(2); }));
+    CHECK(ranks.control(rank).farewell(2) == "its work was done" && !ranks.control(rank).failed());
+  }
+}
+
+void a_link_that_ends_without_a_word_is_a_lost_peer() {
+  Control hub(0, 3);
+  SocketPair first = unix_pair();
+  SocketPair second = unix_pair();
+  hub.add_link(1, std::move(first.a), Descriptor());
+  hub.add_link(2, std::move(second.a), Descriptor());
+  Control survivor(1, 3);
+  survivor.add_link(0, std::move(first.b), Descriptor());
+  second.b.reset();
+  CHECK(eventually([&] { return survivor.failed(); }));
+  CHECK(survivor.failure().kind == FailureKind::peer_lost && survivor.failure().peer == 2);
+}
+
+void ranks_that_disagree_are_named_with_their_calls() {
+  Ranks ranks(3, Transport::shm);
+  for (std::int32_t rank = 0; rank < 3; ++rank)
+    ranks.control(rank).recorder().begin(record_of(4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()"));
+  ranks.control(0).report(FrameType::blocked, Ranks::communicator, 4, "");
+  for (std::int32_t rank = 0; rank < 3; ++rank) {
+    CHECK(eventually([&] { return ranks.control(rank).failed(); }));
+    const Failure failure = ranks.control(rank).failure();
+    CHECK(failure.kind == FailureKind::mismatch && failure.peer == 1 && failure.sequence == 4);
+    CHECK(failure.text.find("rank 1 called barrier() at train.py:12") != std::string::npos);
+    CHECK(failure.text.find("ranks 0 and 2 called broadcast()") != std::string::npos);
+  }
+}
+
+// A rank that does not answer, and a blocked rank at another call, must not keep the verdict back.
+void a_timeout_is_judged_whatever_others_report() {
+  Control hub(0, 3);
+  Control reporter(1, 3);
+  SocketPair link = unix_pair();
+  SocketPair silent = unix_pair();
+  hub.add_link(1, std::move(link.a), Descriptor());
+  hub.add_link(2, std::move(silent.a), Descriptor());
+  reporter.add_link(0, std::move(link.b), Descriptor());
+  reporter.report(FrameType::timed_out, Ranks::communicator, 5, "rank 1 waited 3 s");
+  reporter.report(FrameType::blocked, Ranks::communicator, 4, "");
+  CHECK(eventually([&] { return reporter.failed(); }));
+  CHECK(reporter.failure().kind == FailureKind::timeout && reporter.failure().sequence == 5);
+  CHECK(reporter.failure().text.find("rank 2 does not answer") != std::string::npos);
+}
+
+// What does not fit into the socket at once goes when there is room again.
+void a_failure_waits_for_room() {
+  Control control(1, 2);
+  SocketPair link = unix_pair();
+  const Descriptor same(::dup(link.a.get()));
+  control.add_link(0, std::move(link.a), Descriptor());
+  std::string bytes(4096, 'x');
+  std::size_t before = 0;
+  for (ssize_t put; (put = ::send(same.get(), bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0;)
+    before += static_cast<std::size_t>(put);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that the service sleeps, with nothing to write
+  control.fail({FailureKind::aborted, 1, -1, 5, "enough"});
+  for (ssize_t got; before != 0; before -= static_cast<std::size_t>(got))
+    CHECK((got = ::recv(link.b.get(), bytes.data(), std::min(bytes.size(), before), 0)) > 0);
+  std::string told;
+  for (Frame frame; !decode(told, frame);) {
+    const auto got = ::recv(link.b.get(), bytes.data(), bytes.size(), 0);
+    CHECK(got > 0);
+    told.append(bytes, 0, static_cast<std::size_t>(got));
+  }
+}
+
+std::string hostile_bytes(Dice& dice) {
+  std::string bytes;
+  for (std::size_t i = dice.below(4); i > 0; --i) {
+    Frame frame;
+    frame.type = static_cast<FrameType>(1 + dice.below(7));
+    frame.failure = static_cast<FailureKind>(dice.below(6));
+    frame.state = static_cast<CallState>(dice.below(5));
+    frame.rank = static_cast<std::int32_t>(dice.awkward());
+    frame.peer = static_cast<std::int32_t>(dice.awkward());
+    frame.communicator = dice.below(2) == 0 ? Ranks::communicator : dice.awkward();
+    frame.sequence = static_cast<std::int64_t>(dice.awkward());
+    frame.digest = dice.awkward();
+    frame.text.assign(dice.below(300), 'x');
+    bytes += encode(frame);
+  }
+  if (!bytes.empty() && dice.below(3) == 0) bytes[dice.below(bytes.size())] = static_cast<char>(dice.word());
+  return bytes;
+}
+
+void hostile_frames_do_no_harm() {
+  Dice dice(5);
+  for (int round = 0; round < 150; ++round) {
+    const std::int32_t rank = round % 2;
+    Control control(rank, 3);
+    SocketPair link = unix_pair();
+    control.recorder().begin(record_of(1, 1, "barrier()"));
+    control.add_link(rank == 0 ? 2 : 0, std::move(link.a), Descriptor());
+    for (int i = 0; i < 20; ++i) {
+      const std::string bytes = hostile_bytes(dice);
+      if (::send(link.b.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
+    }
+    control.report(FrameType::blocked, Ranks::communicator, 1, "");
+    link.b.reset();
+    CHECK(eventually([&] { return control.links() == 0; }));
+  }
+}
+
+void a_forked_child_lets_go_without_a_word() {
+  Ranks ranks(2, Transport::shm);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ranks.control(0).abandon();
+    ranks.control(1).abandon();
+    ::_exit(0);
+  }
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(!ranks.control(0).failed() && !ranks.control(1).failed() && ranks.control(0).links() == 1);
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"a failure reaches all ranks and the first one stays", a_failure_reaches_all_ranks_and_the_first_one_stays},
+      {"a departure is known to all with its farewell", a_departure_is_known_to_all_with_its_farewell},
+      {"a link that ends without a word is a lost peer", a_link_that_ends_without_a_word_is_a_lost_peer},
+      {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
+      {"a timeout is judged whatever others report", a_timeout_is_judged_whatever_others_report},
+      {"a failure waits for room", a_failure_waits_for_room},
+      {"hostile frames do no harm", hostile_frames_do_no_harm},
+      {"a forked child lets go without a word", a_forked_child_lets_go_without_a_word},
+  });
+}

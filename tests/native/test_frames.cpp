@@ -1,0 +1,86 @@
+#include "check.h"
+#include "frame.h"
+
+using namespace unisono;
+using namespace unisono::testing;
+
+namespace {
+
+Frame sample() {
+  Frame frame;
+  frame.type = FrameType::answer;
+  frame.state = CallState::running;
+  frame.rank = 3;
+  frame.peer = -1;
+  frame.communicator = 0xfedcba9876543210;
+  frame.sequence = 41;
+  frame.digest = 17;
+  frame.text = "allreduce(float32[8], op=sum) at train.py:12";
+  return frame;
+}
+
+void a_frame_comes_back_as_it_was() {
+  std::string bytes = encode(sample()) + encode(Frame{});
+  Frame frame;
+  CHECK(decode(bytes, frame));
+  CHECK(frame.type == FrameType::answer && frame.state == CallState::running && frame.rank == 3 && frame.peer == -1);
+  CHECK(frame.communicator == sample().communicator && frame.sequence == 41 && frame.digest == 17);
+  CHECK(frame.text == sample().text);
+  CHECK(decode(bytes, frame) && frame.text.empty());
+  CHECK(bytes.empty() && !decode(bytes, frame));
+}
+
+void a_frame_is_whole_or_not_there() {
+  const std::string whole = encode(sample());
+  for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
+    std::string part = whole.substr(0, nbytes);
+    Frame frame;
+    CHECK(!decode(part, frame) && part.size() == nbytes);
+  }
+}
+
+void a_long_text_is_cut() {
+  Frame frame = sample();
+  frame.text.assign(1 << 20, 'x');
+  std::string bytes = encode(frame);
+  Frame back;
+  CHECK(decode(bytes, back) && bytes.empty());
+  CHECK(back.text == frame.text.substr(0, back.text.size()) && !back.text.empty() && back.text.size() < 1 << 14);
+}
+
+void bytes_that_are_no_frame_are_refused() {
+  for (const std::size_t place : {0, 1, 2, 15}) {  // type, failure, state, length
+    std::string bytes = encode(sample());
+    bytes[place] = '\xff';
+    Frame frame;
+    CHECK(throws<std::runtime_error>([&] { decode(bytes, frame); }));
+  }
+}
+
+void mutated_frames_are_decoded_or_refused() {
+  Dice dice(1);
+  for (int round = 0; round < 50000; ++round) {
+    std::string bytes;
+    for (std::size_t i = 0; i <= dice.below(3); ++i) bytes += encode(sample());
+    for (std::size_t i = dice.below(6); i > 0; --i) bytes[dice.below(bytes.size())] = static_cast<char>(dice.word());
+    bytes.resize(dice.below(bytes.size() + 1));
+    try {
+      Frame frame;
+      for (std::size_t before = bytes.size(); decode(bytes, frame); before = bytes.size())
+        CHECK(bytes.size() < before && frame.text.size() <= 4096);
+    } catch (const std::runtime_error&) {
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"a frame comes back as it was", a_frame_comes_back_as_it_was},
+      {"a frame is whole or not there", a_frame_is_whole_or_not_there},
+      {"a long text is cut", a_long_text_is_cut},
+      {"bytes that are no frame are refused", bytes_that_are_no_frame_are_refused},
+      {"mutated frames are decoded or refused", mutated_frames_are_decoded_or_refused},
+  });
+}

@@ -1,0 +1,107 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "check.h"
+#include "kernels.h"
+
+using namespace unisono;
+using namespace unisono::testing;
+
+namespace {
+
+constexpr Combine combines[] = {Combine::sum, Combine::prod, Combine::min, Combine::max};
+
+// The arrays end where their allocations end, so that the address sanitizer sees a kernel that goes too far.
+struct Operands {
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<const std::byte*> sources;
+
+  Operands(std::size_t sources_count, std::size_t nbytes, std::size_t misalignment, Dice& dice) {
+    for (std::size_t k = 0; k < sources_count; ++k) {
+      std::vector<std::byte> bytes(misalignment + nbytes);
+      for (std::byte& byte : bytes) byte = static_cast<std::byte>(dice.word());
+      memory.push_back(std::move(bytes));
+    }
+    for (const auto& bytes : memory) sources.push_back(bytes.data() + misalignment);
+  }
+};
+
+template <class Body>
+void for_each_kernel(Body&& body) {
+  for (std::size_t code = 0; code < dtype_count; ++code) {
+    const auto dtype = static_cast<DType>(code);
+    for (const Combine combine : combines)
+      if (const ReduceFunction kernel = reduce_function(dtype, combine))
+        body(kernel, dtype, dtype_table[code].itemsize);
+  }
+}
+
+// Random bits: every kernel meets infinities, NaNs, subnormals and overflowing integers, at any alignment and length.
+void kernels_stay_within_their_arrays() {
+  Dice dice(3);
+  for_each_kernel([&](ReduceFunction kernel, DType, std::size_t itemsize) {
+    for (const std::size_t count : {0, 1, 7, 31, 513, 1025}) {
+      for (const std::size_t misalignment : {0, 1, 3}) {
+        for (const std::size_t sources_count : {1, 2, 3, 5}) {
+          const Operands operands(sources_count, count * itemsize, misalignment, dice);
+          std::vector<std::byte> dst(count * itemsize);
+          kernel(dst.data(), operands.sources.data(), sources_count, count, 1 + dice.below(5));
+        }
+      }
+    }
+  });
+}
+
+void a_destination_may_be_any_of_the_sources() {
+  Dice dice(4);
+  for_each_kernel([&](ReduceFunction kernel, DType, std::size_t itemsize) {
+    constexpr std::size_t count = 1500;
+    for (const std::size_t sources_count : {1, 2, 3, 4}) {
+      for (std::size_t aliased = 0; aliased < sources_count; ++aliased) {
+        Operands operands(sources_count, count * itemsize, 1, dice);
+        std::vector<std::byte> apart(count * itemsize);
+        kernel(apart.data(), operands.sources.data(), sources_count, count, 3);
+        std::byte* in_place = operands.memory[aliased].data() + 1;
+        kernel(in_place, operands.sources.data(), sources_count, count, 3);
+        CHECK(std::memcmp(in_place, apart.data(), apart.size()) == 0);
+      }
+    }
+  });
+}
+
+void integers_wrap_and_their_division_truncates() {
+  const auto reduced = [](Combine combine, std::int32_t a, std::int32_t b, std::uint64_t divisor) {
+    const std::byte* sources[] = {reinterpret_cast<std::byte*>(&a), reinterpret_cast<std::byte*>(&b)};
+    std::int32_t result = 0;
+    reduce_function(DType::int32, combine)(reinterpret_cast<std::byte*>(&result), sources, 2, 1, divisor);
+    return result;
+  };
+  constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  constexpr std::int32_t least = std::numeric_limits<std::int32_t>::min();
+  CHECK(reduced(Combine::sum, most, 1, 1) == least);
+  CHECK(reduced(Combine::prod, most, most, 1) == 1);
+  CHECK(reduced(Combine::sum, -4, -3, 2) == -3);
+  CHECK(reduced(Combine::min, -4, 3, 1) == -4 && reduced(Combine::max, -4, 3, 1) == 3);
+}
+
+void types_without_arithmetic_have_no_kernel() {
+  for (const Combine combine : combines) {
+    CHECK(reduce_function(DType::boolean, combine) == nullptr);
+    CHECK(reduce_function(DType::complex64, combine) == nullptr);
+    CHECK(reduce_function(static_cast<DType>(255), combine) == nullptr);
+  }
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"kernels stay within their arrays", kernels_stay_within_their_arrays},
+      {"a destination may be any of the sources", a_destination_may_be_any_of_the_sources},
+      {"integers wrap and their division truncates", integers_wrap_and_their_division_truncates},
+      {"types without arithmetic have no kernel", types_without_arithmetic_have_no_kernel},
+  });
+}

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from unisono.algorithms.registry import ALGORITHMS
+from unisono.errors import NoAlgorithmError
+from unisono.tuning.choice import Choice, Question, choose, explain
+from unisono.tuning.model import LINKS, predicted_s, segments
+
+ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
+questions = st.builds(
+    Question,
+    collective=st.sampled_from(list(ALGORITHMS)),
+    nbytes=st.integers(0, 1 << 34),
+    size=st.integers(1, 300),
+    link=st.sampled_from(list(LINKS)),
+    segment_nbytes=st.sampled_from([0, 1, 4096, 1 << 20]),
+)
+bounded = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+@bounded
+@given(question=questions)
+def test_the_choice_is_the_cheapest_candidate_that_is_not_refused(question: Question) -> None:
+    explanation = explain(question)
+    open_ = [candidate for candidate in explanation.candidates if candidate.refusal is None]
+    assert {candidate.algorithm for candidate in explanation.candidates} == set(ALGORITHMS[question.collective])
+    assert explanation.choice.predicted_s == min(candidate.predicted_s for candidate in open_)
+    assert explanation.choice.tier == "model"
+    assert explanation.choice.segments >= 1
+
+
+@bounded
+@given(question=questions)
+def test_the_same_question_has_the_same_answer(question: Question) -> None:
+    assert explain(question) == explain(replace(question))
+
+
+def test_small_vectors_take_few_rounds_and_large_ones_few_bytes() -> None:
+    names = [choose(replace(ASKED, size=8, nbytes=nbytes)).algorithm for nbytes in (8, 64 << 20)]
+    costs = [ALGORITHMS["allreduce"][name].cost(8) for name in names]
+    assert costs[0].rounds < costs[1].rounds
+    assert costs[0].sent > costs[1].sent
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("size", [2, 5, 64])
+def test_a_larger_vector_never_has_an_algorithm_that_sends_more(size: int, link: str) -> None:
+    names = [choose(replace(ASKED, size=size, nbytes=1 << power, link=link)).algorithm for power in range(3, 31)]
+    sent = [ALGORITHMS["allreduce"][name].cost(size).sent for name in names]
+    assert sent == sorted(sent, reverse=True)
+
+
+@bounded
+@given(question=questions, more=st.integers(1, 1 << 20))
+def test_a_larger_vector_is_not_predicted_to_be_faster(question: Question, more: int) -> None:
+    larger = replace(question, nbytes=question.nbytes + more)
+    assert choose(larger).predicted_s >= choose(question).predicted_s
+
+
+@pytest.mark.parametrize("name", ALGORITHMS["allreduce"])
+def test_a_forced_algorithm_is_taken_whatever_it_costs(name: str) -> None:
+    for nbytes in (8, 1 << 30):
+        choice = choose(replace(ASKED, nbytes=nbytes, algorithm=name))
+        assert (choice.algorithm, choice.tier) == (name, "forced")
+
+
+def test_an_algorithm_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(NoAlgorithmError, match="'rign': it has direct, ring, recursive_doubling"):
+        choose(replace(ASKED, algorithm="rign"))
+
+
+def test_a_collective_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(NoAlgorithmError, match="allreduce, broadcast, barrier"):
+        choose(replace(ASKED, collective="allredcue"))
+
+
+def test_an_operation_that_does_not_commute_has_no_algorithm_that_changes_the_order() -> None:
+    explanation = explain(replace(ASKED, nbytes=1 << 30, commutative=False))
+    refused = {candidate.algorithm: candidate.refusal for candidate in explanation.candidates if candidate.refusal}
+    assert refused == {"ring": "needs a commutative operation"}
+    assert explanation.choice.algorithm != "ring"
+
+
+def test_a_forced_algorithm_that_is_refused_is_an_error_with_the_reason() -> None:
+    with pytest.raises(NoAlgorithmError, match="ring needs a commutative operation"):
+        choose(replace(ASKED, commutative=False, algorithm="ring"))
+
+
+def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = ALGORITHMS["allreduce"]["ring"]
+    only = {
+        "pairs": replace(ring, name="pairs", supports=lambda size: "not a power of two"),
+        "one_shot": replace(ring, name="one_shot", mapped=True),
+    }
+    monkeypatch.setitem(ALGORITHMS, "allreduce", only)
+    with pytest.raises(NoAlgorithmError) as caught:
+        choose(replace(ASKED, size=6))
+    assert "pairs does not run on 6 ranks: not a power of two" in str(caught.value)
+    assert "one_shot needs memory that peers can map" in str(caught.value)
+
+
+def test_segments_carry_about_as_much_as_is_asked_for() -> None:
+    ring = ALGORITHMS["allreduce"]["ring"]
+    per_block = (8 << 20) // 4
+    assert segments(ring, 4, 8 << 20, per_block // 8) == 8
+    assert segments(ring, 4, 8 << 20, per_block) == 1
+    assert segments(ring, 4, 0, 1024) == 1
+    assert choose(replace(ASKED, nbytes=8 << 20, algorithm="ring", segment_nbytes=per_block // 8)).segments == 8
+
+
+def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
+    assert choose(Question("barrier", 1 << 30, 8, "tcp", segment_nbytes=1)).segments == 1
+
+
+def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
+    ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
+    wanted = 6 * link.latency_s + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
+    assert predicted_s(ring, 4, 1000, link) == pytest.approx(wanted)
+
+
+def test_an_explanation_reads_as_a_table_with_the_choice_marked() -> None:
+    explanation = explain(replace(ASKED, commutative=False))
+    head, *rows = str(explanation).splitlines()
+    assert head.startswith("allreduce of 1048576 B over 4 ranks by shm: ")
+    assert explanation.choice.algorithm in head
+    assert "tier 'model'" in head
+    assert len(rows) == len(ALGORITHMS["allreduce"])
+    assert [row.split()[1] for row in rows if row.startswith(" * ")] == [explanation.choice.algorithm]
+    assert any("needs a commutative operation" in row for row in rows)
+    assert isinstance(explanation.choice, Choice)

@@ -1,0 +1,188 @@
+"""The compiled form of plans: what it looks like, and what the native decoder refuses."""
+
+from __future__ import annotations
+
+from array import array
+
+import handmade_plans
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from unisono.algorithms.encode import OPCODES, VERSION, encode
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    even,
+    input_block,
+    output_block,
+    scratch_block,
+    scratch_like,
+)
+from unisono.algorithms.registry import ALGORITHMS
+from unisono.transports import _core
+
+OUT_OF_RANGE = (-2, 1 << 40, -(1 << 62), (1 << 63) - 1)
+HEADER_WORDS = 17
+
+
+def small_plan() -> Plan:
+    receive = RecvReduce(1, output_block(0, advance=1), input_block(0), received_first=True, lower=True, peer_advance=2)
+    exchange = Group((Send(1, input_block(1, 2, -1)), receive))
+    keep = Group((Reduce(output_block(1), (scratch_block(3), input_block(1))),), after=((0, 4),))
+    scratch = scratch_like(Buffer.OUTPUT, even(2), 2)
+    lanes = ((Repeat(3, (exchange, Group(()))),), (keep,))
+    return Plan("allreduce", "made", 4, 2, 0, even(2), even(2), scratch, lanes, permutation=(1, 0))
+
+
+def test_a_small_plan_is_encoded_as_the_format_says() -> None:
+    header = [VERSION, 4, 2, 2, 2, 3, 1, 3, 6, 2, 2, 0, 2, 0, 4, int(Buffer.OUTPUT), 2]
+    lanes = [0, 1, 1, 1]
+    items = [3, 0, 2, 1, 2, 1]
+    groups = [0, 2, 0, 0, 2, 0, 0, 0, 2, 1, 0, 1]
+    dependencies = [0, 4]
+    steps = [
+        *(OPCODES[Send], 0, 1, 0, -1, 0, 1, 0),
+        *(OPCODES[RecvReduce], 3, 1, 2, 1, 2, 1, 0),
+        *(OPCODES[Reduce], 0, 0, 0, 3, 4, 2, 0),
+    ]
+    operands = [
+        *(-1, 0, Buffer.INPUT, 1, 2, -1, 0, 0),
+        *(-1, 0, Buffer.OUTPUT, 0, 1, 1, 1, 0),
+        *(-1, 0, Buffer.INPUT, 0, 1, 1, 0, 0),
+        *(-1, 0, Buffer.OUTPUT, 1, 1, 1, 0, 0),
+        *(-1, 0, Buffer.SCRATCH, 3, 1, 1, 0, 0),
+        *(-1, 0, Buffer.INPUT, 1, 1, 1, 0, 0),
+    ]
+    wanted = [*header, *lanes, *items, *groups, *dependencies, *steps, *operands, 1, 0]
+    assert encode(small_plan()).tolist() == wanted
+
+
+def registered_plans() -> list[Plan]:
+    return [
+        algorithm.build(size, rank, 0)
+        for algorithms in ALGORITHMS.values()
+        for algorithm in algorithms.values()
+        for size in (1, 2, 3, 8)
+        for rank in range(size)
+        if algorithm.supports(size) is None
+    ]
+
+
+HANDMADE = [
+    small_plan(),
+    handmade_plans.shift_in_two_lanes(3, 1),
+    handmade_plans.allgather_bruck(5, 2, (4, 3, 2, 1, 0)),
+    handmade_plans.alltoallv_direct(4, 3),
+    handmade_plans.reduce_chain_of_wide_blocks(4, 2),
+]
+
+
+def test_the_native_decoder_takes_every_plan_of_messages() -> None:
+    for plan in registered_plans() + HANDMADE:
+        _core.Plan(encode(plan))
+
+
+def test_the_native_decoder_refuses_mapped_steps() -> None:
+    with pytest.raises(ValueError, match="invalid plan"):
+        _core.Plan(encode(handmade_plans.allreduce_one_shot(2, 0)))
+
+
+def test_a_plan_that_is_cut_short_is_refused() -> None:
+    words = encode(small_plan())
+    for length in range(len(words)):
+        with pytest.raises(ValueError, match="invalid plan"):
+            _core.Plan(words[:length])
+
+
+def test_a_plan_with_words_left_over_is_refused() -> None:
+    with pytest.raises(ValueError, match="left over"):
+        _core.Plan(encode(small_plan()) + array("q", [0]))
+
+
+@pytest.mark.parametrize("value", OUT_OF_RANGE)
+def test_every_word_of_the_header_is_checked(value: int) -> None:
+    for index in range(HEADER_WORDS):
+        words = encode(small_plan())
+        words[index] = value
+        with pytest.raises(ValueError, match="invalid plan"):
+            _core.Plan(words)
+
+
+def changed(step: int, word: int, value: int) -> array[int]:
+    """Return the small plan with one word of one of its steps changed."""
+    words = encode(small_plan())
+    words[HEADER_WORDS + 4 + 6 + 12 + 2 + 8 * step + word] = value
+    return words
+
+
+@pytest.mark.parametrize(
+    ("step", "word", "value", "complaint"),
+    [
+        (0, 0, 9, "mapped memory"),
+        (0, 2, 4, "peer"),
+        (0, 4, 0, "destination"),
+        (0, 5, 6, "sources"),
+        (0, 6, 2, "one source"),
+        (1, 4, 0, "writes INPUT"),
+        (1, 4, 6, "destination"),
+        (2, 6, 0, "needs a source"),
+        (2, 6, 3, "sources"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(step: int, word: int, value: int, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        _core.Plan(changed(step, word, value))
+
+
+def test_a_span_longer_than_its_buffer_is_refused() -> None:
+    plan = Plan("x", "x", 1, 0, 0, even(1), even(1), lanes=((Group((Copy(output_block(0, 2), input_block(0, 2)),)),),))
+    with pytest.raises(ValueError, match="longer than its buffer"):
+        _core.Plan(encode(plan))
+
+
+def test_a_dependency_on_a_group_that_does_not_run_is_refused() -> None:
+    group = Group((Recv(1, output_block()),), after=((1, 1),))
+    plan = Plan("x", "x", 2, 0, 0, even(1), even(1), lanes=((group,), (Group(()),)))
+    with pytest.raises(ValueError, match="group of a dependency"):
+        _core.Plan(encode(plan))
+
+
+interesting = st.one_of(st.sampled_from([-1, 0, 1, 2, 3, 7, *OUT_OF_RANGE]), st.integers(-(1 << 63), (1 << 63) - 1))
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(
+    plan=st.sampled_from(HANDMADE),
+    flips=st.lists(st.tuples(st.integers(0, 10**6), interesting), min_size=1, max_size=4),
+)
+def test_corrupted_words_are_refused_or_harmless(plan: Plan, flips: list[tuple[int, int]]) -> None:
+    words = encode(plan)
+    for index, value in flips:
+        words[index % len(words)] = value
+    try:
+        decoded = _core.Plan(words)
+    except ValueError as error:
+        assert "invalid plan" in str(error)  # noqa: PT017
+        return
+    bind(decoded)
+
+
+def bind(plan: _core.Plan) -> None:
+    """Cut buffers by a decoded plan, whose partitions may be anything; counts that do not fit them are refused."""
+    try:
+        _core.Call(plan, 12, 12, [[], [1, 2], [1, 2], [1, 2]], 0, 0, 3, 1, 0, "")
+    except ValueError as error:
+        assert "one count for each block" in str(error)  # noqa: PT017
+
+
+def test_words_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="invalid plan"):
+        _core.Plan(np.frombuffer(encode(small_plan()).tobytes()[:-4], np.uint8))

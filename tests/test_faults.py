@@ -1,0 +1,367 @@
+"""Ranks that disagree, die, stop, stay away, leave and interrupt: every other rank is told in time, and by name."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_ranks import Job, NativeRanks
+
+import unisono as un
+
+pytestmark = pytest.mark.timeout(120)
+
+# A fault must be known long before a call would give up by itself.
+PATIENCE_S = 30.0
+SHORT_S = 0.5
+X = np.ones(8, np.float32)
+Say = Callable[[Any], None]
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ranks(transport: str) -> Iterator[NativeRanks]:
+    with NativeRanks(3, transport) as started:
+        yield started
+
+
+def told(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return class and text of the error that `call` raises; both are empty if there is none."""
+    try:
+        call()
+    except (un.UnisonoError, KeyboardInterrupt) as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def reduce_until_an_error(world: un.Communicator, algorithm: str | None = None) -> tuple[str, str]:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        error = told(lambda: world.allreduce(np.ones(1000), algorithm=algorithm))
+        if error[0]:
+            return error
+    return "", "no error"
+
+
+# --- disagreement --------------------------------------------------------------------------------------------------
+
+COMMON = {
+    "allreduce": lambda world: world.allreduce(X),
+    "broadcast": lambda world: world.broadcast(X, 0),
+    "barrier": lambda world: world.barrier(),
+    "matrix": lambda world: world.allreduce(np.ones((2, 3))),
+}
+DIVERGENT = {
+    "dtype": ("allreduce", lambda world: world.allreduce(X.astype("int32")), "allreduce(int32[8], op=sum)"),
+    "count": ("allreduce", lambda world: world.allreduce(X[:7]), "allreduce(float32[7], op=sum)"),
+    "nothing": ("allreduce", lambda world: world.allreduce(X[:0]), "allreduce(float32[0], op=sum)"),
+    "shape": ("allreduce", lambda world: world.allreduce(X.reshape(2, 4)), "allreduce(float32[2,4], op=sum)"),
+    "op": ("allreduce", lambda world: world.allreduce(X, "max"), "allreduce(float32[8], op=max)"),
+    "root": ("broadcast", lambda world: world.broadcast(X, 1), "broadcast(float32[8], root=1)"),
+    "barrier": ("allreduce", lambda world: world.barrier(), "barrier()"),
+    "broadcast": ("allreduce", lambda world: world.broadcast(X, 0), "broadcast(float32[8], root=0)"),
+    "no barrier": ("barrier", lambda world: world.allreduce(X), "allreduce(float32[8], op=sum)"),
+    "order": (
+        "matrix",
+        lambda world: world.allreduce(np.ones((2, 3), order="F")),
+        "allreduce(float64[2,3], order=F, op=sum)",
+    ),
+}
+
+
+def disagree(world: un.Communicator, what: str, erring: int) -> tuple[str, str]:
+    """One rank calls something else; a rank that is through with its own call is told at the next."""
+    name, divergent, _ = DIVERGENT[what]
+    mine = divergent if world.rank == erring else COMMON[name]
+    error = told(lambda: mine(world))
+    return error if error[0] else told(lambda: world.barrier(timeout_s=PATIENCE_S))
+
+
+@pytest.mark.parametrize(
+    ("what", "erring"), [*((what, 2) for what in DIVERGENT), ("dtype", 0), ("nothing", 0), ("barrier", 0)]
+)
+def test_a_disagreement_is_told_to_every_rank_with_both_calls_and_their_lines(
+    ranks: NativeRanks, what: str, erring: int
+) -> None:
+    for kind, text in ranks.run_calls(disagree, what, erring):
+        assert kind == "MismatchError", text
+        assert f"rank {erring} called {DIVERGENT[what][2]} at " in text
+        assert text.count(f"{Path(__file__).name}:") == 2
+
+
+def skip_a_call(world: un.Communicator) -> tuple[str, str]:
+    """Rank 1 forgets one allreduce in a row, and goes on to the barrier."""
+    for call in range(5):
+        if (world.rank, call) != (1, 3):
+            error = told(lambda: world.allreduce(X))
+            if error[0]:
+                return error
+    return told(world.barrier)
+
+
+def test_a_skipped_call_is_a_disagreement(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(skip_a_call):
+        assert kind == "MismatchError", text
+        assert "rank 1 called barrier()" in text
+
+
+def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple[str, str]:
+    error = ("", "")
+    if world.rank == 0:
+        error = told(lambda: world.send(X, 1, 3))
+    if world.rank == 1:
+        error = told(lambda: world.recv(np.zeros(count, dtype), 0, 3))
+    return error if error[0] else reduce_until_an_error(world)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(8, "float64"), (9, "float32"), (0, "float32")])
+def test_a_message_of_another_type_or_length_is_a_disagreement(ranks: NativeRanks, count: int, dtype: str) -> None:
+    for kind, text in ranks.run_calls(send_something_else, count, dtype):
+        assert kind == "MismatchError", text
+        assert "rank 0 sent float32[8] with tag 3" in text
+        assert f"{dtype}[{count}]" in text
+
+
+# --- ranks that end ------------------------------------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def reduce_till_the_end(world: un.Communicator, say: Say, algorithm: str | None) -> None:
+    world.allreduce(X, algorithm=algorithm)
+    say(os.getpid())
+    say(reduce_until_an_error(world, algorithm))
+    say(told(world.barrier))
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "killed", "algorithm"), [(2, 1, "direct"), (3, 0, "ring"), (3, 1, "direct"), (4, 3, "ring")]
+)
+def test_a_killed_rank_is_lost_to_all_others(
+    tmp_path: Path, transport: str, size: int, killed: int, algorithm: str
+) -> None:
+    with Job(reduce_till_the_end, size, tmp_path, algorithm, transport=transport) as job:
+        job.hear_all()
+        job.signal(killed, signal.SIGKILL)
+        began = time.monotonic()
+        for kind, text in job.hear_all(but=killed):
+            assert kind == "PeerLostError", text
+            assert f"rank {killed}" in text
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert [kind for kind, _ in job.hear_all(but=killed)] == ["AbortedError"] * (size - 1)
+
+
+def leave_early(world: un.Communicator, say: Say, how: str) -> None:
+    world.allreduce(X)
+    if world.rank == world.size - 1:
+        if how == "raises":
+            raise ValueError("out of luck")
+        if how == "closes":
+            world.close()
+        return
+    say(told(lambda: world.allreduce(X)))
+
+
+@pytest.mark.parametrize(("size", "how"), [(2, "raises"), (4, "raises"), (3, "closes"), (3, "returns")])
+def test_a_rank_that_leaves_without_a_call_is_lost_to_the_others(
+    tmp_path: Path, transport: str, size: int, how: str
+) -> None:
+    with Job(leave_early, size, tmp_path, how, transport=transport) as job:
+        for kind, text in job.hear_all(but=size - 1):
+            assert kind == "PeerLostError", text
+            reason = "has left: ValueError: out of luck" if how == "raises" else "has left the communicator"
+            assert f"rank {size - 1} {reason}" in text
+        assert job.exit_code(size - 1) == (1 if how == "raises" else 0)
+
+
+def receive_from_the_dead(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    say("ready")
+    if world.rank == 1:
+        say(told(lambda: world.recv(np.zeros(4), 2)))
+    elif world.rank == 2:
+        time.sleep(PATIENCE_S)
+    else:
+        say(reduce_until_an_error(world))
+
+
+def test_a_message_from_a_killed_rank_will_not_come(tmp_path: Path, transport: str) -> None:
+    with Job(receive_from_the_dead, 3, tmp_path, transport=transport) as job:
+        job.hear_all()
+        job.signal(2, signal.SIGKILL)
+        for kind, text in job.hear_all(but=2):
+            assert kind == "PeerLostError"
+            assert "rank 2" in text
+
+
+# --- ranks that stay away ------------------------------------------------------------------------------------------
+
+
+def stay_away(world: un.Communicator, say: Say, absent: int) -> None:
+    world.allreduce(X)
+    if world.rank == absent:
+        time.sleep(4 * SHORT_S)
+    say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
+    say(told(world.barrier))
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_stays_away_is_named_and_told_when_it_comes(tmp_path: Path, transport: str, absent: int) -> None:
+    with Job(stay_away, 3, tmp_path, absent, transport=transport) as job:
+        first, second = job.hear_all(), job.hear_all()
+        for kind, text in first:
+            assert kind == "CollectiveTimeoutError", text
+            assert f"rank {absent} has not called it" in text
+            assert f"waited {SHORT_S} s" in text
+        assert [kind for kind, _ in second] == ["AbortedError"] * 3
+
+
+def be_stopped(world: un.Communicator, say: Say) -> None:
+    world.allreduce(X)
+    say("ready")
+    if world.rank == 1:
+        time.sleep(PATIENCE_S)
+    else:
+        time.sleep(0.2)
+        say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
+
+
+def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str) -> None:
+    with Job(be_stopped, 3, tmp_path, transport=transport) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGSTOP)
+        outcomes = job.hear_all(but=1)
+        job.signal(1, signal.SIGKILL)
+        for kind, text in outcomes:
+            assert kind == "CollectiveTimeoutError", text
+            assert "rank 1 does not answer" in text
+
+
+def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.recv(np.zeros(4), 1, timeout_s=SHORT_S))
+    return reduce_until_an_error(world)
+
+
+def test_a_message_that_nobody_sends_times_out(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(wait_for_a_message):
+        assert kind == "CollectiveTimeoutError"
+        assert "rank 0 waited 0.5 s for a message from rank 1" in text
+
+
+def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1, timeout_s=SHORT_S))
+    return reduce_until_an_error(world)
+
+
+def test_a_large_message_that_nobody_receives_times_out(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(send_to_nobody):
+        assert kind == "CollectiveTimeoutError"
+        assert "for room to send to rank 1" in text
+
+
+# --- ranks that give up --------------------------------------------------------------------------------------------
+
+
+def be_interrupted(world: un.Communicator, say: Say, call: str) -> None:
+    world.barrier()
+    say("ready")
+    if world.rank != 1:
+        time.sleep(1.0)
+        say(told(world.barrier))
+        return
+    blocked = world.barrier if call == "barrier" else lambda: world.recv(np.zeros(4), 0)
+    error = told(blocked)
+    say((error, time.monotonic()))
+    say(told(world.barrier))
+
+
+@pytest.mark.parametrize("call", ["barrier", "recv"])
+def test_an_interrupt_ends_a_blocked_call_at_once_and_aborts_the_others(
+    tmp_path: Path, transport: str, call: str
+) -> None:
+    with Job(be_interrupted, 3, tmp_path, call, transport=transport) as job:
+        job.hear_all()
+        time.sleep(0.3)
+        sent = time.monotonic()
+        job.signal(1, signal.SIGINT)
+        (kind, _), ended = job.hear(1)
+        assert kind == "KeyboardInterrupt"
+        assert ended - sent < 10.0
+        for other in (0, 2):
+            kind, text = job.hear(other)
+            assert kind == "AbortedError"
+            assert "rank 1 was interrupted" in text
+        assert job.hear(1)[0] == "AbortedError"
+
+
+def abort_and_close(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    if world.rank == 1:
+        world.abort("the loss is not a number")
+    say([told(world.barrier), told(world.barrier), told(lambda: world.allreduce(X))])
+    world.close()
+    world.close()
+    say(told(world.barrier))
+
+
+def test_after_an_abort_every_call_raises_and_close_works(tmp_path: Path, transport: str) -> None:
+    with Job(abort_and_close, 3, tmp_path, transport=transport) as job:
+        for outcomes in job.hear_all():
+            assert [kind for kind, _ in outcomes] == ["AbortedError"] * 3
+            assert "the loss is not a number" in outcomes[0][1]
+        assert [kind for kind, _ in job.hear_all()] == ["UsageError"] * 3
+
+
+# --- what is left --------------------------------------------------------------------------------------------------
+
+
+def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:
+    """Say how many descriptors are open before and after a job that ends with the loss of a rank."""
+    world.close()
+    before = descriptors()
+    second = un.init(un.Options(transport=os.environ["TEST_TRANSPORT"]), store=store, rank=world.rank, size=world.size)
+    for peer in range(world.size):
+        if second.rank == peer:
+            second.send(X, (peer + 1) % world.size)
+        elif second.rank == (peer + 1) % world.size:
+            second.recv(X.copy(), peer)
+    second.allreduce(X)
+    say("ready")
+    error = reduce_until_an_error(second)
+    second.close()
+    del second
+    gc.collect()
+    say((error[0], descriptors() - before))
+
+
+def test_survivors_keep_no_descriptors(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TRANSPORT", transport)
+    with Job(count_descriptors, 3, tmp_path, f"file://{tmp_path}/second", transport=transport) as job:
+        job.hear_all()
+        job.signal(2, signal.SIGKILL)
+        assert job.hear_all(but=2) == [("PeerLostError", 0)] * 2
+
+
+def test_nothing_is_left_in_shared_memory_by_killed_ranks(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with Job(reduce_till_the_end, 2, tmp_path, None, transport="shm") as job:
+        job.hear_all()
+        for rank in range(2):
+            job.signal(rank, signal.SIGKILL)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "unisono" in name]

@@ -1,0 +1,155 @@
+"""Meeting: how `init` finds the other ranks, what it agrees on with them, and how it gives up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_ranks import Job
+
+import unisono as un
+from unisono.algorithms.registry import ALGORITHMS
+
+pytestmark = pytest.mark.timeout(120)
+Say = Callable[[Any], None]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- one rank ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_nobody_launched_is_a_world_of_one() -> None:
+    with un.init() as world:
+        assert (world.rank, world.size, world.local_rank, world.hosts) == (0, 1, 0, ((0,),))
+        x = np.arange(4.0)
+        assert world.allreduce(x, "avg").tolist() == x.tolist()
+        assert world.broadcast(x).tolist() == x.tolist()
+        world.barrier()
+        assert world.stats() == {}
+    with pytest.raises(un.UsageError, match="is closed"):
+        world.barrier()
+
+
+def test_worlds_of_one_can_be_made_again_and_leave_no_descriptors() -> None:
+    un.init().close()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        un.init().close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS["allreduce"])
+def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorithm: str) -> None:
+    with un.init(un.Options(algorithm=algorithm)) as world:
+        choice = world.explain("allreduce", 1 << 20).choice
+        assert (choice.algorithm, choice.tier) == (algorithm, "forced")
+        assert world.explain("broadcast", 1 << 20).choice.tier == "model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"rank": 0}, "together"),
+        ({"store": "file:///tmp/x", "rank": 0}, "together"),
+        ({"store": "file:///tmp/x", "rank": 2, "size": 2}, "RANK"),
+        ({"store": "file:///tmp/x", "rank": -1, "size": 2}, "RANK"),
+        ({"store": "file:///tmp/x", "rank": 0, "size": 0}, "SIZE"),
+        ({"store": "ftp://host", "rank": 0, "size": 2}, "ftp"),
+        ({"store": "tcp://127.0.0.1", "rank": 0, "size": 2}, "port"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(un.UsageError, match=why):
+        un.init(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("UNISONO_TIMEOUT_S", "soon"), ("UNISONO_TRANSPORT", "pigeon"), ("UNISONO_LOGG", "info"), ("UNISONO_SIZE", "two")],
+)
+def test_nonsense_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(un.UsageError, match=name):
+        un.init()
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
+    with pytest.raises(un.UnisonoError, match=r"192\.0\.2\.1"):
+        un.init(un.Options(bind_address="192.0.2.1"))
+
+
+# --- several ranks -------------------------------------------------------------------------------------------------
+
+
+def meet_again(world: un.Communicator, say: Say, stores: list[str]) -> None:
+    """Meet at one store after the other, while the first world stays open."""
+    for store in stores:
+        with un.init(store=store, rank=world.rank, size=world.size) as other:
+            say(other.allreduce(np.array([other.rank + 1])).tolist())
+    say(world.allreduce(np.array([1])).tolist())
+
+
+def test_ranks_meet_at_stores_of_every_kind(tmp_path: Path) -> None:
+    stores = [f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/other"]
+    with Job(meet_again, 3, tmp_path, stores) as job:
+        assert [job.hear_all() for _ in range(3)] == [[[6]] * 3, [[6]] * 3, [[3]] * 3]
+
+
+def differ(world: un.Communicator, say: Say, store: str) -> None:
+    """Only rank 0 asks for TCP, the ring and segments."""
+    asked = un.Options(transport="tcp", algorithm="ring", segment_nbytes=4096) if world.rank == 0 else un.Options()
+    with un.init(asked, store=store, rank=world.rank, size=world.size) as other:
+        other.allreduce(np.ones(100_000))
+        choice = other.explain("allreduce", 800_000).choice
+        transports = {traffic.transport for traffic in other.stats().values()}
+    say((choice.algorithm, choice.segments > 1, transports))
+
+
+def test_all_ranks_adopt_what_rank_0_asks_for(tmp_path: Path) -> None:
+    with Job(differ, 3, tmp_path, f"file://{tmp_path}/other") as job:
+        assert job.hear_all() == [("ring", True, {"tcp"})] * 3
+
+
+def wait_in_vain(world: un.Communicator, say: Say, store: str) -> None:
+    """Rank 2 does not come to the second meeting."""
+    began = time.monotonic()
+    if world.rank == 2:
+        say("absent")
+        return
+    try:
+        un.init(un.Options(rendezvous_timeout_s=1.0), store=store, rank=world.rank, size=world.size)
+    except un.RendezvousError as error:
+        say((str(error), time.monotonic() - began))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path, kind: str) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
+    with Job(wait_in_vain, 3, tmp_path, store) as job:
+        for text, waited in job.hear_all(but=2):
+            assert "rank 2" in text, text
+            assert waited < 20
+
+
+def say_the_place(world: un.Communicator, say: Say) -> None:
+    say((world.rank, world.size, world.local_rank, world.hosts))
+
+
+def test_ranks_of_one_host_number_themselves(tmp_path: Path) -> None:
+    with Job(say_the_place, 3, tmp_path) as job:
+        assert job.hear_all() == [(rank, 3, rank, ((0, 1, 2),)) for rank in range(3)]
