@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unisono.algorithms.algorithm import Algorithm as Algorithm, Cost as Cost
     from unisono.algorithms.plan import Plan as Plan
-    from unisono.algorithms.registry import ALGORITHMS as ALGORITHMS, find as find
+    from unisono.algorithms.registry import (
+        ALGORITHMS as ALGORITHMS,
+        algorithms_of as algorithms_of,
+        find as find,
+    )
     from unisono.algorithms.verify import (
         Report as Report,
         verify_algorithm as verify_algorithm,
@@ -24,6 +28,7 @@ _NAMES = {
     "Cost": "unisono.algorithms.algorithm",
     "Plan": "unisono.algorithms.plan",
     "ALGORITHMS": "unisono.algorithms.registry",
+    "algorithms_of": "unisono.algorithms.registry",
     "find": "unisono.algorithms.registry",
     "Report": "unisono.algorithms.verify",
     "verify_algorithm": "unisono.algorithms.verify",

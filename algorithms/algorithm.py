@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from inspect import signature
+from typing import Any, Literal, TypeAlias
 
 from unisono.algorithms.plan import Plan
+from unisono.errors import NoAlgorithmError
 
 Order = Literal["none", "rank", "fixed"]
 
@@ -40,7 +42,8 @@ class Algorithm:
         name: what users force with ``algorithm=``.
         build: the builder.
         cost: the closed form of its reference, `cost(size, **params) -> Cost`, of the number of ranks and those of the
-            builder's parameters that matter; of its most expensive root; never derived by calling `build`.
+            builder's parameters that matter; of its most expensive root; never derived by calling `build`. None if it
+            is not known: the tuner then leaves the algorithm to those who name it.
         reference: where the algorithm and its cost are from.
         commutative_only: whether the operation must be commutative.
         order: in which order contributions are combined: "none" (no reduction), "rank" (ascending ranks), "fixed" (some
@@ -56,7 +59,7 @@ class Algorithm:
     collective: str
     name: str
     build: Build
-    cost: Callable[..., Cost]
+    cost: Callable[..., Cost] | None
     reference: str
     commutative_only: bool = True
     order: Order = "none"
@@ -66,3 +69,19 @@ class Algorithm:
     mapped: bool = False
     varying: bool = False
     supports: Callable[[int], str | None] = lambda size: None
+
+    def check_supports(self, size: int) -> None:
+        """Raise the algorithm's refusal of so many ranks.
+
+        Raises:
+            NoAlgorithmError: there is one.
+        """
+        if reason := self.supports(size):
+            raise NoAlgorithmError(f"{self.collective} {self.name!r} cannot run on {size} ranks: {reason}")
+
+    def cost_of(self, size: int, params: Mapping[str, Any]) -> Cost | None:
+        """Return the cost with the builder's parameters `params`, of which it takes those that matter, if declared."""
+        if self.cost is None:
+            return None
+        accepted = signature(self.cost).parameters
+        return self.cost(size, **{name: value for name, value in params.items() if name in accepted})

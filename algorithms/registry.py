@@ -1,10 +1,16 @@
-"""The algorithms that Unisono comes with: a literal table, by collective and name.
+"""The algorithms that there are: a literal table of those that Unisono comes with, and what users have added to it.
 
 Costs are the closed forms of the references, for any number of ranks p ≥ 1. The verifier's tests compare them with what
 the plans really do.
+
+Users' algorithms come in through `algorithms.registration`, at any time; those of installed packages, which name a
+module that registers them in the entry point group `unisono.algorithms`, when algorithms are first asked for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
@@ -26,15 +32,43 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 }
 
 
+# What `algorithms.registration` has added, by collective and name.
+REGISTERED: dict[str, dict[str, Algorithm]] = {}
+
+_groups_to_load = ["unisono.algorithms"]
+
+
+def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
+    """Return all algorithms of `collective`, by name: those that Unisono comes with, then those that were registered.
+
+    Raises:
+        NoAlgorithmError: there is no such collective; the message lists those there are.
+    """
+    if collective not in ALGORITHMS:
+        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {', '.join(ALGORITHMS)}")
+    _load_installed()
+    return {**ALGORITHMS[collective], **REGISTERED.get(collective, {})}
+
+
+def _load_installed() -> None:
+    """Import, once, the modules in which installed packages register algorithms; what one of them raises is raised."""
+    while _groups_to_load:
+        group = _groups_to_load.pop()  # First, because the modules that are imported ask for algorithms themselves.
+        try:
+            for entry in entry_points(group=group):
+                entry.load()
+        except BaseException:
+            _groups_to_load.append(group)
+            raise
+
+
 def find(collective: str, name: str) -> Algorithm:
     """Return the algorithm of `collective` that is called `name`.
 
     Raises:
         NoAlgorithmError: there is none; the message lists those there are.
     """
-    of_collective = ALGORITHMS.get(collective)
-    if of_collective is None:
-        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {', '.join(ALGORITHMS)}")
+    of_collective = algorithms_of(collective)
     if name not in of_collective:
         raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {', '.join(of_collective)}")
     return of_collective[name]

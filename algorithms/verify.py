@@ -35,7 +35,7 @@ from unisono.algorithms.program import MAPPED, RECEIVING, REDUCING, SENDING, Pro
 from unisono.algorithms.progress import Delivered, Event, run
 from unisono.algorithms.sharing import check_sharing, is_mapped
 from unisono.algorithms.symbolic import Execution
-from unisono.errors import NoAlgorithmError, PlanError
+from unisono.errors import PlanError
 
 # Up to so many ranks, all roots and 1, 2 and 3 segments are run too, and the depth of queues is found out.
 _FEW = 8
@@ -134,8 +134,7 @@ def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: i
         NoAlgorithmError: the algorithm declares that it cannot run with so many ranks.
         PlanError: as `verify_plans`, or a declaration is wrong.
     """
-    if reason := algorithm.supports(size):
-        raise NoAlgorithmError(f"{algorithm.collective} {algorithm.name!r} cannot run on {size} ranks: {reason}")
+    algorithm.check_supports(size)
     plans = [algorithm.build(size, rank, root, **params) for rank in range(size)]
     names = (algorithm.collective, algorithm.name)
     if (plans[0].collective, plans[0].algorithm) != names:
@@ -157,12 +156,15 @@ def _is_rooted(algorithm: Algorithm) -> bool:
 def _check_cost(
     algorithm: Algorithm, size: int, params: Mapping[str, Any], reports: Sequence[Report], *, exactly: bool
 ) -> None:
-    """Check the declared cost, which is that of the most expensive root: no report may cost more or, all told, less.
+    """Check the declared cost, if there is one, which is that of the most expensive root.
+
+    No report may cost more or, all told, less.
 
     The declared fractions are floats; the exact ones are rounded in the same way before they are compared.
     """
-    accepted = signature(algorithm.cost).parameters
-    cost = algorithm.cost(size, **{name: value for name, value in params.items() if name in accepted})
+    cost = algorithm.cost_of(size, params)
+    if cost is None:
+        return
     for term in ("rounds", "sent", "reduced"):
         value, declared = float(max(getattr(report, term) for report in reports)), getattr(cost, term)
         if value > declared or (exactly and value < declared):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from unisono.algorithms.binding import Shape
-from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.algorithms.registry import algorithms_of, find
 from unisono.collectives import arrays
 from unisono.collectives.arrays import Operand
 from unisono.dtypes import DTYPES
@@ -25,6 +25,7 @@ from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.base import AnyArray, Call, Executor, Signature, Traffic
 from unisono.tuning.choice import Explanation, Question, choose, explain
+from unisono.tuning.model import shown
 
 _log = logging.getLogger("unisono")
 
@@ -265,15 +266,15 @@ class Communicator:
         dtype_name = None if dtype is None else dtype.name
         signature = Signature(collective, dtype_name, shape, order, op_name, root, choice.algorithm, choice.segments)
         _log.info(
-            "%s: %s over %d segment(s), by tier %s, predicted %.1f us",
-            *(signature, choice.algorithm, choice.segments, choice.tier, choice.predicted_s * 1e6),
+            "%s: %s over %d segment(s), by tier %s, %s",
+            *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
         return Call(signature, plan, Shape((elements, elements), {}), dtype, op, choice.segments)
 
     def _question(self, collective: str, nbytes: int, op: Op | None, forced: str | None) -> Question:
         # The option forces an algorithm only for collectives that have it; the argument of a call must be right.
         algorithm = forced or self._options.algorithm
-        if forced is None and algorithm not in ALGORITHMS.get(collective, {}):
+        if forced is None and algorithm not in algorithms_of(collective):
             algorithm = "auto"
         return Question(
             collective=collective,

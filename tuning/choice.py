@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.algorithms.registry import algorithms_of, find
 from unisono.errors import NoAlgorithmError
-from unisono.tuning.model import LINKS, predicted_s, segments
+from unisono.tuning.model import LINKS, predicted_s, segments, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm that was looked at: its predicted seconds, or why it is refused."""
+    """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None."""
 
     algorithm: str
-    predicted_s: float
+    predicted_s: float | None
     segments: int
     refusal: str | None
 
@@ -53,7 +53,7 @@ class Choice:
     algorithm: str
     segments: int
     tier: str
-    predicted_s: float
+    predicted_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Explanation:
             f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}"
         ]
         for candidate in self.candidates:
-            what = candidate.refusal or f"predicted {candidate.predicted_s * 1e6:.1f} us"
+            what = candidate.refusal or shown(candidate.predicted_s)
             mark = "*" if candidate.algorithm == self.choice.algorithm else " "
             lines.append(f" {mark} {candidate.algorithm:<20} {what}")
         return "\n".join(lines)
@@ -84,11 +84,9 @@ def explain(question: Question) -> Explanation:
     Raises:
         NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; says why.
     """
-    if question.collective not in ALGORITHMS:
-        find(question.collective, "")
     candidates = sorted(
-        (_candidate(algorithm, question) for algorithm in ALGORITHMS[question.collective].values()),
-        key=lambda candidate: (candidate.refusal is not None, candidate.predicted_s),
+        (_candidate(algorithm, question) for algorithm in algorithms_of(question.collective).values()),
+        key=lambda candidate: (candidate.refusal is not None, candidate.predicted_s or 0.0),
     )
     forced = question.algorithm != "auto"
     if forced:
@@ -123,5 +121,7 @@ def _refusal(algorithm: Algorithm, question: Question) -> str | None:
         return "needs memory that peers can map"
     if algorithm.commutative_only and not question.commutative:
         return "needs a commutative operation"
+    if algorithm.cost is None and question.algorithm != algorithm.name:
+        return "declares no cost, so it runs where it is named only"
     unsupported = algorithm.supports(question.size)
     return None if unsupported is None else f"does not run on {question.size} ranks: {unsupported}"

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
     from unisono.errors import (
@@ -47,6 +48,7 @@ _ERRORS = (
 
 # Public name → the module that defines it.
 _NAMES = {
+    "algorithm": "unisono.algorithms.registration",
     "Communicator": "unisono.collectives.communicator",
     "init": "unisono.collectives.init",
     "launch": "unisono.launchers.launch",

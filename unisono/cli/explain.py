@@ -47,6 +47,6 @@ def _table(found: Explanation) -> Table:
         table.add_column(heading, justify="right" if heading in ("predicted µs", "segments") else "left")
     for candidate in found.candidates:
         chosen = "*" if candidate.algorithm == choice.algorithm else ""
-        predicted = f"{candidate.predicted_s * 1e6:.1f}"
+        predicted = "" if candidate.predicted_s is None else f"{candidate.predicted_s * 1e6:.1f}"
         table.add_row(chosen, candidate.algorithm, predicted, str(candidate.segments), candidate.refusal or "")
     return table
