@@ -20,15 +20,15 @@ from unisono.algorithms.plan import (
     input_block,
     output_block,
     scratch_block,
-    scratch_like,
+    scratch_like_block,
 )
 
 
 def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce in the canonical order, by two direct exchanges with `window` ranks at a time.
 
-    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is one copy of INPUT for each rank,
-    of which only block `rank` is used.
+    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is copies of block `rank`, one for
+    each rank.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -42,7 +42,7 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 3
         root=root,
         input=vector,
         output=vector,
-        scratch=scratch_like(Buffer.INPUT, vector, copies=size if size > 1 else 0),
+        scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size if size > 1 else 0),
         lanes=(lane if size > 1 else alone(),),
     )
 
@@ -54,9 +54,9 @@ def _scatter(size: int, rank: int, window: int) -> Lane:
         rank,
         window,
         sent=lambda distance: input_block(rank + distance, advance=window),
-        received=lambda distance: scratch_block((rank - distance) * size + rank, advance=-window * size),
+        received=lambda distance: scratch_block(rank - distance, advance=-window),
     )
-    return (*arrive, Group((Copy(scratch_block(rank * size + rank), input_block(rank)),)))
+    return (*arrive, Group((Copy(scratch_block(rank), input_block(rank)),)))
 
 
 def _combine(size: int, rank: int) -> Lane:
@@ -67,7 +67,7 @@ def _combine(size: int, rank: int) -> Lane:
     lane: Lane = ()
     for distance in distances(size, 2):
         pairs = len(range(distance, size, 2 * distance))
-        left, right = (scratch_block(rank + side * size, pairs, 2 * distance * size) for side in (0, distance))
+        left, right = (scratch_block(side, pairs, 2 * distance) for side in (0, distance))
         is_last = 2 * distance >= size
         reduce = Reduce(output_block(rank) if is_last else left, (left, right), lower=is_last)
         lane = (*lane, Group((reduce,)))

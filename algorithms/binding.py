@@ -43,6 +43,8 @@ def bounds(plan: Plan, buffer: Buffer, shape: Shape) -> list[tuple[int, int]]:
 
 
 def _copies(original: list[tuple[int, int]], partition: Partition) -> list[tuple[int, int]]:
+    if partition.block is not None:
+        original = [(0, original[partition.block][1])]
     whole = sum(length for _, length in original)
     return [(copy * whole + offset, length) for copy in range(partition.copies) for offset, length in original]
 

@@ -201,8 +201,8 @@ class Family:
 
     def _length(self, rank: int, buffer: Buffer, block: int) -> Length:
         partition = self.plans[rank].partition(buffer)
-        block %= partition.blocks // partition.copies
         if partition.like is not None:
+            block = block % (partition.blocks // partition.copies) if partition.block is None else partition.block
             return self._length(rank, partition.like, block)
         if partition.counts is Counts.RANKS:
             return Length("count of rank", block)
@@ -268,6 +268,10 @@ def _check_scratch(plan: Plan) -> None:
     if scratch.like is None and scratch.counts is Counts.OWN:
         raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own; cut it like INPUT or OUTPUT")
     one = plan.size if scratch.like is None else plan.partition(scratch.like).blocks
+    if scratch.block is not None:
+        if scratch.like is None or not 0 <= scratch.block < one:
+            raise PlanError(f"rank {plan.rank}: SCRATCH is like block {scratch.block}, which does not exist")
+        one = 1
     if scratch.blocks != one * scratch.copies:
         raise PlanError(f"rank {plan.rank}: SCRATCH of {_describe(scratch)}, expected {scratch.copies} times {one}")
 

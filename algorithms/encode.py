@@ -1,9 +1,10 @@
 """Plans as arrays of 64-bit integers: what the native core interprets.
 
-The array is a header of 17 words, then tables, one after the other::
+The array is a header of 19 words, then tables, one after the other::
 
     version size rank lanes items groups dependencies steps operands permutation
-    input.blocks input.counts output.blocks output.counts scratch.blocks scratch.like scratch.copies
+    input.blocks input.counts output.blocks output.counts scratch.blocks scratch.counts
+    scratch.like (-1: counts of its own) scratch.copies scratch.block (-1: all)
     lane        first item, items
     item        times, first group, groups                       (a Group by itself is run once)
     group       first step, steps, first dependency, dependencies
@@ -23,9 +24,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from unisono.algorithms.plan import (
-    Buffer,
     Copy,
     Group,
+    Partition,
     Plan,
     Read,
     ReadReduce,
@@ -41,7 +42,7 @@ from unisono.algorithms.plan import (
     Write,
 )
 
-VERSION = 1
+VERSION = 2
 
 OPCODES: dict[type[object], int] = {
     Send: 0,
@@ -111,13 +112,17 @@ def encode(plan: Plan) -> array[int]:
         lanes += [len(tables.items) // 3, len(lane)]
         for item in lane:
             tables.add_item(item)
-    like = plan.scratch.like if plan.scratch.like is not None else Buffer.INPUT
-    copies = plan.scratch.copies if plan.scratch.blocks else 0
     header = [
         *(VERSION, plan.size, plan.rank, len(plan.lanes), len(tables.items) // 3, len(tables.groups) // 4),
         *(len(tables.dependencies) // 2, len(tables.steps) // 8, len(tables.operands) // 8, len(plan.permutation)),
         *(plan.input.blocks, int(plan.input.counts), plan.output.blocks, int(plan.output.counts)),
-        *(plan.scratch.blocks, int(like), copies),
+        *_scratch(plan.scratch),
     ]
     body = [*lanes, *tables.items, *tables.groups, *tables.dependencies, *tables.steps, *tables.operands]
     return array("q", [*header, *body, *plan.permutation])
+
+
+def _scratch(partition: Partition) -> tuple[int, ...]:
+    like = -1 if partition.like is None else int(partition.like)
+    block = -1 if partition.block is None else partition.block
+    return partition.blocks, int(partition.counts), like, partition.copies, block

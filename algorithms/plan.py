@@ -61,13 +61,15 @@ class Partition:
 
     `Counts.OWN`: `blocks` near-equal parts of the bound buffer; the first (count mod blocks) are one element longer.
     The other kinds of `counts`: block i has the i-th of those counts. With `like`, this (scratch) buffer is `copies`
-    times the partition of another buffer, one after the other; `blocks` is then the number over all copies.
+    times the partition of another buffer, one after the other; `blocks` is then the number over all copies. With
+    `block`, it is copies of that block (by its index in memory) of the other buffer alone.
     """
 
     blocks: int
     counts: Counts = Counts.OWN
     like: Buffer | None = None
     copies: int = 1
+    block: int | None = None
 
 
 def even(blocks: int) -> Partition:
@@ -83,6 +85,11 @@ def shares(size: int, varying: bool) -> Partition:
 def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:
     """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c is c·blocks + b."""
     return Partition(partition.blocks * copies, partition.counts, buffer, copies)
+
+
+def scratch_like_block(buffer: Buffer, partition: Partition, block: int, copies: int) -> Partition:
+    """Return a scratch partition of `copies` blocks as long as `block` of the `partition` of `buffer`."""
+    return Partition(copies, partition.counts, buffer, copies, block)
 
 
 @dataclass(frozen=True, slots=True)

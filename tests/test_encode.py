@@ -13,7 +13,9 @@ from unisono.algorithms.encode import OPCODES, VERSION, encode
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
+    Counts,
     Group,
+    Partition,
     Plan,
     Recv,
     RecvReduce,
@@ -25,12 +27,13 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    scratch_like_block,
 )
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.transports import _core
 
 OUT_OF_RANGE = (-2, 1 << 40, -(1 << 62), (1 << 63) - 1)
-HEADER_WORDS = 17
+HEADER_WORDS = 19
 
 
 def small_plan() -> Plan:
@@ -43,7 +46,7 @@ def small_plan() -> Plan:
 
 
 def test_a_small_plan_is_encoded_as_the_format_says() -> None:
-    header = [VERSION, 4, 2, 2, 2, 3, 1, 3, 6, 2, 2, 0, 2, 0, 4, int(Buffer.OUTPUT), 2]
+    header = [VERSION, 4, 2, 2, 2, 3, 1, 3, 6, 2, 2, 0, 2, 0, 4, 0, int(Buffer.OUTPUT), 2, -1]
     lanes = [0, 1, 1, 1]
     items = [3, 0, 2, 1, 2, 1]
     groups = [0, 2, 0, 0, 2, 0, 0, 0, 2, 1, 0, 1]
@@ -67,9 +70,11 @@ def test_a_small_plan_is_encoded_as_the_format_says() -> None:
 
 def registered_plans() -> list[Plan]:
     return [
-        algorithm.build(size, rank, 0)
+        algorithm.build(size, rank, 0, **params)
         for algorithms in ALGORITHMS.values()
         for algorithm in algorithms.values()
+        if not algorithm.mapped
+        for params in ({}, {"varying": True})[: 1 + algorithm.varying]
         for size in (1, 2, 3, 8)
         for rank in range(size)
         if algorithm.supports(size) is None
@@ -140,6 +145,37 @@ def changed(step: int, word: int, value: int) -> array[int]:
 def test_steps_that_cannot_be_are_refused(step: int, word: int, value: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         _core.Plan(changed(step, word, value))
+
+
+def with_scratch(scratch: Partition) -> Plan:
+    return Plan("x", "x", 2, 0, 0, even(2), even(2), scratch)
+
+
+def test_scratch_is_cut_by_counts_of_its_own_or_like_a_buffer_or_like_a_block_of_it() -> None:
+    scratches = {
+        Partition(3, Counts.RANKS): [3, int(Counts.RANKS), -1, 1, -1],
+        scratch_like(Buffer.OUTPUT, even(2), 2): [4, 0, int(Buffer.OUTPUT), 2, -1],
+        scratch_like_block(Buffer.INPUT, even(2), block=1, copies=5): [5, 0, int(Buffer.INPUT), 5, 1],
+    }
+    for scratch, words in scratches.items():
+        encoded = encode(with_scratch(scratch))
+        assert encoded[14:HEADER_WORDS].tolist() == words
+        _core.Plan(encoded)
+
+
+@pytest.mark.parametrize(
+    ("scratch", "complaint"),
+    [
+        (Partition(3), "scratch has no counts"),
+        (Partition(4, Counts.RANKS, copies=2), "copies of scratch by counts of its own"),
+        (Partition(3, like=Buffer.INPUT, copies=2), "not copies of what it is like"),
+        (Partition(2, like=Buffer.INPUT, copies=3, block=1), "not copies of what it is like"),
+        (Partition(3, like=Buffer.INPUT, copies=3, block=2), "block that scratch is like"),
+    ],
+)
+def test_scratch_that_cannot_be_cut_is_refused(scratch: Partition, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        _core.Plan(encode(with_scratch(scratch)))
 
 
 def test_a_span_longer_than_its_buffer_is_refused() -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
-from harness import LocalRanks, call_of
+from builder_calls import Move, assert_right, differing
+from harness import LocalRanks
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.encode import encode
-from unisono.algorithms.plan import Counts, Plan, Send
+from unisono.algorithms.plan import Plan, Send
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.algorithms.verify import Report, verify_plans
 from unisono.errors import UsageError
 from unisono.transports.faulty import Faults
 
-WAIT_S = 20.0
 ROOTED = ("broadcast", "gather", "scatter")
 MOVING = (*ROOTED, "allgather", "alltoall", "barrier")
 ALL = [algorithm for collective in MOVING for algorithm in ALGORITHMS[collective].values()]
@@ -162,108 +159,9 @@ def test_a_number_of_ranks_that_is_not_supported_is_refused_in_the_words_of_the_
 
 # They move the data.
 
-Block = tuple[int, int]  # data from a rank to a rank; to 0 if it is for all
-
-
-def block(source: int, target: int, count: int) -> Any:
-    return np.arange(count, dtype=np.int32) + 100 * source + 10000 * target
-
-
-# What each collective has in INPUT and OUTPUT of (size, rank, root).
-INPUT_BLOCKS: dict[str, Callable[[int, int, int], list[Block]]] = {
-    "broadcast": lambda size, rank, root: [(root, 0)] if rank == root else [],
-    "allgather": lambda size, rank, root: [(rank, 0)],
-    "gather": lambda size, rank, root: [(rank, 0)],
-    "scatter": lambda size, rank, root: [(root, target) for target in range(size)] if rank == root else [],
-    "alltoall": lambda size, rank, root: [(rank, target) for target in range(size)],
-}
-OUTPUT_BLOCKS: dict[str, Callable[[int, int, int], list[Block]]] = {
-    "broadcast": lambda size, rank, root: [(root, 0)],
-    "allgather": lambda size, rank, root: [(source, 0) for source in range(size)],
-    "gather": lambda size, rank, root: [(source, 0) for source in range(size)] if rank == root else [],
-    "scatter": lambda size, rank, root: [(root, rank)],
-    "alltoall": lambda size, rank, root: [(source, rank) for source in range(size)],
-}
-
-
-def equal(source: int, target: int) -> int:
-    return 7
-
-
-def differing(source: int, target: int) -> int:
-    return (3 * source + 5 * target) % 4
-
-
-@dataclass(frozen=True)
-class Move:
-    """One call: `counts` is how many elements go from a rank to a rank."""
-
-    algorithm: Algorithm
-    size: int
-    root: int = 0
-    segments: int = 1
-    counts: Callable[[int, int], int] = equal
-    in_place: bool = False
-
-    def data(self, table: dict[str, Callable[[int, int, int], list[Block]]], rank: int) -> list[Any]:
-        blocks = table[self.algorithm.collective](self.size, rank, self.root)
-        return [block(*ends, self.counts(*ends)) for ends in blocks]
-
-    def run(self, executor: Any) -> tuple[Any, Any]:
-        """Run it on one rank; return what is in OUTPUT and what should be."""
-        rank, varying = executor.rank, self.counts is differing
-        inputs, outputs = self.data(INPUT_BLOCKS, rank), self.data(OUTPUT_BLOCKS, rank)
-        source, expected = (np.concatenate([np.zeros(0, np.int32), *blocks]) for blocks in (inputs, outputs))
-        target = np.full_like(expected, -1)
-        if self.in_place:
-            source, target = shared(rank, inputs, source, outputs, target)
-        plan = self.algorithm.build(self.size, rank, self.root, **({"varying": True} if varying else {}))
-        elements = (source.size, target.size) if varying else self.elements()
-        call = call_of(
-            plan, "int32", elements, root=self.root, segments=self.segments, counts=self.all_counts(rank, varying)
-        )
-        executor.start(call, source, target).wait(WAIT_S)
-        return target, expected
-
-    def elements(self) -> tuple[int, int]:
-        """Return the elements of INPUT and OUTPUT, where they are equal on all ranks that have them."""
-        share = equal(0, 0)
-        whole = share * self.size
-        return {
-            "broadcast": (share, share),
-            "allgather": (share, whole),
-            "gather": (share, whole),
-            "scatter": (whole, share),
-            "alltoall": (whole, whole),
-        }[self.algorithm.collective]
-
-    def all_counts(self, rank: int, varying: bool) -> dict[Counts, list[int]]:
-        ranks = range(self.size)
-        if not varying:
-            return {}
-        if self.algorithm.collective == "alltoall":
-            send, receive = ([self.counts(rank, peer) for peer in ranks], [self.counts(peer, rank) for peer in ranks])
-            return {Counts.SEND: send, Counts.RECEIVE: receive}
-        scatters = self.algorithm.collective == "scatter"
-        return {Counts.RANKS: [self.counts(self.root, peer) if scatters else self.counts(peer, 0) for peer in ranks]}
-
-
-def shared(rank: int, inputs: list[Any], source: Any, outputs: list[Any], target: Any) -> tuple[Any, Any]:
-    """Return INPUT and OUTPUT in the same memory, where a rank has both: the shorter is block `rank` of the longer."""
-    if not inputs or not outputs:
-        return source, target
-    longer, blocks = (source, inputs) if len(inputs) > len(outputs) else (target, outputs)
-    start = sum(each.size for each in blocks[:rank]) if len(blocks) > 1 else 0
-    part = longer[start : start + min(source.size, target.size)]
-    if longer is source:
-        return source, part
-    part[...] = source
-    return part, target
-
 
 def check(move: Move, faults: Faults | None = None) -> None:
-    for rank, (found, expected) in enumerate(LocalRanks(move.size, faults=faults).run(move.run)):
-        assert found.tolist() == expected.tolist(), f"rank {rank}"
+    assert_right(LocalRanks(move.size, faults=faults).run(move.run))
 
 
 MOVING_DATA = [case for case in EVERY_ALGORITHM if case.id and not case.id.startswith("barrier")]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce as fold_left
 from typing import Any
 
 import numpy as np
 import pytest
+from builder_calls import REDUCING, WAIT_S, Reduction, assert_right
 from harness import LocalRanks, call_of
 
 from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.binding import split
 from unisono.algorithms.encode import encode
 from unisono.algorithms.folding import fold
 from unisono.algorithms.in_order_tree import in_order_height, in_order_node, in_order_top
-from unisono.algorithms.plan import Counts, Plan, Send, peers
+from unisono.algorithms.plan import Plan, Send, peers
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.algorithms.verify import verify_plans, verify_sizes
 from unisono.errors import UsageError
 from unisono.transports.faulty import Faults
 
-WAIT_S = 20.0
-REDUCING = ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
 ALL = [algorithm for collective in REDUCING for algorithm in ALGORITHMS[collective].values()]
 
 
@@ -190,66 +187,8 @@ def test_a_radix_below_two_and_a_window_or_lanes_below_one_are_refused(
 # They reduce the data.
 
 
-def contribution(rank: int, elements: int) -> Any:
-    return np.arange(elements, dtype=np.int64) * 7 + 1000**rank % 997
-
-
-# What each collective gives a rank, from the contributions of all ranks; None if it gives nothing.
-RESULT: dict[str, Callable[[Any, int, int], Any]] = {
-    "allreduce": lambda inputs, rank, root: inputs.sum(axis=0),
-    "reduce": lambda inputs, rank, root: inputs.sum(axis=0) if rank == root else None,
-    "scan": lambda inputs, rank, root: inputs[: rank + 1].sum(axis=0),
-    "exscan": lambda inputs, rank, root: inputs[:rank].sum(axis=0) if rank else None,
-    "reduce_scatter": lambda inputs, rank, root: inputs.sum(axis=0),
-}
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """One call on vectors of so many `elements`; with `counts`, a reduce-scatter of so many to each rank."""
-
-    algorithm: Algorithm
-    size: int
-    elements: int
-    root: int = 0
-    segments: int = 1
-    counts: tuple[int, ...] = ()
-    in_place: bool = False
-
-    def own(self, rank: int) -> slice:
-        """Return the part of the vector that a rank has the result of."""
-        if self.algorithm.collective != "reduce_scatter":
-            return slice(0, self.elements)
-        if self.counts:
-            start = sum(self.counts[:rank])
-            return slice(start, start + self.counts[rank])
-        start, length = split(self.elements, self.size, rank)
-        return slice(start, start + length)
-
-    def run(self, executor: Any) -> tuple[Any, Any]:
-        """Run it on one rank; return what is in OUTPUT and what should be."""
-        rank = executor.rank
-        inputs = np.stack([contribution(other, self.elements) for other in range(self.size)])
-        source, own = inputs[rank].copy(), self.own(rank)
-        target = source[own] if self.in_place else np.full(own.stop - own.start, -1)
-        result = RESULT[self.algorithm.collective](inputs, rank, self.root)
-        expected = target.copy() if result is None else result[own]
-        call = call_of(
-            self.algorithm.build(self.size, rank, self.root, **({"varying": True} if self.counts else {})),
-            "int64",
-            (self.elements, target.size),
-            op="sum",
-            root=self.root,
-            segments=self.segments,
-            counts={Counts.RANKS: self.counts} if self.counts else None,
-        )
-        executor.start(call, source, target if call.plan.output.blocks else None).wait(WAIT_S)
-        return target, expected
-
-
 def check(reduction: Reduction, faults: Faults | None = None) -> None:
-    for rank, (found, expected) in enumerate(LocalRanks(reduction.size, faults=faults).run(reduction.run)):
-        assert found.tolist() == expected.tolist(), f"rank {rank}"
+    assert_right(LocalRanks(reduction.size, faults=faults).run(reduction.run))
 
 
 @pytest.mark.parametrize(("elements", "segments"), [(23, 1), (3, 1), (64, 3)])

@@ -28,6 +28,7 @@ from unisono.algorithms.plan import (
     output_block,
     scratch_block,
     scratch_like,
+    scratch_like_block,
 )
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.algorithms.verify import verify, verify_all, verify_plans, verify_sizes
@@ -128,6 +129,14 @@ def test_scratch_is_so_many_copies_of_what_it_is_like() -> None:
     plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), Partition(3, Counts.OWN, Buffer.INPUT, 2))
     with pytest.raises(PlanError, match="rank 0: SCRATCH of 3 blocks, expected 2 times 2"):
         verify_plans([plan])
+
+
+def test_scratch_may_be_copies_of_one_block_that_exists() -> None:
+    scratch = scratch_like_block(Buffer.INPUT, even(2), block=1, copies=3)
+    plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), scratch)
+    assert Family([plan]).lengths(0)[4:] == [Length("part", 2, 1)] * 3
+    with pytest.raises(PlanError, match="rank 0: SCRATCH is like block 2, which does not exist"):
+        verify_plans([replace(plan, scratch=replace(scratch, block=2))])
 
 
 # Results.

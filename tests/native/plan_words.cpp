@@ -68,7 +68,7 @@ std::vector<std::int64_t> PlanWords::encode() const {
   const auto rows = [](const Words& table, std::size_t width) {
     return static_cast<std::int64_t>(table.size() / width);
   };
-  Words words{1,
+  Words words{2,
               size,
               rank,
               rows(tables.lanes, 2),
@@ -84,7 +84,9 @@ std::vector<std::int64_t> PlanWords::encode() const {
               0,
               input_blocks * scratch_copies,
               0,
-              scratch_copies};
+              0,
+              scratch_copies,
+              -1};
   for (const Words* table :
        {&tables.lanes, &tables.items, &tables.groups, &tables.dependencies, &tables.steps, &tables.operands})
     words.insert(words.end(), table->begin(), table->end());

@@ -128,7 +128,7 @@ CompiledCall compile(std::span<const std::int64_t> words, std::int64_t elements,
   auto plan = std::make_shared<const Plan>(words);
   call.blocks[0] = Blocks::even(elements, plan->partition(BufferKind::input).blocks);
   call.blocks[1] = Blocks::even(elements, plan->partition(BufferKind::output).blocks);
-  call.blocks[2] = Blocks::copies(call.blocks[0], plan->scratch_copies());
+  call.blocks[2] = scratch_blocks(plan->scratch(), call.blocks);
   call.plan = std::move(plan);
   call.segments = segments;
   call.divisor = divisor;

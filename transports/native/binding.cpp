@@ -52,7 +52,6 @@ struct BoundCall {
   Combine combine;
 
   std::vector<Extent> extents(const Buffer& buffer, BufferKind kind) const {
-    if (buffer.data() == nullptr && buffer.nbytes() == 0) return {};
     const std::size_t itemsize = dtype_table[static_cast<std::size_t>(dtype)].itemsize;
     const Blocks& blocks = call.blocks[static_cast<std::size_t>(kind)];
     const auto count = static_cast<std::int64_t>(buffer.nbytes() / itemsize);
@@ -169,7 +168,8 @@ BoundCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_element
   auto& blocks = bound.call.blocks;
   blocks[0] = blocks_of(plan->partition(BufferKind::input), input_elements, counts);
   blocks[1] = blocks_of(plan->partition(BufferKind::output), output_elements, counts);
-  blocks[2] = Blocks::copies(blocks[static_cast<std::size_t>(plan->scratch_like())], plan->scratch_copies());
+  blocks[2] = plan->scratch().like < 0 ? blocks_of(plan->partition(BufferKind::scratch), 0, counts)
+                                       : scratch_blocks(plan->scratch(), blocks);
   bound.call.plan = std::move(plan);
   bound.call.segments = segments;
   bound.call.divisor = divisor;

@@ -54,8 +54,8 @@ void Collective::start(const CompiledCall& call, std::vector<Extent> input, std:
   sequence_ = sequence;
   extents_[0] = std::move(input);
   extents_[1] = std::move(output);
-  bind_scratch();
   memory_ = {call.plan.get(), &call.blocks, &extents_, call.segments};
+  bind_scratch();
   lanes_.resize(call.plan->lanes().size());
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     LaneRun& run = lanes_[lane];
@@ -68,18 +68,12 @@ void Collective::start(const CompiledCall& call, std::vector<Extent> input, std:
 }
 
 void Collective::bind_scratch() {
-  const Plan& plan = *call_->plan;
   auto& scratch = extents_[static_cast<std::size_t>(BufferKind::scratch)];
   scratch.clear();
-  if (plan.partition(BufferKind::scratch).blocks == 0) return;
-  const auto& like = extents_[static_cast<std::size_t>(plan.scratch_like())];
+  if (call_->plan->partition(BufferKind::scratch).blocks == 0) return;
+  scratch = scratch_extents(memory_);
   std::size_t nbytes = 0;
-  for (std::int64_t copy = 0; copy < plan.scratch_copies(); ++copy) {
-    for (const Extent& extent : like) {
-      scratch.push_back(extent);
-      nbytes += static_cast<std::size_t>(extent.count) * extent.itemsize();
-    }
-  }
+  for (const Extent& extent : scratch) nbytes += static_cast<std::size_t>(extent.count) * extent.itemsize();
   if (nbytes > scratch_nbytes_) {
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(nbytes);
     scratch_nbytes_ = nbytes;

@@ -4,6 +4,23 @@
 #include <stdexcept>
 
 namespace unisono {
+namespace {
+
+// Appends the parts of `extents` that are in `range`.
+void append_range(std::vector<Extent>& found, const std::vector<Extent>& extents, const Range& range) {
+  std::int64_t place = 0;
+  for (const Extent& extent : extents) {
+    const std::int64_t begin = std::max(range.offset, place);
+    const std::int64_t end = std::min(range.offset + range.length, place + extent.count);
+    if (begin < end) {
+      found.push_back(extent);
+      found.back().count = end - begin;
+    }
+    place += extent.count;
+  }
+}
+
+}  // namespace
 
 Range split(std::int64_t length, std::int64_t parts, std::int64_t part) {
   const std::int64_t quotient = length / parts;
@@ -48,6 +65,26 @@ Range Blocks::at(std::int64_t block) const {
   }
   range.offset += copy * elements_;
   return range;
+}
+
+Blocks scratch_blocks(const ScratchLayout& scratch, const AllBlocks& blocks) {
+  const Blocks& like = blocks[static_cast<std::size_t>(scratch.like)];
+  return Blocks::copies(scratch.block < 0 ? like : Blocks::even(like.at(scratch.block).length, 1), scratch.copies);
+}
+
+std::vector<Extent> scratch_extents(const Memory& memory) {
+  const ScratchLayout& scratch = memory.plan->scratch();
+  if (scratch.like < 0) {
+    Extent extent = (*memory.extents)[0].at(0);
+    extent.count = (*memory.blocks)[static_cast<std::size_t>(BufferKind::scratch)].elements();
+    return {extent};
+  }
+  const auto like = static_cast<std::size_t>(scratch.like);
+  const Blocks& blocks = (*memory.blocks)[like];
+  const Range copied = scratch.block < 0 ? Range{0, blocks.elements()} : blocks.at(scratch.block);
+  std::vector<Extent> found;
+  for (std::int64_t copy = 0; copy < scratch.copies; ++copy) append_range(found, (*memory.extents)[like], copied);
+  return found;
 }
 
 Cursor::Cursor(const Memory& memory, const Operand& operand, std::int64_t iteration, std::int64_t segment)

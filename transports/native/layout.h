@@ -59,6 +59,13 @@ struct Memory {
   std::int64_t segments;
 };
 
+// The blocks of SCRATCH that is like another buffer, of which the blocks are given.
+Blocks scratch_blocks(const ScratchLayout& scratch, const AllBlocks& blocks);
+
+// The extents of SCRATCH, which have no memory yet. Where it has counts of its own, its elements are like those of
+// INPUT, which then is one array, although maybe an empty one.
+std::vector<Extent> scratch_extents(const Memory& memory);
+
 // Elements that are contiguous and of one type.
 struct Piece {
   std::byte* data;

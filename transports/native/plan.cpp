@@ -6,7 +6,7 @@
 namespace unisono {
 namespace {
 
-constexpr std::int64_t format_version = 1;
+constexpr std::int64_t format_version = 2;
 // Bounds that keep every index computation of a plan far from overflow.
 constexpr std::int64_t most_rows = std::int64_t{1} << 28;
 constexpr std::int64_t most_times = std::int64_t{1} << 31;
@@ -96,9 +96,10 @@ Plan::Plan(std::span<const std::int64_t> words) {
   const std::int64_t permutation = reader.next_count("length of the permutation");
   partitions_[0] = read_partition(reader);
   partitions_[1] = read_partition(reader);
-  partitions_[2].blocks = reader.next_count("number of scratch blocks");
-  scratch_like_ = static_cast<BufferKind>(reader.next_in(0, 1, "scratch must be like input or output"));
-  scratch_copies_ = reader.next_count("number of scratch copies");
+  partitions_[2] = read_partition(reader);
+  scratch_.like = reader.next_in(-1, 1, "scratch must be like input or output");
+  scratch_.copies = reader.next_count("number of scratch copies");
+  scratch_.block = reader.next_in(-1, most_rows, "block that scratch is like");
 
   for (std::int64_t i = 0; i < lanes; ++i) {
     const std::int64_t first = reader.next();
@@ -139,8 +140,7 @@ Plan::Plan(std::span<const std::int64_t> words) {
 }
 
 void Plan::check() const {
-  const Partition& like = partitions_[static_cast<std::size_t>(scratch_like_)];
-  require(partitions_[2].blocks == like.blocks * scratch_copies_, "scratch is not copies of the buffer it is like");
+  check_scratch();
   for (const Group& group : groups_) {
     require(in_range(group.first_step, group.steps, steps_.size()), "steps of a group");
     require(in_range(group.first_dependency, group.dependencies, dependencies_.size()), "dependencies of a group");
@@ -152,6 +152,19 @@ void Plan::check() const {
   }
   for (const Step& step : steps_) check_step(step);
   for (const Operand& operand : operands_) check_operand(operand);
+}
+
+void Plan::check_scratch() const {
+  const Partition& scratch = partition(BufferKind::scratch);
+  if (scratch_.like < 0) {
+    require(scratch.blocks == 0 || scratch.counts != 0, "scratch has no counts");
+    require(scratch_.copies == 1 && scratch_.block == -1, "copies of scratch by counts of its own");
+    return;
+  }
+  const std::int64_t blocks = partitions_[static_cast<std::size_t>(scratch_.like)].blocks;
+  require(scratch_.block < blocks, "block that scratch is like");
+  const std::int64_t copied = scratch_.block < 0 ? blocks : 1;
+  require(scratch.blocks == copied * scratch_.copies, "scratch is not copies of what it is like");
 }
 
 void Plan::check_step(const Step& step) const {

@@ -20,6 +20,13 @@ struct Partition {
   std::int64_t counts = 0;  // 0: even; otherwise the kind of counts that the caller binds
 };
 
+// How SCRATCH is cut: by counts of its own, or as copies of another buffer or of one block of it.
+struct ScratchLayout {
+  std::int64_t like = -1;  // the other buffer; -1: counts of its own
+  std::int64_t copies = 1;
+  std::int64_t block = -1;  // by its index in memory; -1: all
+};
+
 struct Operand {
   BufferKind buffer = BufferKind::input;
   std::int64_t start = 0;
@@ -79,8 +86,7 @@ class Plan {
   std::int64_t rank() const { return rank_; }
   const std::vector<Lane>& lanes() const { return lanes_; }
   const Partition& partition(BufferKind kind) const { return partitions_[static_cast<std::size_t>(kind)]; }
-  BufferKind scratch_like() const { return scratch_like_; }
-  std::int64_t scratch_copies() const { return scratch_copies_; }
+  const ScratchLayout& scratch() const { return scratch_; }
 
   GroupAt group_at(std::size_t lane, std::int64_t group) const;
   std::span<const Step> steps(const Group& group) const { return slice(steps_, group.first_step, group.steps); }
@@ -99,14 +105,14 @@ class Plan {
     return std::span<const T>(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
   }
   void check() const;
+  void check_scratch() const;
   void check_step(const Step& step) const;
   void check_operand(const Operand& operand) const;
 
   std::int64_t size_ = 0;
   std::int64_t rank_ = 0;
   Partition partitions_[buffer_kinds];
-  BufferKind scratch_like_ = BufferKind::input;
-  std::int64_t scratch_copies_ = 0;
+  ScratchLayout scratch_;
   std::vector<Lane> lanes_;
   std::vector<Item> items_;
   std::vector<Group> groups_;
