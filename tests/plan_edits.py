@@ -12,25 +12,25 @@ def flat(plan: Plan) -> Plan:
     return replace(plan, lanes=tuple(tuple(plan.groups(lane)) for lane in range(len(plan.lanes))))
 
 
-def flat_plans(algorithm: Algorithm, size: int, root: int = 0) -> list[Plan]:
-    return [flat(algorithm.build(size, rank, root)) for rank in range(size)]
+def flat_plans(algorithm: Algorithm, size: int, root: int = 0, **params: bool) -> list[Plan]:
+    return [flat(algorithm.build(size, rank, root, **params)) for rank in range(size)]
 
 
 def groups_of(plan: Plan, lane: int = 0) -> list[Group]:
     return list(plan.groups(lane))
 
 
-def with_groups(plan: Plan, groups: Sequence[Group]) -> Plan:
-    """Return the plan with one lane, of these groups."""
-    return replace(plan, lanes=(tuple(groups),))
+def with_groups(plan: Plan, groups: Sequence[Group], lane: int = 0) -> Plan:
+    """Return the plan with a lane of these groups."""
+    return replace(plan, lanes=(*plan.lanes[:lane], tuple(groups), *plan.lanes[lane + 1 :]))
 
 
-def with_step(plan: Plan, group: int, step: int, *changed: Step) -> Plan:
-    """Return the plan with one step of lane 0 replaced by those given, or by none."""
-    groups = groups_of(plan)
+def with_step(plan: Plan, group: int, step: int, *changed: Step, lane: int = 0) -> Plan:
+    """Return the plan with one step of a lane replaced by those given, or by none."""
+    groups = groups_of(plan, lane)
     steps = groups[group].steps
     groups[group] = replace(groups[group], steps=(*steps[:step], *changed, *steps[step + 1 :]))
-    return with_groups(plan, groups)
+    return with_groups(plan, groups, lane)
 
 
 def changed(plans: Sequence[Plan], rank: int, change: Callable[[Plan], Plan]) -> list[Plan]:

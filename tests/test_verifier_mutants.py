@@ -1,99 +1,244 @@
-from collections.abc import Callable
-from dataclasses import replace
+"""The test of the verifier: plans with one mistake are refused, or they do what they should on every schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pytest
+from builder_calls import ROOTED, assert_right, call_on_integers
+from harness import LocalRanks
 from hypothesis import assume, given, settings, strategies as st
 from plan_edits import changed, flat_plans, groups_of, with_groups, with_step
 
 from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.plan import Copy, Group, MessageStep, Plan, Recv, RecvReduce, Reduce, Send
+from unisono.algorithms.plan import Copy, Group, MessageStep, Plan, Read, Recv, RecvReduce, Reduce, Send, Step, Wait
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.algorithms.verify import verify_plans
 from unisono.errors import PlanError
+from unisono.transports.faulty import Faults
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+SCHEDULES = 20
+EXAMPLES = 1200
 
 
-def drop(plan: Plan, group: int, step: int) -> Plan:
-    return with_step(plan, group, step)
+@dataclass(frozen=True)
+class Site:
+    """Where a mistake is made in a plan."""
+
+    plan: Plan
+    lane: int
+    group: int
+    step: int
+
+    @property
+    def groups(self) -> list[Group]:
+        return groups_of(self.plan, self.lane)
+
+    @property
+    def changing(self) -> Any:
+        return self.groups[self.group].steps[self.step]
+
+    def with_step(self, *steps: Step) -> Plan:
+        return with_step(self.plan, self.group, self.step, *steps, lane=self.lane)
+
+    def with_groups(self, groups: Sequence[Group]) -> Plan:
+        return with_groups(self.plan, groups, self.lane)
 
 
-def redirect(plan: Plan, group: int, step: int) -> Plan:
-    changing = groups_of(plan)[group].steps[step]
-    assume(plan.size > 2 and isinstance(changing, MessageStep))
-    assert isinstance(changing, MessageStep)
-    other = next(rank for rank in range(plan.size) if rank not in (plan.rank, changing.peer))
-    return with_step(plan, group, step, replace(changing, peer=other))
+# Each mistake, at a site: the plan with it, or None if it cannot be made there.
 
 
-def move_block(plan: Plan, group: int, step: int) -> Plan:
-    changing = groups_of(plan)[group].steps[step]
-    assume(not isinstance(changing, Reduce))
-    assert isinstance(changing, (Send, Recv, RecvReduce, Copy))
-    span = changing.dst if isinstance(changing, Recv) else changing.src
-    assume(plan.partition(span.buffer).blocks > 1)
-    moved = replace(span, start=span.start + 1)
-    renamed = replace(changing, dst=moved) if isinstance(changing, Recv) else replace(changing, src=moved)
-    return with_step(plan, group, step, renamed)
+def drop_step(site: Site) -> Plan | None:
+    return site.with_step()
 
 
-def toggle_lowering(plan: Plan, group: int, step: int) -> Plan:
-    changing = groups_of(plan)[group].steps[step]
-    assume(isinstance(changing, (RecvReduce, Reduce, Copy)))
-    assert isinstance(changing, (RecvReduce, Reduce, Copy))
-    return with_step(plan, group, step, replace(changing, lower=not changing.lower))
+def drop_wait(site: Site) -> Plan | None:
+    """Drop a `Wait`, or what a group waits for in other lanes."""
+    if isinstance(site.changing, Wait):
+        return site.with_step()
+    groups = site.groups
+    groups[site.group] = replace(groups[site.group], after=groups[site.group].after[1:])
+    return site.with_groups(groups)
 
 
-def reduce_again(plan: Plan, group: int, step: int) -> Plan:
-    changing = groups_of(plan)[group].steps[step]
-    assume(isinstance(changing, RecvReduce))
-    assert isinstance(changing, RecvReduce)
-    again = Group((Reduce(changing.dst, (changing.dst, changing.src)),))
-    groups = groups_of(plan)
-    return with_groups(plan, [*groups[: group + 1], again, *groups[group + 1 :]])
+def change_peer(site: Site) -> Plan | None:
+    if site.plan.size == 2 or not isinstance(site.changing, MessageStep):
+        return None
+    others = (rank for rank in range(site.plan.size) if rank not in (site.plan.rank, site.changing.peer))
+    return site.with_step(replace(site.changing, peer=next(others)))
 
 
-def swap_with_next(plan: Plan, group: int, step: int) -> Plan:
-    groups = groups_of(plan)
-    assume(group + 1 < len(groups))
-    groups[group], groups[group + 1] = groups[group + 1], groups[group]
-    return with_groups(plan, groups)
+def shift_block(site: Site) -> Plan | None:
+    """Read, or receive into, the next block."""
+    name = "dst" if isinstance(site.changing, Recv) else "src"
+    if not isinstance(site.changing, (Send, Recv, RecvReduce, Copy, Read)):
+        return None
+    span = getattr(site.changing, name)
+    blocks = site.plan.partition(span.buffer).blocks
+    moved = replace(span, start=(span.start + 1) % max(1, blocks))
+    return site.with_step(replace(site.changing, **{name: moved}))
 
 
-def repeat_group(plan: Plan, group: int, step: int) -> Plan:
-    groups = groups_of(plan)
-    assume(any(isinstance(repeated, MessageStep) for repeated in groups[group].steps))
-    return with_groups(plan, [*groups[: group + 1], *groups[group:]])
+def shift_target(site: Site) -> Plan | None:
+    """Write, or combine into, the next block."""
+    if not isinstance(site.changing, (RecvReduce, Copy, Reduce)):
+        return None
+    span = site.changing.dst
+    blocks = site.plan.partition(span.buffer).blocks
+    return site.with_step(replace(site.changing, dst=replace(span, start=(span.start + 1) % blocks)))
 
 
-MUTATIONS = (drop, redirect, move_block, toggle_lowering, reduce_again, swap_with_next, repeat_group)
+def copy_for_combination(site: Site) -> Plan | None:
+    match site.changing:
+        case RecvReduce(peer, dst):
+            return site.with_step(Recv(peer, dst))
+        case Reduce(dst, sources, lower):
+            return site.with_step(Copy(dst, sources[0], lower))
+    return None
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    algorithm=st.sampled_from(ALL),
-    mutation=st.sampled_from(MUTATIONS),
-    size=st.integers(2, 9),
-    segments=st.integers(1, 3),
-    choice=st.randoms(use_true_random=False),
+def combine_again(site: Site) -> Plan | None:
+    match site.changing:
+        case RecvReduce(_, dst, src):
+            again = Reduce(dst, (dst, src))
+        case Reduce(dst, sources):
+            again = Reduce(dst, (dst, sources[-1]))
+        case _:
+            return None
+    return site.with_groups([*site.groups[: site.group + 1], Group((again,)), *site.groups[site.group + 1 :]])
+
+
+def change_order(site: Site) -> Plan | None:
+    if not isinstance(site.changing, RecvReduce):
+        return None
+    return site.with_step(replace(site.changing, received_first=not site.changing.received_first))
+
+
+def toggle_lowering(site: Site) -> Plan | None:
+    if not isinstance(site.changing, (RecvReduce, Reduce, Copy)):
+        return None
+    return site.with_step(replace(site.changing, lower=not site.changing.lower))
+
+
+def swap_groups(site: Site) -> Plan | None:
+    groups = site.groups
+    if site.group + 1 == len(groups):
+        return None
+    groups[site.group], groups[site.group + 1] = groups[site.group + 1], groups[site.group]
+    return site.with_groups(groups)
+
+
+def merge_groups(site: Site) -> Plan | None:
+    """Post a group together with the next one, and leave an empty group behind."""
+    groups = site.groups
+    if site.group + 1 == len(groups):
+        return None
+    both = Group(groups[site.group].steps + groups[site.group + 1].steps, groups[site.group].after)
+    return site.with_groups([*groups[: site.group], both, Group(()), *groups[site.group + 2 :]])
+
+
+def repeat_group(site: Site) -> Plan | None:
+    return site.with_groups([*site.groups[: site.group + 1], *site.groups[site.group :]])
+
+
+MISTAKES = (
+    drop_step,
+    drop_wait,
+    change_peer,
+    shift_block,
+    shift_target,
+    copy_for_combination,
+    combine_again,
+    change_order,
+    toggle_lowering,
+    swap_groups,
+    merge_groups,
+    repeat_group,
 )
-def test_every_mutant_is_refused(
-    algorithm: Algorithm,
-    mutation: Callable[[Plan, int, int], Plan],
-    size: int,
-    segments: int,
-    choice: Random,
-) -> None:
-    assume(algorithm.supports(size) is None)
-    plans = flat_plans(algorithm, size)
-    places = [
-        (plan.rank, number, index)
+
+
+def mutants_of(plans: Sequence[Plan], mistake: Callable[[Site], Plan | None], choice: Random) -> list[Plan]:
+    """Return plans of which one has the mistake, at a place of `choice`."""
+    sites = [
+        Site(plan, lane, group, step)
         for plan in plans
-        for number, group in enumerate(groups_of(plan))
-        for index in range(len(group.steps))
+        for lane in range(len(plan.lanes))
+        for group, of_group in enumerate(groups_of(plan, lane))
+        for step in range(len(of_group.steps))
     ]
-    rank, group, step = choice.choice(places)
-    mutants = changed(plans, rank, lambda plan: mutation(plan, group, step))
-    with pytest.raises(PlanError):
-        verify_plans(mutants, segments)
+    choice.shuffle(sites)
+    for site in sites:
+        mutant = mistake(site)
+        if mutant is not None and mutant != site.plan:
+            return changed(plans, site.plan.rank, lambda plan, mutant=mutant: mutant)
+    assume(False)
+    raise AssertionError("not reached")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How an algorithm is called."""
+
+    algorithm: Algorithm
+    size: int
+    root: int
+    segments: int
+    varying: bool
+
+    def plans(self) -> list[Plan]:
+        return flat_plans(self.algorithm, self.size, self.root, **({"varying": True} if self.varying else {}))
+
+    def verify(self, plans: Sequence[Plan]) -> None:
+        verify_plans(
+            plans, self.segments, in_place=self.algorithm.in_place, commutative=self.algorithm.commutative_only
+        )
+
+    def run(self, plans: Sequence[Plan]) -> None:
+        """Check what `plans` compute, on many schedules, of which some need every message to be awaited."""
+        for seed in range(SCHEDULES):
+            in_place = self.algorithm.in_place and seed % 2 == 1
+            elements = (23, 2)[seed // 2 % 2]
+            form = {"varying": self.varying, "in_place": in_place}
+            call = call_on_integers(self.algorithm, self.size, self.root, self.segments, elements, **form)
+            ranks = LocalRanks(self.size, seed // 4 % 2 << 20, Faults(seed, delay=0.5))
+            assert_right(ranks.run(lambda executor, call=call: call.carry_out(executor, plans[executor.rank])))
+
+
+@st.composite
+def settings_of_calls(draw: st.DrawFn) -> Setting:
+    algorithm = draw(st.sampled_from(ALL))
+    size = draw(st.sampled_from([size for size in range(2, 10) if algorithm.supports(size) is None]))
+    root = draw(st.integers(0, size - 1)) if algorithm.collective in ROOTED else 0
+    return Setting(algorithm, size, root, draw(st.integers(1, 3)), algorithm.varying and draw(st.booleans()))
+
+
+mistakes, choices = st.sampled_from(MISTAKES), st.randoms(use_true_random=False)
+
+
+def test_mutants_that_are_accepted_compute_what_is_right_on_every_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    tally: Counter[str] = Counter()
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @given(setting=settings_of_calls(), mistake=mistakes, choice=choices)
+    def try_one(setting: Setting, mistake: Callable[[Site], Plan | None], choice: Random) -> None:
+        mutants = mutants_of(setting.plans(), mistake, choice)
+        tally["tried"] += 1
+        try:
+            setting.verify(mutants)
+        except PlanError:
+            tally["refused"] += 1
+            return
+        setting.run(mutants)
+        tally["accepted and equivalent"] += 1
+        tally[f"of them by {mistake.__name__}"] += 1
+
+    try_one()
+    with capsys.disabled():
+        print("\nmutants:", ", ".join(f"{what} {count}" for what, count in tally.items()))
+    assert tally["refused"] + tally["accepted and equivalent"] == tally["tried"] >= EXAMPLES
+    assert tally["refused"] > 0.8 * tally["tried"]
