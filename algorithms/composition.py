@@ -1,0 +1,318 @@
+"""Composition: one plan out of plans of groups of ranks, each of which carries out a phase on a part of the vector.
+
+A phase is an ordinary plan of some builder, for the ranks of a group numbered from 0 and for buffers of its own. To
+*embed* it is to rename: its ranks are ranks of the whole, and each of its blocks is a `Window` of blocks of the whole.
+The phases of a rank stand one after the other in lanes of their own, the first groups of a phase waiting for the last
+ones of the phase before. So groups of a phase have the same numbers at both ends of every message, whatever the ranks
+did before, and over many segments the phases overlap.
+
+Nothing here says how messages travel: a channel belongs to a pair of ranks, and a group inside a host has other pairs
+than a group across hosts. So each level uses its own transport without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    Span,
+    Step,
+)
+from unisono.errors import UsageError
+
+
+class Window(NamedTuple):
+    """Where the blocks of a phase lie: block i is `width` blocks of `buffer`, `stride` apart, from start + i·step."""
+
+    buffer: Buffer
+    start: int
+    width: int
+    step: int
+    stride: int = 1
+
+
+def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
+    """Return the window whose blocks are runs of `width` consecutive blocks, one after the other from `start`."""
+    return Window(buffer, start, width, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A plan that a group of ranks carries out, as a phase of another plan.
+
+    Attributes:
+        plan: the plan of this rank among them.
+        ranks: the members of the group, in the order of the plan's ranks.
+        input, output: where the plan's INPUT and OUTPUT lie.
+        lower: whether the results of the phase are results of the whole; otherwise they remain states.
+    """
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    input: Window
+    output: Window
+    lower: bool = False
+
+    @property
+    def scratch_copies(self) -> int:
+        """Return how many copies of the vector the phase needs as SCRATCH."""
+        return self.plan.scratch.copies if self.plan.scratch.blocks else 0
+
+
+class Stage(NamedTuple):
+    """What a rank does in a phase, in `width` lanes: nothing, a `Phase`, or groups of its own."""
+
+    width: int
+    work: Phase | Group | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of the plan of the whole: a vector of `blocks` blocks, and copies of it in SCRATCH.
+
+    The first `kept` of the `copies` hold what outlives a phase; all phases use the others, one after the other.
+    """
+
+    blocks: int
+    copies: int = 0
+    kept: int = 0
+
+    def size_of(self, buffer: Buffer) -> int:
+        """Return the number of blocks of a buffer."""
+        return self.blocks * self.copies if buffer is Buffer.SCRATCH else self.blocks
+
+
+def scratch_copies(stages: Sequence[Stage], kept: int = 0) -> int:
+    """Return how many copies of the vector all stages need as SCRATCH, `kept` included."""
+    return kept + max((stage.work.scratch_copies for stage in stages if isinstance(stage.work, Phase)), default=0)
+
+
+def in_sequence(stages: Sequence[Stage], memory: Memory) -> tuple[Lane, ...]:
+    """Return the lanes that carry out `stages` one after the other.
+
+    Raises:
+        UsageError: a phase names blocks that no span of the whole can name.
+    """
+    lanes: list[Lane] = []
+    ended: tuple[tuple[int, int], ...] = ()
+    for width, work in stages:
+        first = len(lanes)
+        own: tuple[Lane, ...] = ((work,),) if isinstance(work, Group) else embed(work, memory) if work else ()
+        lanes += [_behind(lane, ended, first) for lane in own] + [()] * (width - len(own))
+        ended = tuple((first + index, _groups(lane) - 1) for index, lane in enumerate(own) if lane) or ended
+    return tuple(lanes)
+
+
+def _behind(lane: Lane, ended: tuple[tuple[int, int], ...], first_lane: int) -> Lane:
+    """Return a lane of a phase whose lanes start at `first_lane`, which waits for the groups `ended`."""
+
+    def moved(group: Group, before: tuple[tuple[int, int], ...]) -> Group:
+        return Group(group.steps, (*before, *((first_lane + other, number) for other, number in group.after)))
+
+    items: list[Group | Repeat] = []
+    for item in lane:
+        before = () if items else ended
+        if isinstance(item, Group):
+            items.append(moved(item, before))
+        else:
+            groups = (moved(item.groups[0], before), *(moved(group, ()) for group in item.groups[1:]))
+            items.append(Repeat(item.times, groups))
+    return tuple(items)
+
+
+def _groups(lane: Lane) -> int:
+    return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in lane)
+
+
+def embed(phase: Phase, memory: Memory) -> tuple[Lane, ...]:
+    """Return the lanes of a phase with its ranks, blocks and buffers renamed to those of the whole.
+
+    A `Repeat` stays one as long as what it names advances evenly in the whole, too.
+
+    Raises:
+        UsageError: the phase names blocks that no span of the whole can name.
+    """
+    renaming = _Renaming(phase, _frames(phase, memory))
+    return tuple(tuple(item for written in lane for item in renaming.items(written)) for lane in phase.plan.lanes)
+
+
+class _Frame(NamedTuple):
+    """A buffer of a phase in the whole: copies of `blocks` blocks in a window, `pitch` blocks of the whole apart."""
+
+    window: Window
+    blocks: int
+    copies: int
+    pitch: int
+    is_cyclic: bool
+
+    def cell(self, block: int) -> tuple[int, int]:
+        """Return how often counting to a block goes around the buffer, and the copy that the block is in."""
+        around, index = divmod(block, self.blocks * self.copies)
+        return around, index // self.blocks if self.pitch != self.blocks * self.window.step else 0
+
+    def placed(self, span: Span) -> Span | None:
+        """Return the span of the whole that names the blocks of `span`; None if there is none."""
+        window, first = self.window, span.start % (self.blocks * self.copies)
+        copy, block = divmod(first, self.blocks)
+        start = window.start + copy * self.pitch + block * window.step
+        at = Span(window.buffer, start, advance=span.advance * window.step)
+        if span.count == 1:
+            return replace(at, count=window.width, stride=window.stride)
+        is_straight = self.cell(first) == self.cell(first + (span.count - 1) * span.stride)
+        if window.width == 1 and is_straight:
+            return replace(at, count=span.count, stride=span.stride * window.step)
+        if span.stride == window.stride == 1 and window.step == window.width and (is_straight or self.is_cyclic):
+            return replace(at, count=span.count * window.width)
+        return None
+
+
+def _frames(phase: Phase, memory: Memory) -> dict[Buffer, _Frame]:
+    """Return where the buffers of a phase lie; its SCRATCH is on the same blocks of copies of the whole vector."""
+    found: dict[Buffer, _Frame] = {}
+    for buffer, window in ((Buffer.INPUT, phase.input), (Buffer.OUTPUT, phase.output)):
+        blocks = phase.plan.partition(buffer).blocks
+        is_whole = blocks * window.width == memory.size_of(window.buffer)
+        found[buffer] = _Frame(window, blocks, 1, blocks * window.step, is_whole)
+    scratch = phase.plan.scratch
+    if scratch.like is not None:
+        like = found[scratch.like]
+        first, blocks = (0, like.blocks) if scratch.block is None else (scratch.block, 1)
+        start = memory.kept * memory.blocks + (like.window.start + first * like.window.step) % memory.blocks
+        window = like.window._replace(buffer=Buffer.SCRATCH, start=start)
+        is_whole = scratch.blocks * window.width == memory.size_of(Buffer.SCRATCH)
+        found[Buffer.SCRATCH] = _Frame(window, blocks, scratch.copies, memory.blocks, is_whole)
+    return found
+
+
+class _Renaming:
+    """Names in a phase and in the whole."""
+
+    def __init__(self, phase: Phase, frames: dict[Buffer, _Frame]) -> None:
+        self._phase = phase
+        self._frames = frames
+        ranks = phase.ranks
+        distance = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        # The distance from each member of the group to the next, or 0 if that is not always the same.
+        self._distance = distance if all(b - a == distance for a, b in pairwise(ranks)) else 0
+
+    def items(self, written: Group | Repeat) -> Iterator[Group | Repeat]:
+        """Yield what an item of a lane is in the whole."""
+        if isinstance(written, Group):
+            yield self._group(written, 0)
+            return
+        for first, times in self._runs(written):
+            groups = tuple(self._group(group, first) for group in written.groups)
+            yield from (Repeat(times, groups),) if times > 1 else groups
+
+    def _runs(self, repeat: Repeat) -> Iterator[tuple[int, int]]:
+        """Yield (first, number) of the runs of iterations in which all that the steps name advances evenly."""
+        steps = [step for group in repeat.groups for step in group.steps]
+        first = 0
+        state = self._state(steps, 0)
+        for iteration in range(1, repeat.times if steps else 0):
+            if (following := self._state(steps, iteration)) != state:
+                yield first, iteration - first
+                first, state = iteration, following
+        yield first, repeat.times - first
+
+    def _state(self, steps: Sequence[Step], iteration: int) -> list[Any]:
+        """Return what changes when steps name a peer or a block that does not follow evenly on the one before."""
+        state: list[Any] = []
+        for step in steps:
+            if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
+                peer = step.peer + iteration * step.peer_advance
+                state.append(peer // len(self._phase.ranks) if self._distance else peer)
+            for span in _spans(step).values():
+                start, frame = span.start + iteration * span.advance, self._frames[span.buffer]
+                if span.advance:
+                    state += [frame.cell(start), frame.cell(start + (span.count - 1) * span.stride)]
+        return state
+
+    def _group(self, group: Group, iteration: int) -> Group:
+        steps = [renamed for step in group.steps for renamed in self._steps(step, iteration)]
+        return Group(tuple(step for step in steps if not _is_vain(step)), group.after)
+
+    def _steps(self, step: Step, iteration: int) -> Sequence[Step]:
+        """Return what a step is in the whole; what is local is done block by block if one step cannot name them all."""
+        renamed = self._renamed(step, iteration)
+        if renamed is not None:
+            return (renamed,)
+        parts = [self._renamed(part, iteration) for part in _by_block(step)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            plan = self._phase.plan
+            raise UsageError(
+                f"{plan.collective} {plan.algorithm} cannot be a phase here: one of its messages has blocks that do "
+                "not follow each other in the whole vector"
+            )
+        return found
+
+    def _renamed(self, step: Step, iteration: int) -> Step | None:
+        changes: dict[str, Any] = {}
+        sources = []
+        for name, span in _spans(step).items():
+            moved = replace(span, start=span.start + iteration * span.advance)
+            placed = self._frames[span.buffer].placed(moved)
+            if placed is None:
+                return None
+            if name in ("src", "dst"):
+                changes[name] = placed
+            else:
+                sources.append(placed)
+        if isinstance(step, Reduce):
+            changes["sources"] = tuple(sources)
+        if isinstance(step, (Send, Recv, RecvReduce)):
+            ranks = self._phase.ranks
+            changes["peer"] = ranks[(step.peer + iteration * step.peer_advance) % len(ranks)]
+            changes["peer_advance"] = step.peer_advance * self._distance
+        if isinstance(step, (RecvReduce, Copy, Reduce)):
+            changes["lower"] = step.lower and self._phase.lower
+        return replace(step, **changes)
+
+
+def _spans(step: Step) -> dict[str, Span]:
+    """Return the spans of a step by name; the sources of a `Reduce` have numbers."""
+    if isinstance(step, Send):
+        return {"src": step.src}
+    if isinstance(step, Recv):
+        return {"dst": step.dst}
+    if isinstance(step, (RecvReduce, Copy)):
+        return {"dst": step.dst, "src": step.src}
+    if isinstance(step, Reduce):
+        return {"dst": step.dst, **{str(index): source for index, source in enumerate(step.sources)}}
+    raise UsageError(
+        f"a phase cannot use mapped memory, as {type(step).__name__} does: it knows no names in that of peers"
+    )
+
+
+def _by_block(step: Step) -> Iterator[Step]:
+    """Yield a local step block by block; nothing for a message."""
+    if not isinstance(step, (Copy, Reduce)):
+        return
+    for index in range(step.dst.count):
+
+        def block(span: Span, index: int = index) -> Span:
+            return replace(span, start=span.start + index * span.stride, count=1)
+
+        if isinstance(step, Copy):
+            yield replace(step, dst=block(step.dst), src=block(step.src))
+        else:
+            yield replace(step, dst=block(step.dst), sources=tuple(map(block, step.sources)))
+
+
+def _is_vain(step: Step) -> bool:
+    """Return whether a step copies blocks to where they are, because two buffers of the phase are one of the whole."""
+    return isinstance(step, Copy) and step.dst == step.src and not step.lower
