@@ -18,16 +18,19 @@ from unisono.algorithms.double_tree import broadcast_double_binary_tree
 from unisono.algorithms.doubling import allgather_recursive_doubling
 from unisono.algorithms.gather_scatter import gather_binomial, gather_linear, scatter_binomial, scatter_linear
 from unisono.algorithms.lanes import distances
+from unisono.algorithms.mapped import allgather_read, barrier_flags, broadcast_read
 from unisono.algorithms.neighbour_exchange import allgather_neighbour_exchange
 from unisono.algorithms.pairwise import alltoall_direct, alltoall_pairwise
 from unisono.algorithms.references import (
     BRUCK,
     CHAN,
     CHEN,
+    GRAHAM,
     HENSGEN,
     MELLOR_CRUMMEY,
     PJESIVAC,
     SANDERS,
+    SHAH,
     THAKUR,
     TRAEFF,
     WILKINS,
@@ -45,6 +48,11 @@ def _rounds(size: int, radix: int = 2) -> int:
 def _others(size: int) -> float:
     """Return what all ranks but one have of the vector."""
     return (size - 1) / size
+
+
+def _windows(size: int, window: int) -> int:
+    """Return how many windows it takes to exchange with all other ranks."""
+    return -(-(size - 1) // window)
 
 
 def _most_messages(size: int, radix: int) -> int:
@@ -82,6 +90,11 @@ def _cost_of_scatter_doubling(size: int) -> Cost:
     return Cost(rounds=2 * _rounds(size), sent=2 * (size - 1) / size, reduced=0)
 
 
+def _cost_of_reading_the_root(size: int, window: int = 32) -> Cost:
+    """All ranks meet before and after; what is read of the root counts as sent."""
+    return Cost(rounds=2 * _windows(size, window), sent=min(1, size - 1), reduced=0)
+
+
 def _cost_around_ring(size: int) -> Cost:
     return Cost(rounds=size - 1, sent=_others(size), reduced=0)
 
@@ -95,12 +108,17 @@ def _cost_of_neighbour_exchange(size: int) -> Cost:
 
 
 def _cost_in_windows(size: int, window: int = 32) -> Cost:
-    return Cost(rounds=-(-(size - 1) // window), sent=_others(size), reduced=0)
+    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=0)
+
+
+def _cost_of_reading_all(size: int, window: int = 32) -> Cost:
+    """All ranks meet before and after; what is read of others counts as sent."""
+    return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=0)
 
 
 def _cost_of_linear_gather(size: int, window: int = 32) -> Cost:
     """A rank sends its own share; what the root receives is all but one of them."""
-    return Cost(rounds=-(-(size - 1) // window), sent=min(1, size - 1) / size, reduced=0)
+    return Cost(rounds=_windows(size, window), sent=min(1, size - 1) / size, reduced=0)
 
 
 def _cost_of_binomial_gather(size: int) -> Cost:
@@ -129,6 +147,10 @@ def _cost_of_dissemination(size: int, radix: int = 2) -> Cost:
 
 def _cost_of_tree_barrier(size: int, radix: int = 2) -> Cost:
     return Cost(rounds=2 * _rounds(size, radix), sent=_most_messages(size, radix), reduced=0)
+
+
+def _cost_of_flags(size: int, window: int = 32) -> Cost:
+    return Cost(rounds=_windows(size, window), sent=0, reduced=0)
 
 
 BROADCAST: dict[str, Algorithm] = {
@@ -189,6 +211,16 @@ BROADCAST: dict[str, Algorithm] = {
         commutative_only=False,
         supports=needs_power_of_two,
     ),
+    "read": Algorithm(
+        collective="broadcast",
+        name="read",
+        build=broadcast_read,
+        cost=_cost_of_reading_the_root,
+        reference=f"{GRAHAM} (its broadcast, out of the memory of the root itself)",
+        commutative_only=False,
+        segmentable=False,
+        mapped=True,
+    ),
 }
 
 ALLGATHER: dict[str, Algorithm] = {
@@ -247,6 +279,17 @@ ALLGATHER: dict[str, Algorithm] = {
         cost=_cost_of_logarithmic_allgather,
         reference=TRAEFF,
         commutative_only=False,
+        varying=True,
+    ),
+    "read": Algorithm(
+        collective="allgather",
+        name="read",
+        build=allgather_read,
+        cost=_cost_of_reading_all,
+        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm)",
+        commutative_only=False,
+        segmentable=False,
+        mapped=True,
         varying=True,
     ),
 }
@@ -347,5 +390,15 @@ BARRIER: dict[str, Algorithm] = {
         reference=MELLOR_CRUMMEY,
         commutative_only=False,
         segmentable=False,
+    ),
+    "flags": Algorithm(
+        collective="barrier",
+        name="flags",
+        build=barrier_flags,
+        cost=_cost_of_flags,
+        reference=f"{GRAHAM} (its fan-in and fan-out, by all ranks at once)",
+        commutative_only=False,
+        segmentable=False,
+        mapped=True,
     ),
 }

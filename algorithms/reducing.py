@@ -15,6 +15,7 @@ from unisono.algorithms.double_tree import allreduce_double_binary_tree, reduce_
 from unisono.algorithms.doubling import allreduce_recursive_doubling
 from unisono.algorithms.folding import fold
 from unisono.algorithms.in_order_tree import allreduce_reduce_broadcast, reduce_binary
+from unisono.algorithms.mapped import allreduce_one_shot, allreduce_two_shot
 from unisono.algorithms.multiplying import allreduce_recursive_multiplying
 from unisono.algorithms.pairwise import reduce_scatter_pairwise
 from unisono.algorithms.rabenseifner import (
@@ -33,6 +34,7 @@ from unisono.algorithms.references import (
     RUEFENACHT,
     SANDERS,
     SCAN_OF_MPI,
+    SHAH,
     THAKUR,
     TRAEFF,
 )
@@ -113,6 +115,16 @@ def _cost_of_double_binary_tree(size: int) -> Cost:
 
 def _cost_of_balanced_tree(size: int, window: int = 32) -> Cost:
     return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
+
+
+def _cost_of_one_shot(size: int, window: int = 32) -> Cost:
+    """All ranks meet twice; what is read of others counts as sent."""
+    return Cost(rounds=2 * _windows(size, window), sent=size - 1, reduced=size - 1)
+
+
+def _cost_of_two_shot(size: int, window: int = 32) -> Cost:
+    """All ranks meet three times."""
+    return Cost(rounds=3 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def _cost_of_binomial_reduce(size: int) -> Cost:
@@ -294,6 +306,28 @@ ALLREDUCE: dict[str, Algorithm] = {
         commutative_only=False,
         order="fixed",
         segmentable=False,
+    ),
+    "one_shot": Algorithm(
+        collective="allreduce",
+        name="one_shot",
+        build=allreduce_one_shot,
+        cost=_cost_of_one_shot,
+        reference=f"{SHAH} (its one-phase all-pairs algorithm)",
+        commutative_only=False,
+        order="rank",
+        segmentable=False,
+        mapped=True,
+    ),
+    "two_shot": Algorithm(
+        collective="allreduce",
+        name="two_shot",
+        build=allreduce_two_shot,
+        cost=_cost_of_two_shot,
+        reference=f"{SHAH} (its two-phase all-pairs algorithm)",
+        commutative_only=False,
+        order="rank",
+        segmentable=False,
+        mapped=True,
     ),
 }
 

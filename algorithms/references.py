@@ -10,6 +10,9 @@ CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective Communication: The
 CHEN = (
     "Chen, Zhang, Zhang, Yuan: Evaluation of Allgather Algorithms on Terascale Linux Cluster with Fast Ethernet, 2005"
 )
+GRAHAM = (
+    "Graham, Shipman: MPI Support for Multi-core Architectures: Optimized Shared Memory Collectives, EuroPVM/MPI 2008"
+)
 HENSGEN = "Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, IJPP 17(1), 1988"
 HILLIS = "Hillis, Steele: Data Parallel Algorithms, CACM 29(12), 1986"
 JAIN = "Jain, Sabharwal: Optimal Bucket Algorithms for Large MPI Collectives on Torus Interconnects, ICS 2010"
@@ -22,6 +25,9 @@ RUEFENACHT = (
 )
 SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 2009"
 SCAN_OF_MPI = "Sanders, Träff: Parallel Prefix (Scan) Algorithms for MPI, EuroPVM/MPI 2006"
+SHAH = (
+    "Shah et al.: MSCCL++: Rethinking GPU Communication Abstractions for Cutting-edge AI Applications, arXiv 2504.09014"
+)
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 2005"
 TRAEFF = "Träff: Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms, arXiv 2410.14234"
 WILKINS = "Wilkins et al.: Generalized Collective Algorithms for the Exascale Era, CLUSTER 2023"

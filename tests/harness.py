@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.plan import Counts, Plan
-from unisono.algorithms.registry import find
+from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError
 from unisono.operations import operation
@@ -18,6 +18,11 @@ from unisono.transports.base import Call, MessageTransport, Signature
 from unisono.transports.faulty import Faults, FaultyTransport
 from unisono.transports.generic import GenericExecutor
 from unisono.transports.local import LocalNetwork
+
+
+def by_messages(collective: str) -> list[str]:
+    """Return the names of the algorithms of a collective that need no mapped memory."""
+    return [name for name, algorithm in ALGORITHMS[collective].items() if not algorithm.mapped]
 
 
 def make_call(

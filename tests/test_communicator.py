@@ -11,15 +11,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from harness import by_messages
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 
 import unisono as un
-from unisono.algorithms.registry import ALGORITHMS
 
 pytestmark = pytest.mark.timeout(120)
 
-ALLREDUCES = list(ALGORITHMS["allreduce"])
+ALLREDUCES = by_messages("allreduce")
 bounded = settings(max_examples=20, deadline=None, derandomize=True)
 
 

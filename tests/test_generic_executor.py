@@ -13,13 +13,13 @@ import handmade_plans
 import numpy as np
 import pytest
 from executor_contract import FLOATS, OPS, REDUCIBLE, Case
-from harness import LocalRanks, call_of
+from harness import LocalRanks, by_messages, call_of
 from hypothesis import given, settings, strategies as st
 
 from unisono.algorithms.plan import Counts
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
-from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError
+from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PlanError
 from unisono.transports.base import Identity
 from unisono.transports.faulty import Faults
 from unisono.transports.generic import GenericExecutor
@@ -154,10 +154,6 @@ def test_neighbours_exchange_messages(size: int, count: int) -> None:
     contract.check_neighbours_exchange_messages(LocalRanks(size), count)
 
 
-def test_mapped_steps_are_refused(ranks: LocalRanks) -> None:
-    contract.check_mapped_steps_are_refused(ranks)
-
-
 def test_a_late_rank_is_waited_for(ranks: LocalRanks) -> None:
     contract.check_a_late_rank_is_waited_for(ranks)
 
@@ -228,10 +224,10 @@ def test_an_error_tells_whether_the_output_was_touched() -> None:
 
 
 class Recorder:
-    """A message transport that notes the order in which messages and receives are posted, by channel."""
+    """A transport of messages only, that notes the order in which messages and receives are posted, by channel."""
 
     def __init__(self, inner: LocalTransport) -> None:
-        self.rank, self.size, self.name = inner.rank, inner.size, inner.name
+        self.rank, self.size, self.name, self.mapped = inner.rank, inner.size, inner.name, None
         self.announce, self.progress, self.close = inner.announce, inner.progress, inner.close
         self.inner = inner
         self.sent: dict[tuple[int, int, int], list[Identity]] = defaultdict(list)
@@ -246,7 +242,7 @@ class Recorder:
         return self.inner.post_recv(peer, identity, *message)
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize("algorithm", by_messages("allreduce"))
 def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
     size, case = 5, Case(algorithm=algorithm, count=60, segments=4)
     recorders = [Recorder(transport) for transport in LocalNetwork(size).transports]
@@ -266,6 +262,12 @@ def test_both_ends_of_a_channel_post_in_the_same_order(algorithm: str) -> None:
     assert sent == expected
     assert any(len(order) > 1 for order in sent.values())
     assert all(array.tolist() == [5.0] * 60 for array in arrays)
+
+
+def test_mapped_steps_are_refused_where_there_are_only_messages() -> None:
+    kind, text, _ = contract.run_mapped(GenericExecutor(Recorder(LocalNetwork(1).transports[0])))
+    assert kind == PlanError.__name__
+    assert "one_shot needs mapped memory, which transport 'local' does not offer" in text
 
 
 def test_a_segment_waits_for_the_one_before_it() -> None:

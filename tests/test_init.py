@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import by_messages
 from native_ranks import Job
 
 import unisono as un
-from unisono.algorithms.registry import ALGORITHMS
 
 pytestmark = pytest.mark.timeout(120)
 Say = Callable[[Any], None]
@@ -53,7 +53,7 @@ def test_worlds_of_one_can_be_made_again_and_leave_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS["allreduce"])
+@pytest.mark.parametrize("algorithm", by_messages("allreduce"))
 def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorithm: str) -> None:
     with un.init(un.Options(algorithm=algorithm)) as world:
         choice = world.explain("allreduce", 1 << 20).choice

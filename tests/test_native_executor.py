@@ -9,16 +9,15 @@ import executor_contract as contract
 import numpy as np
 import pytest
 from executor_contract import FLOATS, OPS, REDUCIBLE, Case
-from harness import LocalRanks
+from harness import LocalRanks, by_messages
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 
-from unisono.algorithms.registry import ALGORITHMS
 from unisono.dtypes import DTYPES
 
 pytestmark = pytest.mark.timeout(120)
 
-ALLREDUCES = list(ALGORITHMS["allreduce"])
+ALLREDUCES = by_messages("allreduce")
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
 # A channel of shared memory carries messages in slots of 64 KiB.

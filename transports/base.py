@@ -2,9 +2,10 @@
 
 An *executor* runs plans: ``start(call, arrays) → poll() → True when done; abort()``; it never blocks in `start` or
 `poll`. `Operation.wait` is the one place that blocks, with a deadline, interruptible by Ctrl-C. A *message transport*
-moves the messages of the generic executor; the native executor has its links inside. Errors are raised by `poll` and
-`wait`, as the classes of `unisono.errors`; a rank that has no call in progress gets the error from its next `start`.
-After that the executor is poisoned and every later `start` raises `AbortedError`.
+moves the messages of the generic executor, and a *mapped transport* lets its ranks use each other's memory; the native
+executor has its links inside. Errors are raised by `poll` and `wait`, as the classes of `unisono.errors`; a rank that
+has no call in progress gets the error from its next `start`. After that the executor is poisoned and every later
+`start` raises `AbortedError`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms.binding import Shape
-from unisono.algorithms.plan import Plan
+from unisono.algorithms.plan import Plan, Span
 from unisono.dtypes import DType
 from unisono.operations import Op
 
@@ -101,7 +102,10 @@ class Operation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one peer has been sent and has sent, over one transport."""
+    """What one peer has been sent and has sent, over one transport.
+
+    Memory that is read is sent by its owner, and memory that is written is received by its owner, as one message.
+    """
 
     transport: str
     sent_messages: int = 0
@@ -166,13 +170,56 @@ class Capabilities:
     zero_copy: bool
 
 
+class Published(Protocol):
+    """The INPUT, OUTPUT and SCRATCH that a rank lets its peers use in one collective."""
+
+    def bytes_to_read(self, span: Span, segment: int) -> list[memoryview]:
+        """Return what `span` covers in `segment`, to be read: the memory of each block that is not empty."""
+
+    def bytes_to_write(self, span: Span, segment: int) -> list[memoryview]:
+        """Return what `span` covers in `segment`, to be written."""
+
+
+class MappedTransport(Protocol):
+    """Lets the ranks of one communicator use each other's memory. Every call is nonblocking.
+
+    What a peer's memory holds is up to the flags: the plan orders every access, and the transport none.
+    """
+
+    def publish(self, sequence: int, memory: Published) -> None:
+        """Let peers use `memory` in this rank's `sequence`-th collective, before any of its flags is raised."""
+
+    def withdraw(self, sequence: int) -> None:
+        """End what `publish` began. A later access to that memory raises `InternalError`, on every rank."""
+
+    def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        """Copy `span` of the memory of `peer` into `pieces` (contiguous, of bytes). Not called for zero bytes.
+
+        A span of another length raises `MismatchError` from `Request.done`, and on every other rank.
+        """
+
+    def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        """Copy `pieces` to `span` of the memory of `peer`; as `read`, the other way round."""
+
+    def signal(self, peer: int, identity: Identity) -> Request:
+        """Raise the flag of this identity at `peer`, which ends whether or not it is waited for."""
+
+    def wait(self, peer: int, identity: Identity) -> Request:
+        """Wait for `peer` to raise the flag of this identity."""
+
+
 class MessageTransport(Protocol):
-    """Moves messages between the ranks of one communicator, for the generic executor. Every call is nonblocking."""
+    """Moves messages between the ranks of one communicator, for the generic executor. Every call is nonblocking.
+
+    Attributes:
+        mapped: how the ranks use each other's memory, or None if they cannot. It is poisoned and closed with this.
+    """
 
     name: str
     rank: int
     size: int
     capabilities: Capabilities
+    mapped: MappedTransport | None
 
     def announce(self, sequence: int, signature: Signature) -> None:
         """Tell what this rank calls as its `sequence`-th collective, before any message of that call is posted.

@@ -8,10 +8,12 @@ from unisono.errors import PlanError
 _MESSAGE_OR_LOCAL = (Send, Recv, RecvReduce, Copy, Reduce)
 
 
-def check_plan(plan: Plan, rank: int, size: int, transport: str) -> None:
-    """Raise `PlanError` unless `plan` is for `rank` of `size` and needs no mapped memory, which `transport` lacks."""
+def check_plan(plan: Plan, rank: int, size: int, transport: str, *, mapped: bool = False) -> None:
+    """Raise `PlanError` unless `plan` is for `rank` of `size` and needs no mapped memory, unless `transport` has it."""
     if (plan.rank, plan.size) != (rank, size):
         raise PlanError(f"the plan is for rank {plan.rank} of {plan.size}; this is rank {rank} of {size}", rank=rank)
+    if mapped:
+        return
     groups = (group for lane in plan.lanes for group in _groups(lane))
     if not all(isinstance(step, _MESSAGE_OR_LOCAL) for group in groups for step in group.steps):
         raise PlanError(

@@ -2,17 +2,28 @@
 
 Wrap the transport of each rank, `FaultyTransport(inner, Faults(seed=7, delay=0.3))`, to see what a program makes of a
 bad network. Time is counted in calls of `progress`, not in seconds, and every rank draws from its own sequence, so that
-a fault depends on the seed and on the messages that the rank sends, not on the clock.
+a fault depends on the seed and on the messages that the rank sends, not on the clock. Flags and accesses to mapped
+memory may be late, as messages are, but not lost or repeated.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from unisono.algorithms.plan import Span
 from unisono.errors import UsageError
-from unisono.transports.base import Capabilities, Identity, MessageTransport, Request, Signature, Traffic
+from unisono.transports.base import (
+    Capabilities,
+    Identity,
+    MappedTransport,
+    MessageTransport,
+    Request,
+    Signature,
+    Traffic,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +32,8 @@ class Faults:
 
     Attributes:
         seed: of the random sequence, of which each rank has its own.
-        delay: probability that a message is held back, for 1 to `max_hold` calls of `progress`; messages that are sent
-            later overtake it.
+        delay: probability that a message, a flag or an access is held back, for 1 to `max_hold` calls of `progress`;
+            those that come later overtake it.
         max_hold: the longest that a message is held back.
         drop: probability that a message is lost. Its sender does not notice; its receiver waits in vain.
         duplicate: probability that a message is sent twice, which a transport must refuse.
@@ -54,6 +65,7 @@ class FaultyTransport:
         self._faults = faults
         self._random = random.Random(f"{faults.seed}/{inner.rank}")
         self._held: list[_Held] = []
+        self.mapped = None if inner.mapped is None else FaultyMemory(inner.mapped, self._perhaps_late)
 
     def announce(self, sequence: int, signature: Signature) -> None:
         self._inner.announce(sequence, signature)
@@ -67,13 +79,10 @@ class FaultyTransport:
         hold = self._random.randint(1, self._faults.max_hold)
         if drop < self._faults.drop:
             return _Lost()
+        post = partial(self._inner.post_send, peer, identity, signature, pieces)
         if duplicate < self._faults.duplicate:
-            self._inner.post_send(peer, identity, signature, pieces)
-        if delay >= self._faults.delay:
-            return self._inner.post_send(peer, identity, signature, pieces)
-        held = _Held(hold, peer, identity, signature, pieces)
-        self._held.append(held)
-        return held
+            post()
+        return self._post(post, delay, hold)
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         return self._inner.post_recv(peer, identity, signature, pieces)
@@ -82,8 +91,8 @@ class FaultyTransport:
         for held in self._held:
             held.hold -= 1
             if held.hold == 0:
-                held.sent = self._inner.post_send(held.peer, held.identity, held.signature, held.pieces)
-        self._held = [held for held in self._held if held.sent is None]
+                held.posted = held.post()
+        self._held = [held for held in self._held if held.posted is None]
         self._inner.progress()
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -97,6 +106,35 @@ class FaultyTransport:
         self._held.clear()
         self._inner.close()
 
+    def _perhaps_late(self, post: Callable[[], Request]) -> Request:
+        return self._post(post, self._random.random(), self._random.randint(1, self._faults.max_hold))
+
+    def _post(self, post: Callable[[], Request], delay: float, hold: int) -> Request:
+        """Post at once or, if `delay` was drawn low, after `hold` calls of `progress`."""
+        if delay >= self._faults.delay:
+            return post()
+        held = _Held(hold, post)
+        self._held.append(held)
+        return held
+
+
+class FaultyMemory:
+    """A `MappedTransport` by `inner`, in which `perhaps_late` posts what a rank does to others."""
+
+    def __init__(self, inner: MappedTransport, perhaps_late: Callable[[Callable[[], Request]], Request]) -> None:
+        self.publish, self.withdraw, self.wait = inner.publish, inner.withdraw, inner.wait
+        self._inner = inner
+        self._perhaps_late = perhaps_late
+
+    def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._perhaps_late(partial(self._inner.read, peer, sequence, span, segment, pieces))
+
+    def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._perhaps_late(partial(self._inner.write, peer, sequence, span, segment, pieces))
+
+    def signal(self, peer: int, identity: Identity) -> Request:
+        return self._perhaps_late(partial(self._inner.signal, peer, identity))
+
 
 class _Lost:
     """The request of a message that has been dropped."""
@@ -107,14 +145,11 @@ class _Lost:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A message that is held back for so many more calls of `progress`, and then the request of the inner transport."""
+    """What is posted after so many more calls of `progress`, and then the request of the inner transport."""
 
     hold: int
-    peer: int
-    identity: Identity
-    signature: Signature
-    pieces: Sequence[memoryview]
-    sent: Request | None = None
+    post: Callable[[], Request]
+    posted: Request | None = None
 
     def done(self) -> bool:
-        return self.sent is not None and self.sent.done()
+        return self.posted is not None and self.posted.done()

@@ -1,4 +1,4 @@
-"""The generic executor: runs any plan for one rank over any message transport, in pure Python.
+"""The generic executor: runs any plan for one rank over any message or mapped transport, in pure Python.
 
 Theory of operation
 -------------------
@@ -6,9 +6,10 @@ This is the living definition of what a plan means (`algorithms.plan`): whatever
 same from outside. A started collective holds one `Lane` per lane of its plan, which says when a group may be posted.
 
 The steps of an instance are posted together: local steps are carried out at once, messages become requests of the
-transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. Nothing
-blocks; `poll` of any operation drives all operations of the executor, so that ranks may wait for them in different
-orders.
+transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. So does
+`ReadReduce`, for each peer that it reads. If the transport maps memory, that of a call is published as long as the call
+lasts. Nothing blocks; `poll` of any operation drives all operations of the executor, so that ranks may wait for them in
+different orders.
 
 The first error, wherever it is met, ends the communicator: it is handed to the transport, which raises it on every
 rank.
@@ -28,16 +29,31 @@ import numpy as np
 
 from unisono.algorithms.plan import (
     Copy,
+    Read,
+    ReadReduce,
     Recv,
     RecvReduce,
     Reduce,
     Send,
+    Signal,
     Span,
     Step,
+    Wait,
+    Write,
 )
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
-from unisono.transports.base import AnyArray, Call, Identity, MessageTransport, Operation, Request, Signature, Traffic
+from unisono.transports.base import (
+    AnyArray,
+    Call,
+    Identity,
+    MappedTransport,
+    MessageTransport,
+    Operation,
+    Request,
+    Signature,
+    Traffic,
+)
 from unisono.transports.checks import check_plan
 from unisono.transports.lane import Lane, Posted
 from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
@@ -67,11 +83,11 @@ class GenericExecutor:
 
         Raises:
             AbortedError: the communicator has failed before; the failure itself, if this rank has not been told of it.
-            PlanError: the plan is not for this rank, or has a step that needs mapped memory.
+            PlanError: the plan is not for this rank, or needs mapped memory, which the transport does not offer.
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
         self._check_usable(call.signature)
-        check_plan(call.plan, self.rank, self.size, self._transport.name)
+        check_plan(call.plan, self.rank, self.size, self._transport.name, mapped=self._transport.mapped is not None)
         memory = Memory(call, source, target)
         sequence = self._sequence
         self._sequence += 1
@@ -257,12 +273,17 @@ class _Collective(_Running):
         self._size = call.plan.size
         self._memory = memory
         self._transport = transport
+        self._mapped = transport.mapped
+        if self._mapped is not None:
+            self._mapped.publish(sequence, memory)
         self._lanes = [Lane(index, call, self.post) for index in range(len(call.plan.lanes))]
 
     def advance(self) -> bool:
         while any(lane.advance(self._lanes) for lane in self._lanes):
             pass
         self._finished = all(lane.is_finished() for lane in self._lanes)
+        if self._finished and self._mapped is not None:
+            self._mapped.withdraw(self._sequence)
         return self._finished
 
     def waits_for(self) -> set[int]:
@@ -279,14 +300,13 @@ class _Collective(_Running):
         return _POST[type(step)](self, step, Identity(self._sequence, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:
-        views = self._memory.views(step.src, identity.segment)
-        if not views:
+        pieces = self._memory.bytes_to_read(step.src, identity.segment)
+        if not pieces:
             return None
-        request = self._transport.post_send(step.peer, identity, self._signature, [as_bytes(view) for view in views])
-        return Posted(step.peer, request)
+        return Posted(step.peer, self._transport.post_send(step.peer, identity, self._signature, pieces))
 
     def post_recv(self, step: Recv, identity: Identity) -> Posted | None:
-        return self._post_recv(step.peer, identity, self._memory.views_to_write(step.dst, identity.segment))
+        return self._post_recv(step.peer, identity, self._memory.bytes_to_write(step.dst, identity.segment))
 
     def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> Posted | None:
         views = self._memory.views(step.src, identity.segment)
@@ -296,7 +316,7 @@ class _Collective(_Running):
         stage = np.empty_like(source)
         operands = [stage, source] if step.received_first else [source, stage]
         finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
-        return self._post_recv(step.peer, identity, [stage], finish)
+        return self._post_recv(step.peer, identity, [as_bytes(stage)], finish)
 
     def post_copy(self, step: Copy, identity: Identity) -> None:
         if step.lower:
@@ -310,13 +330,51 @@ class _Collective(_Running):
     def post_reduce(self, step: Reduce, identity: Identity) -> None:
         self._reduce(step.dst, step.sources, identity.segment, step.lower)
 
-    def _post_recv(
-        self, peer: int, identity: Identity, views: list[AnyArray], finish: Callable[[], None] | None = None
-    ) -> Posted | None:
+    def post_read(self, step: Read, identity: Identity) -> Posted | None:
+        pieces = self._memory.bytes_to_write(step.dst, identity.segment)
+        return Posted(step.peer, self._read(step.peer, step.src, identity.segment, pieces)) if pieces else None
+
+    def post_read_reduce(self, step: ReadReduce, identity: Identity) -> Posted | None:
+        views = self._memory.views(step.dst, identity.segment)
         if not views:
             return None
-        request = self._transport.post_recv(peer, identity, self._signature, [as_bytes(view) for view in views])
-        return Posted(peer, request, finish)
+        like = flat(views)
+        operands, requests = [], []
+        for peer, source in step.sources:
+            if peer == self._executor.rank:
+                operands.append(flat(self._memory.views(source, identity.segment)))
+                continue
+            stage = np.empty_like(like)
+            operands.append(stage)
+            requests.append(self._read(peer, source, identity.segment, [as_bytes(stage)]))
+        finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
+        return Posted(step.sources[0][0], _All(requests), finish)
+
+    def post_write(self, step: Write, identity: Identity) -> Posted | None:
+        pieces = self._memory.bytes_to_read(step.src, identity.segment)
+        if not pieces:
+            return None
+        return Posted(step.peer, self._shared().write(step.peer, self._sequence, step.dst, identity.segment, pieces))
+
+    def post_signal(self, step: Signal, identity: Identity) -> Posted:
+        return Posted(step.peer, self._shared().signal(step.peer, identity))
+
+    def post_wait(self, step: Wait, identity: Identity) -> Posted:
+        return Posted(step.peer, self._shared().wait(step.peer, identity))
+
+    def _post_recv(
+        self, peer: int, identity: Identity, pieces: list[memoryview], finish: Callable[[], None] | None = None
+    ) -> Posted | None:
+        if not pieces:
+            return None
+        return Posted(peer, self._transport.post_recv(peer, identity, self._signature, pieces), finish)
+
+    def _read(self, peer: int, source: Span, segment: int, pieces: list[memoryview]) -> Request:
+        return self._shared().read(peer, self._sequence, source, segment, pieces)
+
+    def _shared(self) -> MappedTransport:
+        assert self._mapped is not None, "a plan that needs mapped memory is refused without it"
+        return self._mapped
 
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
         operands = [self._memory.views(source, segment) for source in sources]
@@ -331,13 +389,29 @@ class _Collective(_Running):
         scatter(self._memory.views_to_write(dst, segment), result)
 
 
-# What each kind of step does; a kind that is missing here needs mapped memory.
+class _All:
+    """The request that is done when all of `requests` are."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        self._requests = [request for request in self._requests if not request.done()]
+        return not self._requests
+
+
+# What each kind of step does.
 _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Send: _Collective.post_send,
     Recv: _Collective.post_recv,
     RecvReduce: _Collective.post_recv_reduce,
     Copy: _Collective.post_copy,
     Reduce: _Collective.post_reduce,
+    Read: _Collective.post_read,
+    ReadReduce: _Collective.post_read_reduce,
+    Write: _Collective.post_write,
+    Signal: _Collective.post_signal,
+    Wait: _Collective.post_wait,
 }
 
 

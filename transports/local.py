@@ -9,6 +9,9 @@ is copied, so that its sender is done with it. With capacity 0 every message is 
 
 The network also sees what each rank calls (`announce`), as a control link would, and fails on all ranks as soon as two
 of them disagree. After the first error nothing moves any more: the memory of pending messages is not touched again.
+
+Threads share memory as it is, so it is mapped too: the network knows what each rank has published, and the flags that
+have been raised and not been seen. A copy is made at once; flags that are due are all that keeps it right.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from unisono.algorithms.plan import Span
 from unisono.errors import InternalError, MismatchError, PeerLostError
-from unisono.transports.base import Capabilities, Identity, Request, Signature, Traffic
+from unisono.transports.base import Capabilities, Identity, Published, Request, Signature, Traffic
 
 # How many identities a channel remembers in order to refuse a message that comes twice.
 _DUPLICATE_WINDOW = 4096
@@ -45,6 +49,8 @@ class LocalNetwork:
         self._channels: dict[tuple[int, int, int], _Channel] = {}
         self._calls: dict[int, _Announced] = {}
         self._closed: set[int] = set()
+        self._published: dict[tuple[int, int], Published] = {}  # by rank and sequence
+        self._flags: set[tuple[int, int, Identity]] = set()  # by source and destination
         self._traffic: list[dict[int, Traffic]] = [{} for _ in range(size)]
         self._error: Exception | None = None
 
@@ -99,19 +105,51 @@ class LocalNetwork:
                 self._buffer(channel)
         return receive
 
+    def publish(self, rank: int, sequence: int, memory: Published) -> None:
+        """Let all ranks use the memory of `rank`."""
+        with self._lock:
+            if self._error is None:
+                self._published[rank, sequence] = memory
+
+    def withdraw(self, rank: int, sequence: int) -> None:
+        """End what `publish` began."""
+        with self._lock:
+            self._published.pop((rank, sequence), None)
+
+    def access(self, access: _Access) -> Request:
+        """Copy out of, or into, the memory of a peer."""
+        with self._lock:
+            if self._error is None and access.peer not in self._closed:
+                self._copy_mapped(access)
+        return access
+
+    def raise_flag(self, source: int, dest: int, identity: Identity) -> None:
+        """Raise a flag of `source` at `dest`."""
+        with self._lock:
+            if self._error is None:
+                self._flags.add((source, dest, identity))
+
+    def sees(self, flag: _Flag) -> bool:
+        """Return whether a flag has been raised, and lower it; raise what keeps it from ever being so."""
+        key = flag.peer, flag.rank, flag.identity
+        with self._lock:
+            if key not in self._flags:
+                self._check_present(flag.rank, flag.peer)
+                return False
+            self._flags.discard(key)
+            return True
+
     def check(self) -> None:
         """Raise the error that ended the network, if one has."""
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
 
-    def is_done(self, message: _Message) -> bool:
-        """Return whether a message or a receive is done; raise what keeps it from ever being so."""
+    def is_done(self, message: _Message | _Access) -> bool:
+        """Return whether a message, a receive or an access is done; raise what keeps it from ever being so."""
         with self._lock:
             if not message.complete:
-                self.check()
-                if message.peer in self._closed:
-                    raise PeerLostError(f"rank {message.peer} left while rank {message.rank} still needed it")
+                self._check_present(message.rank, message.peer)
             return message.complete
 
     def fail(self, error: Exception) -> None:
@@ -121,11 +159,14 @@ class LocalNetwork:
                 self._error = error
             self._channels.clear()
             self._calls.clear()
+            self._published.clear()
+            self._flags.clear()
 
     def close(self, rank: int) -> None:
         """Withdraw what `rank` has not sent and not received yet; messages that are buffered stay deliverable."""
         with self._lock:
             self._closed.add(rank)
+            self._published = {at: memory for at, memory in self._published.items() if at[0] != rank}
             for (source, dest, _), channel in self._channels.items():
                 if source == rank:
                     channel.waiting = {at: message for at, message in channel.waiting.items() if message.buffered}
@@ -139,6 +180,32 @@ class LocalNetwork:
 
     def _channel(self, source: int, dest: int, lane: int) -> _Channel:
         return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
+
+    def _check_present(self, rank: int, peer: int) -> None:
+        """Raise the error that ended the network, or that `peer` has left, which `rank` still needs."""
+        self.check()
+        if peer in self._closed:
+            raise PeerLostError(f"rank {peer} left while rank {rank} still needed it")
+
+    def _copy_mapped(self, access: _Access) -> None:
+        """Carry out an access, if the memory is published and as long as what it is copied from or to."""
+        what = f"rank {access.rank} uses {access.span} of rank {access.peer}"
+        memory = self._published.get((access.peer, access.sequence))
+        if memory is None:
+            self.fail(InternalError(f"{what}, which is not published: the plan does not order this by flags"))
+            return
+        locate = memory.bytes_to_write if access.writes else memory.bytes_to_read
+        pieces = locate(access.span, access.segment)
+        mapped, own = _nbytes(pieces), _nbytes(access.pieces)
+        if mapped != own:
+            self.fail(MismatchError(f"{what}, which has {mapped} bytes instead of {own}", peer=access.peer))
+            return
+        source, target = (access.pieces, pieces) if access.writes else (pieces, access.pieces)
+        _copy(target, source)
+        access.complete = True
+        ends = (access.rank, access.peer) if access.writes else (access.peer, access.rank)
+        self._count(*ends, sent_messages=1, sent_nbytes=own)
+        self._count(*reversed(ends), received_messages=1, received_nbytes=own)
 
     def _deliver(self, message: _Message, receive: _Message) -> None:
         sent, expected = message.nbytes, receive.nbytes
@@ -186,6 +253,7 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self.rank = rank
         self.size = network.size
+        self.mapped = LocalMemory(network, rank)
         self._network = network
 
     def announce(self, sequence: int, signature: Signature) -> None:
@@ -211,6 +279,33 @@ class LocalTransport:
 
     def close(self) -> None:
         self._network.close(self.rank)
+
+
+class LocalMemory:
+    """The memory of the other ranks of a `LocalNetwork`, as one of them sees it: a `MappedTransport`."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network = network
+        self._rank = rank
+
+    def publish(self, sequence: int, memory: Published) -> None:
+        self._network.publish(self._rank, sequence, memory)
+
+    def withdraw(self, sequence: int) -> None:
+        self._network.withdraw(self._rank, sequence)
+
+    def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, False))
+
+    def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, True))
+
+    def signal(self, peer: int, identity: Identity) -> Request:
+        self._network.raise_flag(self._rank, peer, identity)
+        return _RAISED
+
+    def wait(self, peer: int, identity: Identity) -> Request:
+        return _Flag(self._network, self._rank, peer, identity)
 
 
 _Pieces = Sequence[memoryview]
@@ -239,10 +334,51 @@ class _Message:
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
+        return _nbytes(self.pieces)
 
     def done(self) -> bool:
         return self.network.is_done(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Access:
+    """A copy by `rank` out of a span of the memory of `peer`, or into it if it `writes`; from or to `pieces`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    sequence: int
+    span: Span
+    segment: int
+    pieces: _Pieces
+    writes: bool
+    complete: bool = False
+
+    def done(self) -> bool:
+        return self.network.is_done(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Flag:
+    """The request of `rank` that waits for a flag of `peer`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    identity: Identity
+
+    def done(self) -> bool:
+        return self.network.sees(self)
+
+
+class _Raised:
+    """The request of a flag: to raise it is all there is to do."""
+
+    def done(self) -> bool:
+        return True
+
+
+_RAISED = _Raised()
 
 
 @dataclass(slots=True)
@@ -262,6 +398,10 @@ class _Channel:
         if len(self.recent) > _DUPLICATE_WINDOW:
             self.recent.popitem(last=False)
         return True
+
+
+def _nbytes(pieces: _Pieces) -> int:
+    return sum(piece.nbytes for piece in pieces)
 
 
 def _copy(dst: _Pieces, src: _Pieces) -> None:

@@ -58,6 +58,14 @@ class Memory:
         self.output_written |= span.buffer is Buffer.OUTPUT and bool(views)
         return views
 
+    def bytes_to_read(self, span: Span, segment: int) -> list[memoryview]:
+        """Return what `views` does, as bytes."""
+        return [as_bytes(view) for view in self.views(span, segment)]
+
+    def bytes_to_write(self, span: Span, segment: int) -> list[memoryview]:
+        """Return what `views_to_write` does, as bytes."""
+        return [as_bytes(view) for view in self.views_to_write(span, segment)]
+
 
 def checked(name: str, array: AnyArray | None, dtype: DType, length: int) -> AnyArray:
     """Return `array` if it is a flat C-contiguous array of `length` elements of `dtype`; anything if `length` is 0.

@@ -1,0 +1,146 @@
+"""Mapped memory: ranks read what they need out of each other's memory, and meet by flags before and after.
+
+Nobody may read a peer's memory before the peer has begun, nor while it is being written; and no rank may end while a
+peer still reads its memory. So all ranks *meet* (each raises its flag at every other and waits for theirs) between the
+phases of an algorithm, and that is all the latency there is. With a window of ranks at a time plans stay small, and one
+window holds the ranks of most hosts.
+
+Contributions are combined in one n-ary `ReadReduce`, in ascending rank order, hence rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unisono.algorithms.checks import check_at_least, check_ranks
+from unisono.algorithms.lanes import in_windows, place_own
+from unisono.algorithms.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Partition,
+    Plan,
+    Read,
+    ReadReduce,
+    Signal,
+    Span,
+    Wait,
+    even,
+    input_block,
+    output_block,
+    scratch_block,
+    scratch_like,
+    shares,
+)
+
+
+def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce in which every rank reads and combines the INPUTs of all.
+
+    INPUT and OUTPUT are one block each and may be the same memory: SCRATCH holds the result until all ranks have read.
+    `window` flags at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(1)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(scratch_block(), _of_all(size, input_block()), lower=True),))
+    keep = Group((Copy(output_block(), scratch_block()),))
+    return Plan(
+        collective="allreduce",
+        algorithm="one_shot",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        scratch=scratch_like(Buffer.INPUT, vector),
+        lanes=((*meet, combine, *meet, keep),),
+    )
+
+
+def allreduce_two_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce in which every rank combines one block of all INPUTs, then reads the others'.
+
+    INPUT and OUTPUT are `size` blocks each and may be the same memory, because block r of an INPUT is read by rank r
+    only. `window` flags and reads at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(size)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(output_block(rank), _of_all(size, input_block(rank)), lower=True),))
+    gather = _read_others(size, rank, window, lambda peer: output_block(peer, advance=window))
+    lane = (*meet, combine, *meet, *gather, *meet)
+    return Plan("allreduce", "two_shot", size, rank, root, vector, vector, lanes=(lane,))
+
+
+def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of an allgather in which every rank reads the INPUTs of all others; `window` of them at a time.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    gather = _read_others(size, rank, window, lambda peer: input_block())
+    lane = (place_own(rank), *meet, *gather, *meet)
+    return Plan("allgather", "read", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+
+
+def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a broadcast in which every rank reads the INPUT of the root; `window` flags at a time.
+
+    INPUT, of the root, and OUTPUT are one block each and may be the same memory.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector, meet = even(1), _meet(size, rank, window)
+    if rank == root:
+        own, read = Group((Copy(output_block(), input_block()),)), Group(())
+    else:
+        own, read = Group(()), Group((Read(root, output_block(), input_block()),))
+    lane = (own, *meet, read, *meet)
+    return Plan("broadcast", "read", size, rank, root, vector if rank == root else Partition(0), vector, lanes=(lane,))
+
+
+def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a barrier in which all ranks meet, `window` flags at a time.
+
+    INPUT is the token of every barrier, which is not used here; there is no OUTPUT.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    return Plan("barrier", "flags", size, rank, root, even(1), Partition(0), lanes=(_meet(size, rank, window),))
+
+
+def _meet(size: int, rank: int, window: int) -> Lane:
+    """Return the groups in which all ranks tell each other that they have come so far."""
+
+    def batch(first: int, number: int) -> Group:
+        distances = range(first + 1, first + 1 + number)
+        signals = [Signal((rank + distance) % size, peer_advance=window) for distance in distances]
+        return Group((*signals, *[Wait((rank - distance) % size, peer_advance=-window) for distance in distances]))
+
+    return in_windows(size - 1, window, batch)
+
+
+def _of_all(size: int, span: Span) -> tuple[tuple[int, Span], ...]:
+    """Return the same span of the memory of every rank, in ascending order."""
+    return tuple((peer, span) for peer in range(size))
+
+
+def _read_others(size: int, rank: int, window: int, theirs: Callable[[int], Span]) -> Lane:
+    """Return the groups that read the block of every other rank in OUTPUT out of `theirs(peer)`, in its memory.
+
+    A rank begins with the one after it, so that none is read by everybody first.
+    """
+
+    def batch(first: int, number: int) -> Group:
+        peers = [(rank + distance) % size for distance in range(first + 1, first + 1 + number)]
+        own = {peer: output_block(peer, advance=window) for peer in peers}
+        return Group(tuple(Read(peer, own[peer], theirs(peer), peer_advance=window) for peer in peers))
+
+    return in_windows(size - 1, window, batch)
