@@ -7,30 +7,26 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from unisono.bench.driver import Driver, Results, Settings, steps
 from unisono.bench.peers import PEERS, Library, peer, unisono_over
 from unisono.bench.report import Row, append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
+from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 
 TRANSPORTS = ("shm", "tcp")
 SAVED = Path("bench", "results")
 DTYPE_NAMES = [dtype.name for dtype in DTYPES.values() if dtype.kind in {"integer", "float"}]
-WIDTH_OF_PIPE = 160
 
 
 class _Bar:
     """A progress bar on stderr, drawn between measurements only: a thread that redraws it would disturb them."""
 
     def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
-        columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self.progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal)
+        self.progress = progress(auto_refresh=False)
         self._task = self.progress.add_task("", total=total)
 
     def step(self, doing: str) -> None:
@@ -132,9 +128,9 @@ def command(  # noqa: PLR0917
 
 
 def _show(settings: Settings, results: Results, found: list[Row]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_OF_PIPE)
-    console.print(table(settings, found))
+    terminal = console()
+    terminal.print(table(settings, found))
     for name, version in results.versions.items():
-        console.print(f"{name}: {version}", highlight=False)
+        terminal.print(f"{name}: {version}", highlight=False)
     for failure in results.failures:
         print(f"unisono: {failure.library}, {format_size(failure.nbytes)}: {failure.reason}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from unisono import __version__
-from unisono.errors import UnisonoError, UsageError
+from unisono.errors import PlanError, UnisonoError, UsageError
 
 INTERRUPTED = 130
 
@@ -28,6 +28,8 @@ SUBCOMMANDS = {
     "doctor": Subcommand("unisono.cli.doctor", "Tell what is usable here, and why not otherwise."),
     "bench": Subcommand("unisono.cli.bench", "Measure collectives, beside other libraries."),
     "explain": Subcommand("unisono.cli.explain", "Tell which algorithm is chosen for a call, and why."),
+    "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm, and what it costs."),
+    "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all that there are."),
 }
 
 
@@ -72,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnisonoError as error:
         if os.environ.get("UNISONO_LOG", "").lower() == "debug":
             raise
+        if isinstance(error, PlanError):
+            print(f"unisono: {error}", file=sys.stderr)  # With its picture, line by line.
+            return 1
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     return status if isinstance(status, int) else 0
 

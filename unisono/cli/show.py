@@ -1,0 +1,141 @@
+"""``unisono show``: the schedule of an algorithm, rank by rank, in the terminal or as a picture, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+
+import click
+from rich.box import ROUNDED
+from rich.table import Table
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.checks import check_ranks
+from unisono.algorithms.drawing import Row, legend, lines, moves, rows
+from unisono.algorithms.plan import Plan
+from unisono.algorithms.registry import find
+from unisono.cli.terminal import console
+from unisono.errors import UsageError
+
+SIDE_BY_SIDE = 16
+MOST_INCHES = 300.0
+
+
+@click.command(short_help="Show the schedule of an algorithm, and what it costs.")
+@click.argument("collective")
+@click.argument("algorithm")
+@click.option("-n", "size", type=int, default=8, show_default=True, help="Number of ranks.")
+@click.option("--rank", type=int, help=f"Show this rank only; above {SIDE_BY_SIDE} ranks, rank 0 if none is named.")
+@click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")
+@click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="Segments of each block.")
+@click.option("--param", "params", multiple=True, metavar="NAME=N", help="Parameter of the algorithm, as radix=4.")
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+def command(  # noqa: PLR0917
+    collective: str,
+    algorithm: str,
+    size: int,
+    rank: int | None,
+    root: int,
+    segments: int,
+    params: tuple[str, ...],
+    svg: Path | None,
+    png: Path | None,
+) -> None:
+    """Show what each rank does when ALGORITHM carries out COLLECTIVE; for example: unisono show allreduce ring -n 8."""
+    found = find(collective, algorithm)
+    given = _parameters(found, params)
+    check_ranks(size, rank or 0, root)
+    found.check_supports(size)
+    shown = [rank] if rank is not None else range(size) if size <= SIDE_BY_SIDE else [0]
+    plans = [found.build(size, each, root, **given) for each in shown]
+    schedule = rows(plans, segments)
+    title = " ".join([collective, algorithm, *params, f"on {size} rank{'s' if size > 1 else ''}"])
+    terminal = console()
+    terminal.print(title, style="bold", highlight=False)
+    terminal.print(_table(plans, schedule))
+    for line in (*legend(schedule), *_facts(found, size, given)):
+        terminal.print(line, highlight=False)
+    for path, kind in ((svg, "svg"), (png, "png")):
+        if path:
+            _draw(path, kind, title, plans, schedule)
+
+
+def _parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, int]:
+    """Return the builder's parameters that are given as NAME=N.
+
+    Raises:
+        UsageError: the builder does not take one, or its value is no number.
+    """
+    accepted = [name for name in signature(algorithm.build).parameters if name not in ("size", "rank", "root")]
+    given = {}
+    for text in params:
+        name, _, value = text.partition("=")
+        if name not in accepted:
+            those = ", ".join(accepted) or "none"
+            raise UsageError(f"{algorithm.collective} {algorithm.name} has no parameter {name!r}; it has {those}")
+        try:
+            given[name] = int(value)
+        except ValueError:
+            raise UsageError(f"{text!r} is not of the form {name}=N, with a whole number") from None
+    return given
+
+
+def _table(plans: Sequence[Plan], schedule: Sequence[Row]) -> Table:
+    """Return a table with a row per group and a column per plan; lane and segment are told where there are several."""
+    heads = [
+        name
+        for name in ("lane", "group", "segment")
+        if name == "group" or len({getattr(row, name) for row in schedule}) > 1
+    ]
+    table = Table(show_lines=True, box=ROUNDED, padding=0)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for plan in plans:
+        table.add_column(f"rank {plan.rank}")
+    for row in schedule:
+        cells = ["\n".join(lines(plan, group)) for plan, group in zip(plans, row.groups, strict=True)]
+        table.add_row(*(str(getattr(row, head)) for head in heads), *cells)
+    return table
+
+
+def _facts(algorithm: Algorithm, size: int, params: dict[str, int]) -> list[str]:
+    cost = algorithm.cost_of(size, params)
+    told = "not declared"
+    if cost is not None:
+        told = f"{cost.rounds} rounds; the busiest rank sends {cost.sent:.4g}·n and combines {cost.reduced:.4g}·n"
+    return [f"cost for a vector of n: {told}", f"reference: {algorithm.reference}"]
+
+
+def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[Row]) -> None:
+    """Draw an arrow for everything that goes from rank to rank, down the rows; its colour is that of the lane.
+
+    Raises:
+        UsageError: matplotlib is not there.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("a picture needs matplotlib: pip install 'unisono[report]'") from None
+    size = plans[0].size
+    inches = (min(2 + 0.7 * size, MOST_INCHES), min(2 + 0.5 * len(schedule), MOST_INCHES))
+    axes = Figure(figsize=inches, layout="constrained").add_subplot(
+        title=f"{title}\nsolid: combined on arrival, dashed: kept",
+        xlabel="rank",
+        ylabel="lane · group · segment",
+        xlim=(-0.5, size - 0.5),
+        ylim=(len(schedule), -0.5),
+        yticks=range(len(schedule)),
+        yticklabels=[f"{row.lane} · {row.group} · {row.segment}" for row in schedule],
+    )
+    axes.vlines(range(size), 0, len(schedule), color="lightgrey", zorder=0)
+    for number, row in enumerate(schedule):
+        for move in moves(plans, row):
+            style = {
+                "arrowstyle": "->",
+                "color": f"C{row.lane % 10}",
+                "linestyle": "solid" if move.combines else "dashed",
+            }
+            axes.annotate("", xy=(move.target, number + 0.8), xytext=(move.source, number), arrowprops=style)
+    axes.figure.savefig(path, format=kind)

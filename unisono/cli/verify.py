@@ -1,0 +1,145 @@
+"""``unisono verify``: proves the algorithms that a file registers, or all that there are."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.drawing import ranges
+from unisono.algorithms.registration import registered
+from unisono.algorithms.registry import ALGORITHMS, algorithms_of
+from unisono.algorithms.verify import Report, verify_sizes
+from unisono.cli.terminal import console, progress
+from unisono.errors import PlanError, UsageError
+
+HEADINGS = ("algorithm", "sizes", "messages", "rounds", "sent", "reduced", "bits", "", "seconds")
+RIGHT = ("messages", "rounds", "sent", "reduced", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one algorithm: a report for each number of ranks that it is right for, up to the first `error`."""
+
+    algorithm: Algorithm
+    reports: dict[int, Report]
+    error: str | None
+    seconds: float
+
+
+@click.command(short_help="Prove the algorithms that a file registers, or all that there are.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--all", "everything", is_flag=True, help="Prove all algorithms, those of installed packages included.")
+@click.option("--max-size", type=click.IntRange(min=1), default=32, show_default=True, help="Largest number of ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool) -> int:
+    """Prove the algorithms that FILE registers, for every number of ranks up to --max-size.
+
+    FILE is run, but not as __main__. Costs are shown for the largest number of ranks. The exit code is 1 if an
+    algorithm is wrong, with a picture of where.
+    """
+    if everything == (file is not None):
+        raise UsageError("name a file, or give --all")
+    outcomes = _prove(_registered_by(file) if file else _all(), max_size)
+    if as_json:
+        click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=2))
+    else:
+        console().print(_table(outcomes))
+    wrong = [outcome.error for outcome in outcomes if outcome.error]
+    for error in wrong:
+        print(f"unisono: {error}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _all() -> list[Algorithm]:
+    return [algorithm for collective in ALGORITHMS for algorithm in algorithms_of(collective).values()]
+
+
+def _registered_by(file: Path) -> list[Algorithm]:
+    """Run `file`, and return the algorithms that it registers.
+
+    Raises:
+        PlanError: one of them is wrong at a size that it is proved for when it is registered.
+        UsageError: there are none.
+    """
+    algorithms_of("allreduce")  # Those of installed packages are there before.
+    before = registered()
+    sys.path.insert(0, str(file.parent))  # As `python FILE` does.
+    runpy.run_path(str(file))
+    found = [algorithm for algorithm in registered() if algorithm not in before]
+    if not found:
+        raise UsageError(f"{str(file)!r} registers no algorithm")
+    return found
+
+
+def _prove(algorithms: Sequence[Algorithm], max_size: int) -> list[Outcome]:
+    with progress() as bar:
+        task = bar.add_task("", total=len(algorithms) * max_size)
+        outcomes = []
+        for number, algorithm in enumerate(algorithms):
+            bar.update(task, completed=number * max_size, description=f"{algorithm.collective} {algorithm.name}")
+            outcomes.append(_prove_one(algorithm, max_size, lambda: bar.advance(task)))
+        return outcomes
+
+
+def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None]) -> Outcome:
+    started = time.perf_counter()
+    reports: dict[int, Report] = {}
+    error = None
+    for size in range(1, max_size + 1):
+        try:
+            reports |= verify_sizes(algorithm, [size])
+        except PlanError as wrong:
+            error = f"{algorithm.collective} {algorithm.name} is wrong on {size} ranks: {wrong}"
+            break
+        advance()
+    return Outcome(algorithm, reports, error, time.perf_counter() - started)
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table()
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading in RIGHT else "left")
+    for outcome in outcomes:
+        name = f"{outcome.algorithm.collective} {outcome.algorithm.name}"
+        told = "[red]wrong[/red]" if outcome.error else "[green]proved[/green]"
+        table.add_row(name, *_costs(outcome.reports), told, f"{outcome.seconds:.1f}")
+    return table
+
+
+def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
+    """Return the cells from the sizes to the bits."""
+    if not reports:
+        return ("none", "", "", "", "", "")
+    last = reports[max(reports)]
+    sent, reduced = (f"{float(value):.4g}·n" for value in (last.sent, last.reduced))
+    bits = "same" if last.same_bits else "differ"
+    return (ranges(reports), str(last.messages), str(last.rounds), sent, reduced, bits)
+
+
+def _facts(outcome: Outcome) -> dict[str, object]:
+    return {
+        "collective": outcome.algorithm.collective,
+        "algorithm": outcome.algorithm.name,
+        "error": outcome.error,
+        "seconds": outcome.seconds,
+        "reports": [
+            {
+                "size": size,
+                "messages": report.messages,
+                "rounds": report.rounds,
+                "sent": float(report.sent),
+                "reduced": float(report.reduced),
+                "same_bits": report.same_bits,
+            }
+            for size, report in outcome.reports.items()
+        ],
+    }
