@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.algorithms.registry import REGISTERED
+
 SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 PATIENCE_S = 10.0
@@ -19,6 +21,14 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("UNISONO_") or name in LAUNCHER_VARIABLES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_algorithm_stays_registered() -> Iterator[None]:
+    before = {collective: dict(of_collective) for collective, of_collective in REGISTERED.items()}
+    yield
+    REGISTERED.clear()
+    REGISTERED.update(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,7 +18,7 @@ from unisono.algorithms.algorithm import Cost
 from unisono.algorithms.checks import needs_power_of_two
 from unisono.algorithms.plan import Group, Plan
 from unisono.algorithms.registration import PROVED_SIZES, algorithm, registered
-from unisono.algorithms.registry import ALGORITHMS, REGISTERED, algorithms_of, find
+from unisono.algorithms.registry import ALGORITHMS, algorithms_of, find
 from unisono.errors import NoAlgorithmError, PlanError, UsageError
 from unisono.transports.generic import GenericExecutor
 from unisono.tuning.choice import Question, choose, explain
@@ -42,14 +42,6 @@ def forgetful_ring(size: int, rank: int, root: int = 0) -> Plan:
 
 def free_cost(size: int) -> Cost:
     return Cost(rounds=0, sent=0, reduced=0)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_registered() -> Iterator[None]:
-    before = {collective: dict(of_collective) for collective, of_collective in REGISTERED.items()}
-    yield
-    REGISTERED.clear()
-    REGISTERED.update(before)
 
 
 # What is right is a candidate.

@@ -121,7 +121,7 @@ def test_one_rank_is_shown_if_asked_or_if_there_are_many(capsys: pytest.CaptureF
 def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixture[str]) -> None:
     _, shown, _ = show(capsys, "broadcast", "knomial", "-n", "5", "--root", "2", "--param", "radix=5")
     assert "broadcast knomial radix=5 on 5 ranks" in shown
-    assert "cost for a vector of n: 1 rounds; the busiest rank sends 4·n" in shown
+    assert "cost for a vector of n: 1 round; the busiest rank sends 4·n" in shown
     assert "→3 i0" in shown
     _, shown, _ = show(capsys, "broadcast", "chain", "-n", "3", "--segments", "4")
     assert "segment" in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.plan import Group, Plan
-from unisono.algorithms.registry import ALGORITHMS, REGISTERED, find
+from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.cli.main import main
 
 RIGHT = """
@@ -43,12 +42,8 @@ def forgetful(size: int, rank: int, root: int = 0) -> Plan:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _path_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = {collective: dict(of_collective) for collective, of_collective in REGISTERED.items()}
-    yield
-    REGISTERED.clear()
-    REGISTERED.update(before)
 
 
 @pytest.fixture

@@ -104,7 +104,8 @@ def _facts(algorithm: Algorithm, size: int, params: dict[str, int]) -> list[str]
     cost = algorithm.cost_of(size, params)
     told = "not declared"
     if cost is not None:
-        told = f"{cost.rounds} rounds; the busiest rank sends {cost.sent:.4g}·n and combines {cost.reduced:.4g}·n"
+        rounds = f"{cost.rounds} round{'' if cost.rounds == 1 else 's'}"
+        told = f"{rounds}; the busiest rank sends {cost.sent:.4g}·n and combines {cost.reduced:.4g}·n"
     return [f"cost for a vector of n: {told}", f"reference: {algorithm.reference}"]
 
 
