@@ -53,6 +53,8 @@ class Algorithm:
         segmentable: whether running it over several segments overlaps its groups usefully.
         mapped: whether it needs memory that peers can map.
         varying: whether the builder takes `varying=True`, for shares of the ranks that differ in length.
+        is_cost_exact: whether the cost is exact, or else an upper bound, as of phases with different busiest ranks.
+        by_name_only: whether the tuner leaves it to those who name it: its cost alone would mislead.
         supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
     """
 
@@ -68,6 +70,8 @@ class Algorithm:
     segmentable: bool = True
     mapped: bool = False
     varying: bool = False
+    is_cost_exact: bool = True
+    by_name_only: bool = False
     supports: Callable[[int], str | None] = lambda size: None
 
     def check_supports(self, size: int) -> None:

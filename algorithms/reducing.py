@@ -306,6 +306,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         commutative_only=False,
         order="fixed",
         segmentable=False,
+        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
     ),
     "one_shot": Algorithm(
         collective="allreduce",

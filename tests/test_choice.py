@@ -81,9 +81,49 @@ def test_a_collective_that_does_not_exist_is_refused_with_those_that_do() -> Non
 def test_an_operation_that_does_not_commute_has_no_algorithm_that_changes_the_order() -> None:
     explanation = explain(replace(ASKED, nbytes=1 << 30, commutative=False))
     refused = {candidate.algorithm for candidate in explanation.candidates if candidate.refusal}
-    unsuited = {each.name for each in ALGORITHMS["allreduce"].values() if each.commutative_only or each.mapped}
+    unsuited = {
+        each.name
+        for each in ALGORITHMS["allreduce"].values()
+        if each.commutative_only or each.mapped or each.by_name_only
+    }
     assert refused == unsuited
     assert explanation.choice.algorithm not in unsuited
+
+
+def test_an_algorithm_that_needs_equal_shares_is_refused_by_name_where_they_differ() -> None:
+    asked = Question("alltoall", nbytes=64, size=8, link="shm", varying=True)
+    assert choose(asked).algorithm != "bruck"
+    assert choose(replace(asked, varying=False, algorithm="bruck")).algorithm == "bruck"
+    with pytest.raises(NoAlgorithmError, match="bruck needs shares of equal length"):
+        choose(replace(asked, algorithm="bruck"))
+
+
+def allreduces(size: int, link: str) -> list[str]:
+    """Return the algorithms that are chosen for vectors of 8 B to 1 GiB, in order, each as often as it comes anew."""
+    chosen = [choose(Question("allreduce", 1 << power, size, link)).algorithm for power in range(3, 31)]
+    return [name for number, name in enumerate(chosen) if number == 0 or chosen[number - 1] != name]
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_two_ranks_exchange_small_vectors_directly_and_large_ones_around_the_ring(link: str) -> None:
+    assert allreduces(2, link) == ["direct", "ring"]
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_what_is_for_an_order_or_for_many_links_is_chosen_by_its_name_only(link: str) -> None:
+    for size in range(2, 65):
+        found = allreduces(size, link)
+        assert found[0] == "direct"
+        assert not {"balanced_tree", "bidirectional_ring", "multi_lane_ring"} & {*found}
+    assert choose(replace(ASKED, algorithm="balanced_tree")).tier == "forced"
+
+
+def test_of_two_that_are_predicted_alike_the_first_in_the_table_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = ALGORITHMS["allreduce"]["ring"]
+    monkeypatch.setitem(
+        ALGORITHMS, "allreduce", {name: replace(ring, name=name) for name in ("one", "another", "a third")}
+    )
+    assert choose(ASKED).algorithm == "one"
 
 
 def test_a_forced_algorithm_that_is_refused_is_an_error_with_the_reason() -> None:

@@ -25,6 +25,7 @@ class Question:
         commutative: whether the operation is.
         algorithm: the name of an algorithm to force, or "auto".
         segment_nbytes: bytes of a block that travel at once, or 0 to leave it to the model.
+        varying: whether the shares of the ranks differ in length.
     """
 
     collective: str
@@ -34,6 +35,7 @@ class Question:
     commutative: bool = True
     algorithm: str = "auto"
     segment_nbytes: int = 0
+    varying: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,14 @@ def _candidate(algorithm: Algorithm, question: Question) -> Candidate:
 
 
 def _refusal(algorithm: Algorithm, question: Question) -> str | None:
-    if algorithm.mapped:
-        return "needs memory that peers can map"
-    if algorithm.commutative_only and not question.commutative:
-        return "needs a commutative operation"
-    if algorithm.cost is None and question.algorithm != algorithm.name:
-        return "declares no cost, so it runs where it is named only"
     unsupported = algorithm.supports(question.size)
-    return None if unsupported is None else f"does not run on {question.size} ranks: {unsupported}"
+    is_named = question.algorithm == algorithm.name
+    reasons = (
+        (algorithm.mapped, "needs memory that peers can map"),
+        (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
+        (question.varying and not algorithm.varying, "needs shares of equal length"),
+        (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
+        (algorithm.by_name_only and not is_named, "runs where it is named only"),
+        (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
