@@ -4,7 +4,8 @@ For p ranks, in the terms of `Cost`. In every collective some rank's contributio
 by some rank. If no rank sends or receives more than k messages at a time, each round multiplies the ranks that know, or
 are known, by k + 1 at most, hence ⌈log_(k+1) p⌉ rounds. What the busiest rank sends and combines is at
 least the average over all ranks: of 2(p - 1) vectors sent and p - 1 combined in an allreduce, and so on (Patarasuk and
-Yuan, JPDC 69(2), 2009; Chan et al., 2007). Reading or writing a peer's memory counts as sending.
+Yuan, JPDC 69(2), 2009; Chan et al., 2007). Reading or writing a peer's memory counts as sending, and flags are not
+limited in number.
 """
 
 from __future__ import annotations

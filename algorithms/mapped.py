@@ -2,8 +2,8 @@
 
 Nobody may read a peer's memory before the peer has begun, nor while it is being written; and no rank may end while a
 peer still reads its memory. So all ranks *meet* (each raises its flag at every other and waits for theirs) between the
-phases of an algorithm, and that is all the latency there is. With a window of ranks at a time plans stay small, and one
-window holds the ranks of most hosts.
+phases of an algorithm, and that is all the latency there is; in a broadcast, they meet the root. With a window of ranks
+at a time plans stay small, and one window holds the ranks of most hosts.
 
 Contributions are combined in one n-ary `ReadReduce`, in ascending rank order, hence rounded once.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import in_windows, place_own
+from unisono.algorithms.lanes import at_groups, idle, in_windows, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -91,19 +91,22 @@ def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, w
 
 
 def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a broadcast in which every rank reads the INPUT of the root; `window` flags at a time.
+    """Return the plan of a broadcast in which every rank reads the INPUT of the root.
 
-    INPUT, of the root, and OUTPUT are one block each and may be the same memory.
+    INPUT, of the root, and OUTPUT are one block each and may be the same memory. The root tells all others that it has
+    begun, and ends when all have told it that they have read; `window` flags in a group.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    vector, meet = even(1), _meet(size, rank, window)
+    vector, groups = even(1), -(-(size - 1) // window)
     if rank == root:
-        own, read = Group((Copy(output_block(), input_block()),)), Group(())
-    else:
-        own, read = Group(()), Group((Read(root, output_block(), input_block()),))
-    lane = (own, *meet, read, *meet)
-    return Plan("broadcast", "read", size, rank, root, vector if rank == root else Partition(0), vector, lanes=(lane,))
+        own = Group((Copy(output_block(), input_block()),))
+        tell, hear = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
+        return Plan("broadcast", "read", size, rank, root, vector, vector, lanes=((own, *tell, *idle(1), *hear),))
+    told = 1 + ((rank - root) % size - 1) // window
+    read = Read(root, output_block(), input_block())
+    lane = at_groups({told: (Wait(root),), groups + 1: (read,), groups + 1 + told: (Signal(root),)})
+    return Plan("broadcast", "read", size, rank, root, Partition(0), vector, lanes=(lane,))
 
 
 def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
@@ -123,6 +126,16 @@ def _meet(size: int, rank: int, window: int) -> Lane:
         distances = range(first + 1, first + 1 + number)
         signals = [Signal((rank + distance) % size, peer_advance=window) for distance in distances]
         return Group((*signals, *[Wait((rank - distance) % size, peer_advance=-window) for distance in distances]))
+
+    return in_windows(size - 1, window, batch)
+
+
+def _flags_of_root(size: int, root: int, window: int, flag: type[Signal | Wait]) -> Lane:
+    """Return the groups in which the root raises flags at all others, or waits for theirs, in the order of ranks."""
+
+    def batch(first: int, number: int) -> Group:
+        distances = range(first + 1, first + 1 + number)
+        return Group(tuple(flag((root + distance) % size, peer_advance=window) for distance in distances))
 
     return in_windows(size - 1, window, batch)
 

@@ -90,9 +90,9 @@ def _cost_of_scatter_doubling(size: int) -> Cost:
     return Cost(rounds=2 * _rounds(size), sent=2 * (size - 1) / size, reduced=0)
 
 
-def _cost_of_reading_the_root(size: int, window: int = 32) -> Cost:
-    """All ranks meet before and after; what is read of the root counts as sent."""
-    return Cost(rounds=2 * _windows(size, window), sent=min(1, size - 1), reduced=0)
+def _cost_of_reading_the_root(size: int) -> Cost:
+    """A flag of the root before and one to it after; what is read of the root counts as sent."""
+    return Cost(rounds=2 * min(1, size - 1), sent=min(1, size - 1), reduced=0)
 
 
 def _cost_around_ring(size: int) -> Cost:

@@ -15,7 +15,10 @@ from unisono.algorithms.plan import (
     RecvReduce,
     Repeat,
     Send,
+    Signal,
     Step,
+    Wait,
+    Write,
     even,
     input_block,
     output_block,
@@ -87,6 +90,19 @@ def _chain_steps(size: int, rank: int, receiver: int) -> tuple[Step, ...]:
 
 
 def allreduce_one_shot(size: int, rank: int) -> Plan:
-    """An allreduce out of mapped memory, which message transports do not offer."""
+    """An allreduce out of mapped memory without any flag, so that it reads what may not be there yet."""
     read = ReadReduce(output_block(), tuple((peer, input_block()) for peer in range(size)), lower=True)
     return Plan("allreduce", "one_shot", size, rank, 0, even(1), even(1), lanes=((Group((read,)),),))
+
+
+def broadcast_by_writes(size: int, rank: int) -> Plan:
+    """The root writes to the OUTPUT of every rank that has said that it has begun, and says when it has."""
+    others = range(1, size)
+    if rank:
+        steps: list[tuple[Step, ...]] = [(Signal(0),), (), (Wait(0),)]
+    else:
+        written = [Write(peer, output_block(), input_block()) for peer in others]
+        own = Copy(output_block(), input_block())
+        steps = [tuple(Wait(peer) for peer in others), (*written, own), tuple(Signal(peer) for peer in others)]
+    lane = tuple(Group(of_group) for of_group in steps)
+    return Plan("broadcast", "writes", size, rank, 0, Partition(0) if rank else even(1), even(1), lanes=(lane,))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.plan import Group, Plan, Step
+from unisono.algorithms.plan import Group, Plan, Signal, Step, Wait
 
 
 def flat(plan: Plan) -> Plan:
@@ -31,6 +31,12 @@ def with_step(plan: Plan, group: int, step: int, *changed: Step, lane: int = 0) 
     steps = groups[group].steps
     groups[group] = replace(groups[group], steps=(*steps[:step], *changed, *steps[step + 1 :]))
     return with_groups(plan, groups, lane)
+
+
+def without_flag(plan: Plan, group: int, kind: type[Signal | Wait], peer: int) -> Plan:
+    """Return the plan without the flag for, or of, a peer in a group of lane 0."""
+    steps = enumerate(groups_of(plan)[group].steps)
+    return with_step(plan, group, next(at for at, step in steps if isinstance(step, kind) and step.peer == peer))
 
 
 def changed(plans: Sequence[Plan], rank: int, change: Callable[[Plan], Plan]) -> list[Plan]:

@@ -8,9 +8,10 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-from handmade_plans import allreduce_one_shot
-from plan_edits import changed, groups_of, with_groups, with_step
+from handmade_plans import allreduce_one_shot, broadcast_by_writes
+from plan_edits import changed, groups_of, with_groups, with_step, without_flag
 
+from unisono.algorithms.mapped import allreduce_one_shot as one_shot, allreduce_two_shot as two_shot
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -40,38 +41,6 @@ def flags(size: int, rank: int) -> Group:
     others = [peer for peer in range(size) if peer != rank]
     steps: list[Step] = [Signal(peer) for peer in others]
     return Group((*steps, *[Wait(peer) for peer in others]))
-
-
-def one_shot(size: int, rank: int) -> Plan:
-    """Every rank reads and combines all INPUTs; OUTPUT is written when all have read, so it may be INPUT."""
-    read = ReadReduce(scratch_block(), tuple((peer, input_block()) for peer in range(size)), lower=True)
-    keep = Copy(output_block(), scratch_block())
-    met = flags(size, rank)
-    lane = (met, Group((read,)), met, Group((keep,)))
-    scratch = scratch_like(Buffer.INPUT, even(1))
-    return Plan("allreduce", "one_shot", size, rank, 0, even(1), even(1), scratch, (lane,))
-
-
-def two_shot(size: int, rank: int) -> Plan:
-    """Every rank combines its own block of all INPUTs into OUTPUT, and then reads the others' blocks of OUTPUT."""
-    combine = ReadReduce(output_block(rank), tuple((peer, input_block(rank)) for peer in range(size)), lower=True)
-    gather = [Read(peer, output_block(peer), output_block(peer)) for peer in range(size) if peer != rank]
-    met = flags(size, rank)
-    lane = (met, Group((combine,)), met, Group(tuple(gather)), met)
-    return Plan("allreduce", "two_shot", size, rank, 0, even(size), even(size), lanes=(lane,))
-
-
-def broadcast_by_writes(size: int, rank: int) -> Plan:
-    """The root writes to the OUTPUT of every rank that has said that it has begun, and says when it has."""
-    others = range(1, size)
-    if rank:
-        steps: list[tuple[Step, ...]] = [(Signal(0),), (), (Wait(0),)]
-    else:
-        written = [Write(peer, output_block(), input_block()) for peer in others]
-        own = Copy(output_block(), input_block())
-        steps = [tuple(Wait(peer) for peer in others), (*written, own), tuple(Signal(peer) for peer in others)]
-    lane = tuple(Group(of_group) for of_group in steps)
-    return Plan("broadcast", "writes", size, rank, 0, Partition(0) if rank else even(1), even(1), lanes=(lane,))
 
 
 def plans_of(builder: Callable[[int, int], Plan], size: int) -> list[Plan]:
@@ -167,16 +136,11 @@ def test_no_flag_can_be_left_out(builder: Callable[[int, int], Plan]) -> None:
         if isinstance(step, Wait)
     ]
     for waiting, signalling, number in waits:
-        unheard = changed(plans, waiting, partial(without, number=number, step=Wait(signalling)))
+        unheard = changed(plans, waiting, partial(without_flag, group=number, kind=Wait, peer=signalling))
         with pytest.raises(PlanError, match=r"does not receive what this sends to it \(. flags sent"):
             verify_plans(unheard)
         with pytest.raises(PlanError, match=r"is not known to have begun|may have ended before|race"):
-            verify_plans(changed(unheard, signalling, partial(without, number=number, step=Signal(waiting))))
-
-
-def without(plan: Plan, number: int, step: Step) -> Plan:
-    """Return the plan without a step of a group."""
-    return with_step(plan, number, groups_of(plan)[number].steps.index(step))
+            verify_plans(changed(unheard, signalling, partial(without_flag, group=number, kind=Signal, peer=waiting)))
 
 
 def test_a_rank_that_waits_for_a_flag_that_is_raised_later_waits_in_a_cycle() -> None:
