@@ -1,4 +1,4 @@
-"""The builders of the collectives that only move data: proved, refused where they must be, small, and run."""
+"""The builders of the collectives that only move data: refused where they must be, small, and run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.encode import encode
 from unisono.algorithms.plan import Plan, Send
 from unisono.algorithms.registry import ALGORITHMS, find
-from unisono.algorithms.verify import Report, verify_plans
+from unisono.algorithms.verify import verify_plans
 from unisono.errors import UsageError
 from unisono.transports.faulty import Faults
 
-ROOTED = ("broadcast", "gather", "scatter")
-MOVING = (*ROOTED, "allgather", "alltoall", "barrier")
+MOVING = ("broadcast", "gather", "scatter", "allgather", "alltoall", "barrier")
 ALL = [algorithm for collective in MOVING for algorithm in ALGORITHMS[collective].values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
 EVERY_ALGORITHM_WITH_COUNTS = [
@@ -45,35 +44,11 @@ def plans_of(algorithm: Algorithm, size: int, root: int = 0, **params: Any) -> l
     return [algorithm.build(size, rank, root, **params) for rank in range(size)]
 
 
-def prove(algorithm: Algorithm, size: int, root: int = 0, segments: int = 1, **params: Any) -> Report:
-    return verify_plans(plans_of(algorithm, size, root, **params), segments, in_place=algorithm.in_place)
-
-
 def sizes_of(algorithm: Algorithm, sizes: range) -> list[int]:
     return [size for size in sizes if algorithm.supports(size) is None]
 
 
-# They are proved.
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_builder_is_proved_and_costs_what_it_declares(algorithm: Algorithm) -> None:
-    for size in sizes_of(algorithm, range(1, 33)):
-        report, cost = prove(algorithm, size), algorithm.cost(size)
-        assert (report.rounds, float(report.sent), report.reduced) == (cost.rounds, cost.sent, cost.reduced), size
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM_WITH_COUNTS)
-def test_every_builder_is_proved_with_counts_per_rank(algorithm: Algorithm) -> None:
-    for size in sizes_of(algorithm, range(1, 25)):
-        prove(algorithm, size, root=size // 2, varying=True)
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_builder_is_proved_for_every_root_in_segments(algorithm: Algorithm) -> None:
-    for size in sizes_of(algorithm, range(1, 11)):
-        for root in range(size if algorithm.collective in (*ROOTED, "barrier") else 1):
-            prove(algorithm, size, root, segments=3)
+# They are proved with other parameters than those of `test_verifier`.
 
 
 @pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
@@ -82,7 +57,8 @@ def test_every_radix_and_window_is_proved_and_costs_what_is_declared(
 ) -> None:
     algorithm, params = find(collective, name), {parameter: value}
     for size in range(1, 29):
-        report, cost = prove(algorithm, size, root=size - 1, **params), algorithm.cost(size, **params)
+        report = verify_plans(plans_of(algorithm, size, size - 1, **params), in_place=algorithm.in_place)
+        cost = algorithm.cost(size, **params)
         assert (report.rounds, float(report.sent)) == (cost.rounds, cost.sent), size
 
 
