@@ -31,7 +31,7 @@ from unisono.algorithms.composition import (
 )
 from unisono.algorithms.hosts import Hosts, Levels, equal_hosts, in_lanes, led_by
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST
-from unisono.algorithms.plan import Buffer, Partition, Plan, even, scratch_like
+from unisono.algorithms.plan import Buffer, Partition, Plan, Span, even, scratch_like
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
 from unisono.algorithms.tree import at_root
 from unisono.errors import UsageError
@@ -92,6 +92,31 @@ def inner_methods(collective: str, names: Names, levels: Levels) -> list[Method]
     return [method(collective, name, of_level) for name, of_level in zip(of_levels, sizes, strict=True)]
 
 
+class Part(NamedTuple):
+    """`length` consecutive blocks of a vector, of `buffer`."""
+
+    first: int
+    length: int
+    buffer: Buffer = Buffer.INPUT
+
+    def share(self, shares: int, number: int) -> Part:
+        """Return one of so many equal shares."""
+        length = self.length // shares
+        return self._replace(first=self.first + number * length, length=length)
+
+    def within(self, buffer: Buffer) -> Part:
+        """Return the same part of `buffer`."""
+        return self._replace(buffer=buffer)
+
+    def span(self) -> Span:
+        """Return the span of all its blocks."""
+        return Span(self.buffer, self.first, self.length)
+
+    def cut(self, blocks: int) -> Window:
+        """Return the window of a buffer of so many equal blocks; of none, if its plan does not use it."""
+        return run_of_blocks(self.buffer, self.first, self.length // max(blocks, 1))
+
+
 class Team(NamedTuple):
     """A group with the algorithm of its phase, and one of its members, `rank`, whose part is looked at."""
 
@@ -117,26 +142,17 @@ class Team(NamedTuple):
         """Return the leader of the group: the root if it is a member, or else the first one."""
         return root if root is not None and root in self.group else self.group[0]
 
-    def stage(self, plan: Plan, source: Window, target: Window, *, lower: bool = False) -> Stage:
-        """Return the stage of a plan of this team, from `source` to `target`."""
-        return Stage(self.used.lanes, Phase(plan, self.group, source, target, lower))
+    def between(self, source: Window, target: Window) -> Stage:
+        """Return the stage that has the blocks of its INPUT in `source` and those of its OUTPUT in `target`."""
+        return Stage(self.used.lanes, Phase(self.plan(), self.group, source, target))
 
-    def on_vector(
-        self, blocks: int, source: Buffer, target: Buffer, root: int | None = None, *, lower: bool = False
-    ) -> Stage:
-        """Return the stage on the whole vector, which is cut into `blocks`; `root` as in `plan`."""
+    def stage(self, source: Part, target: Part, root: int | None = None, *, lower: bool = False) -> Stage:
+        """Return the stage that has its INPUT in `source` and its OUTPUT in `target`; `root` as in `plan`."""
         plan = self.plan(root)
-        count = blocks // max(plan.input.blocks, plan.output.blocks)
-        return self.stage(plan, run_of_blocks(source, 0, count), run_of_blocks(target, 0, count), lower=lower)
-
-    def on_parts(self, source: _Part, target: _Part, *, lower: bool = False) -> Stage:
-        """Return the stage that has its INPUT in `source` and its OUTPUT in `target`."""
-        plan = self.plan()
-        windows = (
-            run_of_blocks(part.buffer, part.first, part.length // blocks)
-            for part, blocks in ((source, plan.input.blocks), (target, plan.output.blocks))
+        return Stage(
+            self.used.lanes,
+            Phase(plan, self.group, source.cut(plan.input.blocks), target.cut(plan.output.blocks), lower),
         )
-        return self.stage(plan, *windows, lower=lower)
 
 
 def allreduce_hierarchical(
@@ -165,7 +181,9 @@ def allreduce_hierarchical(
     blocks = lcm(*(used.blocks for used in (*up, top, *down)))
     stages, at = _towards_leaders(_teams(levels, up, rank), blocks, Buffer.OUTPUT)
     team = Team(top, levels.group(rank, 0), rank)
-    stages.append(team.on_vector(blocks, at, Buffer.OUTPUT, lower=True) if team.group else team.idle())
+    stages.append(
+        team.stage(Part(0, blocks, at), Part(0, blocks, Buffer.OUTPUT), lower=True) if team.group else team.idle()
+    )
     stages += _from_leaders(_teams(levels, down, rank), blocks)
     vector = even(blocks)
     return composed(("allreduce", "hierarchical"), size, rank, root, stages, input=vector, output=vector)
@@ -192,7 +210,9 @@ def reduce_hierarchical(
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
     stages, at = _towards_leaders(_teams(levels, up, rank), blocks, partial, root)
     team = Team(top, levels.group(rank, 0), rank)
-    stages.append(team.on_vector(blocks, at, partial, root, lower=True) if team.group else team.idle())
+    stages.append(
+        team.stage(Part(0, blocks, at), Part(0, blocks, partial), root, lower=True) if team.group else team.idle()
+    )
     return composed(
         ("reduce", "hierarchical"),
         size,
@@ -224,7 +244,8 @@ def broadcast_hierarchical(
     top, down = method("broadcast", across, levels.sizes[0]), inner_methods("broadcast", broadcast, levels)
     blocks = lcm(*(used.blocks for used in (top, *down)))
     team = Team(top, levels.group(rank, 0), rank)
-    first = team.on_vector(blocks, Buffer.INPUT, Buffer.OUTPUT, root) if team.group else team.idle()
+    whole = Part(0, blocks)
+    first = team.stage(whole, whole.within(Buffer.OUTPUT), root) if team.group else team.idle()
     stages = (first, *_from_leaders(_teams(levels, down, rank), blocks, root))
     source = at_root(rank, root, even(blocks))
     return composed(("broadcast", "hierarchical"), size, rank, root, stages, input=source, output=even(blocks))
@@ -248,8 +269,7 @@ def barrier_hierarchical(
     inner, top = inner_methods("barrier", inside, levels), method("barrier", across, levels.sizes[0])
     teams = [Team(used, levels.group(rank, level), rank) for level, used in enumerate((top, *inner))]
     stages = [
-        team.idle() if team.is_idle else team.on_vector(1, Buffer.INPUT, Buffer.INPUT)
-        for team in (*reversed(teams[1:]), *teams)
+        team.idle() if team.is_idle else team.stage(Part(0, 1), Part(0, 1)) for team in (*reversed(teams[1:]), *teams)
     ]
     return composed(("barrier", "hierarchical"), size, rank, root, stages, input=even(1), output=Partition(0))
 
@@ -279,43 +299,24 @@ def allreduce_full_lane(
     blocks = top.blocks * prod(used.blocks for used in scatter)
     groups = [levels.group(rank, level) for level in levels.inwards()]
     # What the groups share out, from the innermost one, and at last the rank's own part.
-    parts = [_Part(0, blocks)]
+    parts = [Part(0, blocks)]
     for group in reversed(groups):
         parts.append(parts[-1].share(len(group), group.index(rank)))
     stages, at = list[Stage](), Buffer.INPUT
     for used, group, (part, own) in zip(reversed(scatter), reversed(groups), pairwise(parts), strict=True):
         team = Team(used, group, rank)
-        stages.append(team.idle() if team.is_idle else team.on_parts(part.within(at), own.within(Buffer.OUTPUT)))
+        stages.append(team.idle() if team.is_idle else team.stage(part.within(at), own.within(Buffer.OUTPUT)))
         at = at if team.is_idle else Buffer.OUTPUT
     last = parts[-1]
-    stages.append(
-        Team(top, levels.group(rank, 0), rank).on_parts(last.within(at), last.within(Buffer.OUTPUT), lower=True)
-    )
+    stages.append(Team(top, levels.group(rank, 0), rank).stage(last.within(at), last.within(Buffer.OUTPUT), lower=True))
     for used, group, (own, part) in zip(gather, groups, pairwise(reversed(parts)), strict=True):
         team = Team(used, group, rank)
         if team.is_idle:
             stages.append(team.idle())
         else:
-            stages.append(team.on_parts(own.within(Buffer.OUTPUT), part.within(Buffer.OUTPUT)))
+            stages.append(team.stage(own.within(Buffer.OUTPUT), part.within(Buffer.OUTPUT)))
     vector = even(blocks)
     return composed(("allreduce", "full_lane"), size, rank, root, stages, input=vector, output=vector)
-
-
-class _Part(NamedTuple):
-    """`length` consecutive blocks of a vector, of `buffer`."""
-
-    first: int
-    length: int
-    buffer: Buffer = Buffer.INPUT
-
-    def share(self, shares: int, number: int) -> _Part:
-        """Return one of so many equal shares."""
-        length = self.length // shares
-        return _Part(self.first + number * length, length)
-
-    def within(self, buffer: Buffer) -> _Part:
-        """Return the same part of `buffer`."""
-        return self._replace(buffer=buffer)
 
 
 def _teams(levels: Levels, inner: Sequence[Method], rank: int) -> list[Team]:
@@ -336,18 +337,19 @@ def _towards_leaders(
             stages.append(team.idle())
             continue
         leader = team.leader(root)
-        stages.append(team.on_vector(blocks, at, partial, leader))
+        stages.append(team.stage(Part(0, blocks, at), Part(0, blocks, partial), leader))
         at = partial if team.rank == leader else at
     return stages, at
 
 
 def _from_leaders(teams: Sequence[Team], blocks: int, root: int | None = None) -> Iterator[Stage]:
     """Yield the stages in which leaders tell those below them, level by level, what they have in OUTPUT."""
+    whole = Part(0, blocks, Buffer.OUTPUT)
     for team in teams:
         if team.is_idle:
             yield team.idle()
         else:
-            yield team.on_vector(blocks, Buffer.OUTPUT, Buffer.OUTPUT, team.leader(root))
+            yield team.stage(whole, whole, team.leader(root))
 
 
 def composed(

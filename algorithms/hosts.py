@@ -75,7 +75,7 @@ def led_by(hosts: Hosts, size: int, root: int | None = None) -> Levels:
     Raises:
         UsageError: `hosts` does not name every rank once.
     """
-    _check_hosts(hosts, size)
+    check_hosts(hosts, size)
     groups: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
 
     def leader(ranks: tuple[int, ...]) -> int:
@@ -100,7 +100,7 @@ def in_lanes(hosts: Hosts, size: int) -> Levels:
     Raises:
         UsageError: `hosts` does not name every rank once, or hosts are not equal.
     """
-    _check_hosts(hosts, size)
+    check_hosts(hosts, size)
     if refusal := unequal(hosts):
         raise UsageError(refusal)
     groups: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
@@ -125,7 +125,12 @@ def _levels(groups: list[list[tuple[int, ...]]]) -> Levels:
     return Levels(tuple(map(tuple, groups)), sizes)
 
 
-def _check_hosts(hosts: Hosts, size: int) -> None:
+def check_hosts(hosts: Hosts, size: int) -> None:
+    """Check that `hosts` are hosts of the ranks 0 … size - 1.
+
+    Raises:
+        UsageError: they do not name every rank once, or one of them is empty.
+    """
     ranks = ranks_of(hosts)
     if sorted(ranks) != list(range(size)) or _has_empty(hosts):
         raise UsageError(f"the hosts must name each of the ranks 0 to {size - 1} once, and none may be empty: {hosts}")

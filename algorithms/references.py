@@ -16,6 +16,7 @@ GRAHAM = (
 HENSGEN = "Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, IJPP 17(1), 1988"
 HILLIS = "Hillis, Steele: Data Parallel Algorithms, CACM 29(12), 1986"
 JAIN = "Jain, Sabharwal: Optimal Bucket Algorithms for Large MPI Collectives on Torus Interconnects, ICS 2010"
+LUO = "Luo et al.: HAN: a Hierarchical AutotuNed Collective Communication Framework, CLUSTER 2020"
 MELLOR_CRUMMEY = "Mellor-Crummey, Scott: Algorithms for Scalable Synchronization on Shared-Memory Multiprocessors, 1991"
 MULTI_LANE = "Träff, Hunold: Decomposing MPI Collectives for Exploiting Multi-lane Communication, CLUSTER 2020"
 PJESIVAC = "Pješivac-Grbović et al.: Performance Analysis of MPI Collective Operations, Cluster Computing 10(2), 2007"
@@ -29,5 +30,6 @@ SHAH = (
     "Shah et al.: MSCCL++: Rethinking GPU Communication Abstractions for Cutting-edge AI Applications, arXiv 2504.09014"
 )
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 2005"
+TRAEFF_ROUGIER = "Träff, Rougier: MPI Collectives and Datatypes for Hierarchical All-to-all Communication, EuroMPI 2014"
 TRAEFF = "Träff: Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms, arXiv 2410.14234"
 WILKINS = "Wilkins et al.: Generalized Collective Algorithms for the Exascale Era, CLUSTER 2023"

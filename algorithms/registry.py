@@ -13,22 +13,23 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
 from unisono.errors import NoAlgorithmError
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
-    "allreduce": ALLREDUCE,
-    "reduce": REDUCE,
+    "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
+    "reduce": {**REDUCE, **COMPOSED["reduce"]},
     "reduce_scatter": REDUCE_SCATTER,
-    "scan": SCAN,
-    "exscan": EXSCAN,
-    "broadcast": BROADCAST,
+    "scan": {**SCAN, **COMPOSED["scan"]},
+    "exscan": {**EXSCAN, **COMPOSED["exscan"]},
+    "broadcast": {**BROADCAST, **COMPOSED["broadcast"]},
     "allgather": ALLGATHER,
     "gather": GATHER,
     "scatter": SCATTER,
-    "alltoall": ALLTOALL,
-    "barrier": BARRIER,
+    "alltoall": {**ALLTOALL, **COMPOSED["alltoall"]},
+    "barrier": {**BARRIER, **COMPOSED["barrier"]},
 }
 
 

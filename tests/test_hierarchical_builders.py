@@ -1,0 +1,281 @@
+"""Algorithms composed of phases inside and across hosts: proved on many hosts, refused where they must be, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import LocalRanks, call_of
+
+from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.composed import COMPOSED
+from unisono.algorithms.encode import encode
+from unisono.algorithms.hierarchical import allreduce_full_lane, allreduce_hierarchical
+from unisono.algorithms.hosts import Hosts, equal_hosts, in_lanes, led_by, ranks_of
+from unisono.algorithms.plan import Group, Plan, Repeat, Send
+from unisono.algorithms.registry import ALGORITHMS, find
+from unisono.algorithms.verify import verify_algorithm, verify_sizes
+from unisono.errors import UsageError
+
+WAIT_S = 20.0
+ALL = [algorithm for by_name in COMPOSED.values() for algorithm in by_name.values()]
+
+
+def cases(algorithms: Sequence[Algorithm]) -> list[Any]:
+    return [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in algorithms]
+
+
+EVERY_ALGORITHM = cases(ALL)
+LED = cases([algorithm for algorithm in ALL if algorithm.name == "hierarchical"])
+SCANS = cases([algorithm for algorithm in ALL if algorithm.collective in {"scan", "exscan"}])
+IN_LANES = cases([find("allreduce", "full_lane")])
+EXACT = cases([find("allreduce", "full_lane"), find("alltoall", "two_level")])
+
+
+def runs(*lengths: int) -> Hosts:
+    """Return hosts of so many consecutive ranks."""
+    return tuple(tuple(range(*ends)) for ends in pairwise(accumulate(lengths, initial=0)))
+
+
+# Hosts of equally many consecutive ranks, which every algorithm can run on.
+EQUAL = [((0,),), (0, 1, 2), runs(4), runs(1, 1, 1), runs(2, 2), runs(3, 3), runs(2, 2, 2), runs(4, 4, 4), runs(5, 5)]
+UNEQUAL_RUNS = [runs(1, 2), runs(3, 1, 2), runs(1, 4), runs(2, 3, 4, 1, 2), runs(7, 3, 6), runs(9, 8, 8, 7)]
+EQUAL_LEVELS = [
+    ((0, 4, 2), (3, 1, 5)),
+    (((0, 1), (2, 3)), ((4, 5), (6, 7))),
+    tuple(tuple(tuple(range(first, first + 3)) for first in (rack, rack + 3)) for rack in (0, 6, 12)),
+]
+UNEQUAL_LEVELS = [
+    ((5, 1), (0, 2, 3, 4)),
+    (((0,), (1, 2)), ((3, 4, 5),), ((6, 7), (8,), (9,))),
+    (0, (1, 2), ((3, 4), 5)),
+]
+
+
+def prove(algorithm: Algorithm, hosts: Hosts, segments: int = 1, **params: Any) -> None:
+    size = len(ranks_of(hosts))
+    is_rooted = algorithm.collective in {"reduce", "broadcast"}
+    for root in range(size) if is_rooted else (0,):
+        verify_algorithm(algorithm, size, root, segments, hosts=hosts, **params)
+
+
+# They are proved.
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_without_hosts_they_are_proved_on_equal_runs_of_ranks(algorithm: Algorithm) -> None:
+    assert len(verify_sizes(algorithm, range(1, 33))) == 32
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_they_are_proved_on_equal_hosts(algorithm: Algorithm, segments: int) -> None:
+    for hosts in EQUAL:
+        prove(algorithm, hosts, segments)
+
+
+@pytest.mark.parametrize("algorithm", [*LED, *SCANS])
+def test_leaders_and_scans_are_proved_on_hosts_with_different_numbers_of_ranks(algorithm: Algorithm) -> None:
+    for hosts in UNEQUAL_RUNS:
+        prove(algorithm, hosts)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("algorithm", LED)
+def test_leaders_are_proved_on_levels_of_any_depth_and_ranks_in_any_order(algorithm: Algorithm, segments: int) -> None:
+    for hosts in (*EQUAL_LEVELS, *UNEQUAL_LEVELS):
+        prove(algorithm, hosts, segments)
+
+
+@pytest.mark.parametrize("algorithm", IN_LANES)
+def test_full_lanes_are_proved_on_levels_of_any_depth_and_ranks_in_any_order(algorithm: Algorithm) -> None:
+    for hosts in EQUAL_LEVELS:
+        prove(algorithm, hosts)
+
+
+# A parameter that names an algorithm, and the collective that the named one carries out.
+PHASES = [
+    ("allreduce", "hierarchical", "reduce", "reduce"),
+    ("allreduce", "hierarchical", "across", "allreduce"),
+    ("allreduce", "hierarchical", "broadcast", "broadcast"),
+    ("allreduce", "full_lane", "reduce_scatter", "reduce_scatter"),
+    ("allreduce", "full_lane", "across", "allreduce"),
+    ("allreduce", "full_lane", "allgather", "allgather"),
+    ("reduce", "hierarchical", "reduce", "reduce"),
+    ("reduce", "hierarchical", "across", "reduce"),
+    ("broadcast", "hierarchical", "across", "broadcast"),
+    ("broadcast", "hierarchical", "broadcast", "broadcast"),
+    ("barrier", "hierarchical", "inside", "barrier"),
+    ("barrier", "hierarchical", "across", "barrier"),
+    ("scan", "two_level", "inside", "scan"),
+    ("scan", "two_level", "across", "exscan"),
+    ("scan", "two_level", "broadcast", "broadcast"),
+    ("exscan", "two_level", "inside", "exscan"),
+    ("exscan", "two_level", "across", "exscan"),
+    ("alltoall", "two_level", "inside", "alltoall"),
+    ("alltoall", "two_level", "across", "alltoall"),
+]
+# Messages with blocks that are not neighbours in the whole vector, on hosts of more than one rank.
+NO_PHASE = {("allreduce", "full_lane", "across", "circulant"), ("alltoall", "two_level", "inside", "bruck")}
+
+
+def parts_of_phases(phase: tuple[str, str, str, str]) -> list[str]:
+    """Return the names of the algorithms that can be the phase."""
+    return [
+        each.name
+        for each in ALGORITHMS[phase[3]].values()
+        if not each.mapped and each.name not in COMPOSED.get(phase[3], {}) and (*phase[:3], each.name) not in NO_PHASE
+    ]
+
+
+@pytest.mark.parametrize("phase", PHASES, ids="-".join)
+def test_every_algorithm_of_a_collective_can_be_its_phase(phase: tuple[str, str, str, str]) -> None:
+    collective, name, parameter, _ = phase
+    for part in parts_of_phases(phase):
+        for hosts in (runs(2, 2), runs(4, 4), runs(2, 2, 2, 2)):
+            prove(find(collective, name), hosts, segments=1, **{parameter: part})
+        if find(phase[3], part).supports(3) is None:
+            prove(find(collective, name), runs(3, 3, 3), segments=1, **{parameter: part})
+
+
+def test_every_level_has_its_own_algorithm() -> None:
+    three = (((0, 1, 2), (3, 4, 5)), ((6, 7, 8), (9, 10, 11)))
+    prove(find("allreduce", "hierarchical"), three, reduce=("chain", "binary"), broadcast=("knomial", "chain"))
+    prove(find("allreduce", "full_lane"), three, reduce_scatter=("direct", "circulant"), allgather=("bruck", "ring"))
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_the_costs_of_what_all_ranks_of_equal_hosts_take_part_in_are_exact(algorithm: Algorithm) -> None:
+    for hosts in (runs(2, 2), runs(3, 3, 3), runs(4, 4), runs(2, 2, 2, 2, 2)):
+        size = len(ranks_of(hosts))
+        report, cost = verify_algorithm(algorithm, size, hosts=hosts), algorithm.cost_of(size, {"hosts": hosts})
+        assert cost is not None
+        found = (report.rounds, float(report.sent), float(report.reduced))
+        assert found == pytest.approx((cost.rounds, cost.sent, cost.reduced))
+
+
+# They have the shape that their ideas promise.
+
+
+def pairs(plans: Sequence[Plan]) -> set[tuple[int, int]]:
+    return {
+        (plan.rank, step.peer)
+        for plan in plans
+        for lane in range(len(plan.lanes))
+        for group in plan.groups(lane)
+        for step in group.steps
+        if isinstance(step, Send)
+    }
+
+
+def between(plans: Sequence[Plan], hosts: Hosts) -> set[tuple[int, int]]:
+    """Return the (sender, receiver) of messages from host to host."""
+    host = {rank: number for number, part in enumerate(hosts) for rank in ranks_of(part)}
+    return {(sender, receiver) for sender, receiver in pairs(plans) if host[sender] != host[receiver]}
+
+
+def test_only_leaders_talk_to_other_hosts() -> None:
+    hosts = runs(3, 4, 2)
+    plans = [allreduce_hierarchical(9, rank, hosts=hosts) for rank in range(9)]
+    assert {rank for ends in between(plans, hosts) for rank in ends} == {0, 3, 7}
+
+
+def test_in_full_lanes_all_ranks_talk_to_their_like_on_other_hosts() -> None:
+    hosts = runs(3, 3)
+    plans = [allreduce_full_lane(6, rank, hosts=hosts) for rank in range(6)]
+    assert between(plans, hosts) == {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
+
+
+def test_a_two_level_alltoall_sends_between_hosts_from_place_to_place_only() -> None:
+    hosts = runs(4, 4, 4)
+    plans = [find("alltoall", "two_level").build(12, rank, hosts=hosts) for rank in range(12)]
+    assert {(receiver - sender) % 4 for sender, receiver in between(plans, hosts)} == {0}
+
+
+def test_the_root_leads_its_host_and_other_hosts_are_led_by_their_first_rank() -> None:
+    levels = led_by(((0, 1, 2), (3, 4, 5)), 6, 4)
+    assert [levels.group(rank, 0) for rank in range(6)] == [(0, 4), (), (), (), (0, 4), ()]
+    assert levels.group(5, 1) == (3, 4, 5)
+
+
+def test_lanes_join_the_ranks_of_one_place_at_each_level() -> None:
+    levels = in_lanes((((0, 1), (2, 3)), ((4, 5), (6, 7))), 8)
+    assert [levels.group(5, level) for level in range(3)] == [(1, 5), (5, 7), (4, 5)]
+
+
+def test_hosts_that_are_not_given_are_equal_runs_near_the_square_root() -> None:
+    assert equal_hosts(12) == runs(3, 3, 3, 3)
+    assert equal_hosts(7) == runs(1, 1, 1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
+    size, hosts = 16384, runs(*(8,) * 2048)
+    for rank in (0, 1, size // 2, size - 1):
+        assert 8 * len(encode(algorithm.build(size, rank, hosts=hosts))) < 100 * 1024
+
+
+def test_a_ring_across_hosts_stays_a_few_rows_in_the_middle_of_the_vector() -> None:
+    lanes = allreduce_full_lane(4096, 2049, hosts=runs(*(4,) * 1024)).lanes
+    items = [item for lane in lanes for item in lane]
+    assert len(items) < 40
+    assert sum(item.times if isinstance(item, Repeat) else 1 for item in items) == 3 + 2 * 1023 + 4
+    assert any(isinstance(item, Group) and item.after for item in items)
+
+
+# What cannot be built is refused.
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "params", "message"),
+    [
+        ("allreduce", "hierarchical", {"hosts": ((0, 1), (1, 2, 3))}, "each of the ranks 0 to 3 once"),
+        ("allreduce", "hierarchical", {"hosts": ((0, 1), (2,))}, "each of the ranks 0 to 3 once"),
+        ("allreduce", "hierarchical", {"hosts": ((0, 1, 2, 3), ())}, "none may be empty"),
+        ("allreduce", "full_lane", {"hosts": ((0, 1, 2), (3,))}, "equally many ranks on every host, not 1 and 3"),
+        ("allreduce", "full_lane", {"hosts": (0, 1, (2, 3))}, "equally many ranks on every host"),
+        ("alltoall", "two_level", {"hosts": ((0, 1, 2), (3,))}, "equally many ranks on every host, not 1 and 3"),
+        ("alltoall", "two_level", {"hosts": ((0, 2), (1, 3))}, "hosts of consecutive ranks"),
+        ("scan", "two_level", {"hosts": ((0, 2), (1, 3))}, "hosts of consecutive ranks"),
+        ("exscan", "two_level", {"hosts": ((2, 3), (0, 1))}, "hosts of consecutive ranks"),
+        ("allreduce", "hierarchical", {"reduce": "binomal"}, "no phase can be reduce 'binomal': it can be binomial, "),
+        ("allreduce", "hierarchical", {"reduce": ("chain", "chain")}, "2 algorithms of reduce are named for 1 levels"),
+        ("broadcast", "hierarchical", {"across": "scatter_doubling", "hosts": (0, 1, (2, 3))}, "not 3"),
+        ("allreduce", "hierarchical", {"across": "one_shot"}, "cannot use mapped memory"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused_with_the_reason(
+    collective: str, name: str, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        find(collective, name).build(4, 0, **params)
+
+
+@pytest.mark.parametrize("refused", sorted(NO_PHASE), ids="-".join)
+def test_a_phase_whose_messages_are_in_pieces_in_the_whole_vector_is_refused(refused: tuple[str, ...]) -> None:
+    collective, name, parameter, part = refused
+    with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that do not follow each other"):
+        find(collective, name).build(16, 15, hosts=runs(4, 4, 4, 4), **{parameter: part})
+
+
+# They reduce the data.
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["hierarchical", "full_lane"])
+def test_the_generic_executor_reduces_over_hosts_in_segments(name: str, in_place: bool) -> None:
+    hosts = (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    inputs = np.arange(8 * 45, dtype=np.int64).reshape(8, 45) ** 2
+
+    def run(executor: Any) -> Any:
+        plan = find("allreduce", name).build(8, executor.rank, hosts=hosts)
+        source = inputs[executor.rank].copy()
+        target = source if in_place else np.zeros_like(source)
+        executor.start(call_of(plan, "int64", (45, 45), op="sum", segments=4), source, target).wait(WAIT_S)
+        return target
+
+    for result in LocalRanks(8).run(run):
+        assert result.tolist() == inputs.sum(axis=0).tolist()
