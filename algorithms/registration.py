@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from unisono.algorithms.algorithm import Algorithm, Build, Cost, Order
 from unisono.algorithms.registry import REGISTERED, algorithms_of
-from unisono.algorithms.verify import verify_sizes
-from unisono.errors import UsageError
+from unisono.algorithms.verify import Report, verify_sizes
+from unisono.errors import PlanError, UsageError
 
 # The numbers of ranks that an algorithm for any number is proved for: all small ones, then odd, prime and even ones.
 PROVED_SIZES = (*range(1, 17), 21, 31, 32, 48)
@@ -81,12 +81,26 @@ def algorithm(
             varying="varying" in signature(build).parameters,
             supports=supports if sizes is None else _only(sizes, supports),
         )
-        if not verify_sizes(declared, PROVED_SIZES if sizes is None else sizes):
+        reports = [prove(declared, size) for size in (PROVED_SIZES if sizes is None else sizes)]
+        if not any(reports):
             raise UsageError(f"{collective} {name!r} supports no number of ranks that it could be proved for")
         REGISTERED.setdefault(collective, {})[name] = declared
         return build
 
     return register
+
+
+def prove(declared: Algorithm, size: int) -> Report | None:
+    """Prove an algorithm for `size` ranks, as `verify_sizes` does; return None if it does not support so many.
+
+    Raises:
+        PlanError: it is wrong; names the algorithm and the number of ranks before all else.
+    """
+    try:
+        return verify_sizes(declared, [size]).get(size)
+    except PlanError as error:
+        named, told = f"{declared.collective} {declared.name} on {size} ranks: ", str(error)
+        raise PlanError(told if told.startswith(named) else named + told) from None
 
 
 def registered() -> list[Algorithm]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.checks import needs_even
 from unisono.algorithms.plan import Group, Plan
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.cli.main import main
@@ -100,7 +101,7 @@ def test_a_wrong_algorithm_is_told_with_its_picture_and_the_others_are_proved(
     status, shown, told = verify(capsys, "--all", "--max-size", "6", *form)
     assert status == 1
     assert told.splitlines() == [
-        "unisono: allreduce direct is wrong on 5 ranks: rank 1, lane 0, group 1, step 0: "
+        "unisono: allreduce direct on 5 ranks: rank 1, lane 0, group 1, step 0: "
         "block 0 of OUTPUT is left without the contribution of rank 4",
         "  contributions to block 0 of OUTPUT, by rank",
         "    rank 0  +++++",
@@ -127,6 +128,13 @@ def test_an_algorithm_without_a_size_to_prove_has_an_empty_row(
     assert "none" in shown
 
 
+def test_many_single_sizes_are_counted(capsys: pytest.CaptureFixture[str], a_few: dict[str, Algorithm]) -> None:
+    a_few["ring"] = replace(a_few["ring"], supports=needs_even)
+    _, shown, _ = verify(capsys, "--all", "--max-size", "20")
+    assert "10 up to 20" in shown
+    assert "1-20" in shown
+
+
 def test_a_file_whose_builder_is_wrong_is_told_with_the_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -134,7 +142,7 @@ def test_a_file_whose_builder_is_wrong_is_told_with_the_picture(
     file.write_text(RIGHT.replace("size, rank, root)", "size, 0, root)"))
     status, shown, told = verify(capsys, str(file))
     assert (status, shown) == (1, "")
-    assert told.startswith("unisono: rank 1: (collective, algorithm, size, root, rank) is ")
+    assert told.startswith("unisono: allreduce mine on 2 ranks: rank 1: (collective, algorithm, size, root, rank) is ")
 
 
 @pytest.mark.parametrize(

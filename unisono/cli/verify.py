@@ -15,13 +15,14 @@ from rich.table import Table
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.drawing import ranges
-from unisono.algorithms.registration import registered
+from unisono.algorithms.registration import prove, registered
 from unisono.algorithms.registry import ALGORITHMS, algorithms_of
-from unisono.algorithms.verify import Report, verify_sizes
+from unisono.algorithms.verify import Report
 from unisono.cli.terminal import console, progress
 from unisono.errors import PlanError, UsageError
 
 HEADINGS = ("algorithm", "sizes", "messages", "rounds", "sent", "reduced", "bits", "", "seconds")
+LONGEST = 16
 RIGHT = ("messages", "rounds", "sent", "reduced", "seconds")
 
 
@@ -96,10 +97,12 @@ def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None])
     error = None
     for size in range(1, max_size + 1):
         try:
-            reports |= verify_sizes(algorithm, [size])
+            report = prove(algorithm, size)
         except PlanError as wrong:
-            error = f"{algorithm.collective} {algorithm.name} is wrong on {size} ranks: {wrong}"
+            error = str(wrong)
             break
+        if report:
+            reports[size] = report
         advance()
     return Outcome(algorithm, reports, error, time.perf_counter() - started)
 
@@ -122,7 +125,10 @@ def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
     last = reports[max(reports)]
     sent, reduced = (f"{float(value):.4g}·n" for value in (last.sent, last.reduced))
     bits = "same" if last.same_bits else "differ"
-    return (ranges(reports), str(last.messages), str(last.rounds), sent, reduced, bits)
+    sizes = ranges(reports)
+    if len(sizes) > LONGEST:
+        sizes = f"{len(reports)} up to {max(reports)}"
+    return (sizes, str(last.messages), str(last.rounds), sent, reduced, bits)
 
 
 def _facts(outcome: Outcome) -> dict[str, object]:
