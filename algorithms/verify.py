@@ -10,15 +10,15 @@ What is proved, in this order, each by its own module:
 - a barrier holds every rank until all have come; the cost is the declared one, and possible (`algorithms.bounds`).
 
 Hazards and results are proved for INPUT and OUTPUT apart and, where that is declared, for both as the same memory. The
-proof is for blocks of any length. `verify_all` and `verify_sizes` are for what is registered, `verify` for a builder
-alone, `verify_plans` for plans from anywhere.
+proof is for blocks of any length. `verify_sizes` is for algorithms, `verify` for a builder alone, `verify_plans` for
+plans from anywhere.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -79,22 +79,6 @@ def verify(build: Build, size: int, root: int = 0, segments: int = 1, **params: 
         PlanError: as `verify_plans`.
     """
     return verify_plans([build(size, rank, root, **params) for rank in range(size)], segments)
-
-
-def verify_all(
-    algorithms: Iterable[Algorithm],
-    max_size: int = 64,
-    progress: Callable[[Algorithm, int], None] = lambda algorithm, size: None,
-) -> None:
-    """Prove algorithms for every size up to `max_size`, as `verify_sizes`; call `progress` after each size.
-
-    Raises:
-        PlanError: as `verify_algorithm`.
-    """
-    for algorithm in algorithms:
-        for size in range(1, max_size + 1):
-            verify_sizes(algorithm, [size])
-            progress(algorithm, size)
 
 
 def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> dict[int, Report]:

@@ -31,7 +31,7 @@ from unisono.algorithms.plan import (
     scratch_like_block,
 )
 from unisono.algorithms.registry import ALGORITHMS, find
-from unisono.algorithms.verify import verify, verify_all, verify_plans, verify_sizes
+from unisono.algorithms.verify import verify, verify_plans, verify_sizes
 from unisono.errors import PlanError
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
@@ -266,13 +266,6 @@ def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -
 
 
 # All sizes.
-
-
-def test_all_algorithms_are_proved_with_a_call_after_each_size() -> None:
-    proved: list[tuple[str, int]] = []
-    ring, halving = find("allreduce", "ring"), find("reduce_scatter", "recursive_halving")
-    verify_all([ring, halving], max_size=3, progress=lambda algorithm, size: proved.append((algorithm.name, size)))
-    assert proved == [(name, size) for name in ("ring", "recursive_halving") for size in (1, 2, 3)]
 
 
 def test_sizes_that_an_algorithm_does_not_support_are_left_out_of_the_reports() -> None:
