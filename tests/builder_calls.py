@@ -150,7 +150,10 @@ RESULT: dict[str, Callable[[Any, int, int], Any]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """One call on vectors of so many `elements`; with `counts`, a reduce-scatter of so many to each rank."""
+    """One call on vectors of so many `elements`; with `counts`, a reduce-scatter of so many to each rank.
+
+    `op` is "sum", or "avg", which shows results that are lowered twice or not at all.
+    """
 
     algorithm: Algorithm
     size: int
@@ -159,6 +162,7 @@ class Reduction:
     segments: int = 1
     counts: tuple[int, ...] = ()
     in_place: bool = False
+    op: str = "sum"
 
     def own(self, rank: int) -> slice:
         """Return the part of the vector that a rank has the result of."""
@@ -185,12 +189,12 @@ class Reduction:
         source, own = inputs[rank].copy(), self.own(rank)
         target = source[own] if self.in_place else np.full(own.stop - own.start, -1)
         result = RESULT[self.algorithm.collective](inputs, rank, self.root)
-        expected = target.copy() if result is None else result[own]
+        expected = target.copy() if result is None else result[own] // (self.size if self.op == "avg" else 1)
         call = call_of(
             plan,
             "int64",
             (self.elements, target.size),
-            op="sum",
+            op=self.op,
             root=self.root,
             segments=self.segments,
             counts={Counts.RANKS: self.counts} if self.counts else None,
@@ -228,6 +232,7 @@ def call_on_integers(
     *,
     varying: bool = False,
     in_place: bool = False,
+    op: str = "sum",
 ) -> Move | Reduction | Barrier:
     """Return a call of `algorithm`; `varying`: with shares of the ranks that differ in length, and may be empty."""
     if algorithm.collective == "barrier":
@@ -235,7 +240,7 @@ def call_on_integers(
     if algorithm.collective in REDUCING:
         counts = tuple((5 * rank + 2) % 4 for rank in range(size)) if varying else ()
         length = sum(counts) if varying else elements
-        return Reduction(algorithm, size, length, root, segments, counts, in_place)
+        return Reduction(algorithm, size, length, root, segments, counts, in_place, op)
     return Move(algorithm, size, root, segments, differing if varying else equal, in_place)
 
 

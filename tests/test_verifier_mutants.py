@@ -80,8 +80,8 @@ def shift_block(site: Site) -> Plan | None:
         return None
     span = getattr(site.changing, name)
     blocks = site.plan.partition(span.buffer).blocks
-    moved = replace(span, start=(span.start + 1) % max(1, blocks))
-    return site.with_step(replace(site.changing, **{name: moved}))
+    moved = replace(span, start=span.start + 1)
+    return site.with_step(replace(site.changing, **{name: moved})) if blocks > 1 else None
 
 
 def shift_target(site: Site) -> Plan | None:
@@ -90,7 +90,8 @@ def shift_target(site: Site) -> Plan | None:
         return None
     span = site.changing.dst
     blocks = site.plan.partition(span.buffer).blocks
-    return site.with_step(replace(site.changing, dst=replace(span, start=(span.start + 1) % blocks)))
+    moved = replace(span, start=span.start + 1)
+    return site.with_step(replace(site.changing, dst=moved)) if blocks > 1 else None
 
 
 def copy_for_combination(site: Site) -> Plan | None:
@@ -203,7 +204,7 @@ class Setting:
         for seed in range(SCHEDULES):
             in_place = self.algorithm.in_place and seed % 2 == 1
             elements = (23, 2)[seed // 2 % 2]
-            form = {"varying": self.varying, "in_place": in_place}
+            form: dict[str, Any] = {"varying": self.varying, "in_place": in_place, "op": "avg"}
             call = call_on_integers(self.algorithm, self.size, self.root, self.segments, elements, **form)
             ranks = LocalRanks(self.size, seed // 4 % 2 << 20, Faults(seed, delay=0.5))
             assert_right(ranks.run(lambda executor, call=call: call.carry_out(executor, plans[executor.rank])))
