@@ -14,18 +14,15 @@ from math import prod
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.hierarchical import (
-    Method,
-    Names,
     allreduce_full_lane,
     allreduce_hierarchical,
     barrier_hierarchical,
     broadcast_hierarchical,
-    inner_methods,
-    method,
     reduce_hierarchical,
 )
 from unisono.algorithms.hosts import Hosts, Levels, equal_hosts, in_lanes, led_by, ranks_of
 from unisono.algorithms.references import LUO, MULTI_LANE, SCAN_OF_MPI, TRAEFF_ROUGIER
+from unisono.algorithms.teams import Method, Names, inner_methods, method
 from unisono.algorithms.two_level import alltoall_two_level, exscan_two_level, scan_two_level
 
 

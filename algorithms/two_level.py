@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from unisono.algorithms.checks import check_ranks, check_supported
 from unisono.algorithms.composition import Stage, Window, run_of_blocks
-from unisono.algorithms.hierarchical import Part, Team, composed, method
 from unisono.algorithms.hosts import Hosts, check_hosts, equal_hosts, ranks_of, scattered, unequal
 from unisono.algorithms.plan import Buffer, Copy, Group, Plan, Reduce, even
+from unisono.algorithms.teams import Part, Team, composed, method
 
 
 class _Place(NamedTuple):
