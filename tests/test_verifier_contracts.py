@@ -261,8 +261,9 @@ def test_the_least_number_of_rounds_is_a_logarithm_to_the_base_of_ports_and_one(
 def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -> None:
     for size in (one for one in range(1, 65) if algorithm.supports(one) is None):
         cost, bound = algorithm.cost(size), BOUNDS[algorithm.collective]
-        assert cost.sent >= float(bound.sent(size))
-        assert cost.reduced >= float(bound.reduced(size))
+        # Costs that are sums of fractions may be off by their rounding.
+        assert cost.sent >= float(bound.sent(size)) * (1 - 1e-12)
+        assert cost.reduced >= float(bound.reduced(size)) * (1 - 1e-12)
 
 
 # All sizes.
