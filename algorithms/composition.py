@@ -158,10 +158,10 @@ class _Frame(NamedTuple):
     pitch: int
     is_cyclic: bool
 
-    def cell(self, block: int) -> tuple[int, int]:
-        """Return how often counting to a block goes around the buffer, and the copy that the block is in."""
-        around, index = divmod(block, self.blocks * self.copies)
-        return around, index // self.blocks if self.pitch != self.blocks * self.window.step else 0
+    @property
+    def period(self) -> int:
+        """Return how many blocks follow evenly on each other in the whole: all of them or those of a copy."""
+        return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
 
     def placed(self, span: Span) -> Span | None:
         """Return the span of the whole that names the blocks of `span`; None if there is none."""
@@ -171,7 +171,7 @@ class _Frame(NamedTuple):
         at = Span(window.buffer, start, advance=span.advance * window.step)
         if span.count == 1:
             return replace(at, count=window.width, stride=window.stride)
-        is_straight = self.cell(first) == self.cell(first + (span.count - 1) * span.stride)
+        is_straight = first // self.period == (first + (span.count - 1) * span.stride) // self.period
         if window.width == 1 and is_straight:
             return replace(at, count=span.count, stride=span.stride * window.step)
         if span.stride == window.stride == 1 and window.step == window.width and (is_straight or self.is_cyclic):
@@ -197,6 +197,19 @@ def _frames(phase: Phase, memory: Memory) -> dict[Buffer, _Frame]:
     return found
 
 
+class _Advance(NamedTuple):
+    """A number in a `Repeat`, `first` and then `step` more each time, which jumps in the whole after each `period`."""
+
+    first: int
+    step: int
+    period: int
+
+    def iterations_left(self, iteration: int) -> int:
+        """Return how many iterations there are from this one until the number has jumped."""
+        gone = (self.first + iteration * self.step) % self.period
+        return -(-(self.period - gone) // self.step) if self.step > 0 else gone // -self.step + 1
+
+
 class _Renaming:
     """Names in a phase and in the whole."""
 
@@ -219,27 +232,24 @@ class _Renaming:
 
     def _runs(self, repeat: Repeat) -> Iterator[tuple[int, int]]:
         """Yield (first, number) of the runs of iterations in which all that the steps name advances evenly."""
-        steps = [step for group in repeat.groups for step in group.steps]
+        advances = [advance for group in repeat.groups for step in group.steps for advance in self._advances(step)]
         first = 0
-        state = self._state(steps, 0)
-        for iteration in range(1, repeat.times if steps else 0):
-            if (following := self._state(steps, iteration)) != state:
-                yield first, iteration - first
-                first, state = iteration, following
-        yield first, repeat.times - first
+        while first < repeat.times:
+            number = min((advance.iterations_left(first) for advance in advances), default=repeat.times)
+            number = min(number, repeat.times - first)
+            yield first, number
+            first += number
 
-    def _state(self, steps: Sequence[Step], iteration: int) -> list[Any]:
-        """Return what changes when steps name a peer or a block that does not follow evenly on the one before."""
-        state: list[Any] = []
-        for step in steps:
-            if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
-                peer = step.peer + iteration * step.peer_advance
-                state.append(peer // len(self._phase.ranks) if self._distance else peer)
-            for span in _spans(step).values():
-                start, frame = span.start + iteration * span.advance, self._frames[span.buffer]
-                if span.advance:
-                    state += [frame.cell(start), frame.cell(start + (span.count - 1) * span.stride)]
-        return state
+    def _advances(self, step: Step) -> Iterator[_Advance]:
+        """Yield the numbers that advance in a step, and where they jump in the whole."""
+        if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
+            # Where the ranks of a group are not evenly spaced, every one is a jump.
+            yield _Advance(step.peer, step.peer_advance, len(self._phase.ranks) if self._distance else 1)
+        for span in _spans(step).values():
+            if span.advance:
+                period = self._frames[span.buffer].period
+                for block in (span.start, span.start + (span.count - 1) * span.stride):
+                    yield _Advance(block, span.advance, period)
 
     def _group(self, group: Group, iteration: int) -> Group:
         steps = [renamed for step in group.steps for renamed in self._steps(step, iteration)]

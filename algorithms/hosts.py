@@ -51,6 +51,7 @@ def ranks_of(host: Hosts | int) -> tuple[int, ...]:
     return (host,) if isinstance(host, int) else tuple(rank for part in host for rank in ranks_of(part))
 
 
+@lru_cache(maxsize=16)
 def unequal(hosts: Hosts) -> str | None:
     """Return None if all hosts of a level have the same number of parts, or what is said of those that have not."""
     parts: list[Hosts | int] = [hosts]
@@ -62,10 +63,17 @@ def unequal(hosts: Hosts) -> str | None:
     return None
 
 
-def scattered(hosts: Hosts) -> str | None:
-    """Return None if the ranks are named in ascending order, or what is said of those that are not."""
-    ranks = ranks_of(hosts)
-    return None if list(ranks) == sorted(ranks) else "it needs hosts of consecutive ranks, in ascending order"
+@lru_cache(maxsize=16)
+def runs_of_ranks(hosts: Hosts, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each host.
+
+    Raises:
+        UsageError: `hosts` does not name every rank once, or not in ascending order.
+    """
+    _check_hosts(hosts, size)
+    if ranks_of(hosts) != tuple(range(size)):
+        raise UsageError("it needs hosts of consecutive ranks, in ascending order")
+    return tuple(ranks_of(host) for host in hosts)
 
 
 @lru_cache(maxsize=16)
@@ -75,7 +83,7 @@ def led_by(hosts: Hosts, size: int, root: int | None = None) -> Levels:
     Raises:
         UsageError: `hosts` does not name every rank once.
     """
-    check_hosts(hosts, size)
+    _check_hosts(hosts, size)
     groups: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
 
     def leader(ranks: tuple[int, ...]) -> int:
@@ -100,7 +108,7 @@ def in_lanes(hosts: Hosts, size: int) -> Levels:
     Raises:
         UsageError: `hosts` does not name every rank once, or hosts are not equal.
     """
-    check_hosts(hosts, size)
+    _check_hosts(hosts, size)
     if refusal := unequal(hosts):
         raise UsageError(refusal)
     groups: list[list[tuple[int, ...]]] = [[] for _ in range(size)]
@@ -125,7 +133,7 @@ def _levels(groups: list[list[tuple[int, ...]]]) -> Levels:
     return Levels(tuple(map(tuple, groups)), sizes)
 
 
-def check_hosts(hosts: Hosts, size: int) -> None:
+def _check_hosts(hosts: Hosts, size: int) -> None:
     """Check that `hosts` are hosts of the ranks 0 … size - 1.
 
     Raises:

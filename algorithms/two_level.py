@@ -10,13 +10,14 @@ scan, and broadcast what all hosts before contribute to their own. Reference: Sa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from math import lcm
 from typing import NamedTuple
 
 from unisono.algorithms.checks import check_ranks, check_supported
 from unisono.algorithms.composition import Stage, Window, run_of_blocks
-from unisono.algorithms.hosts import Hosts, check_hosts, equal_hosts, ranks_of, scattered, unequal
+from unisono.algorithms.hosts import Hosts, equal_hosts, runs_of_ranks, unequal
 from unisono.algorithms.plan import Buffer, Copy, Group, Plan, Reduce, even
 from unisono.algorithms.teams import Part, Team, composed, method
 
@@ -40,11 +41,8 @@ class _Place(NamedTuple):
 
 
 def _place(size: int, rank: int, hosts: Hosts | None) -> _Place:
-    hosts = equal_hosts(size) if hosts is None else hosts
-    check_hosts(hosts, size)
-    check_supported(scattered(hosts))
-    runs = tuple(ranks_of(host) for host in hosts)
-    return _Place(runs, next(number for number, run in enumerate(runs) if rank in run), rank)
+    runs = runs_of_ranks(equal_hosts(size) if hosts is None else hosts, size)
+    return _Place(runs, bisect_right(runs, rank, key=lambda run: run[0]) - 1, rank)
 
 
 def alltoall_two_level(
