@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import isqrt
 from typing import Any, TypeAlias
 
@@ -40,6 +41,7 @@ class Levels:
         return of_rank[level] if level < len(of_rank) and rank in of_rank[level] else ()
 
 
+@lru_cache(maxsize=16)
 def equal_hosts(size: int) -> Hosts:
     """Return the grouping for want of a better one: equal runs of ranks, as many per host as divide √size best."""
     per_host = next(number for number in range(isqrt(size), 0, -1) if size % number == 0)
@@ -48,7 +50,14 @@ def equal_hosts(size: int) -> Hosts:
 
 def ranks_of(host: Hosts | int) -> tuple[int, ...]:
     """Return all ranks in a host, in the order in which they are named."""
-    return (host,) if isinstance(host, int) else tuple(rank for part in host for rank in ranks_of(part))
+    if isinstance(host, int):
+        return (host,)
+    return tuple(chain.from_iterable(map(ranks_of, host))) if _has_parts(host) else host
+
+
+def _has_parts(host: Hosts) -> bool:
+    """Return whether a host has parts that are hosts themselves."""
+    return any(isinstance(part, tuple) for part in host)
 
 
 @lru_cache(maxsize=16)
@@ -145,4 +154,4 @@ def _check_hosts(hosts: Hosts, size: int) -> None:
 
 
 def _has_empty(host: Hosts | int) -> bool:
-    return isinstance(host, tuple) and (not host or any(_has_empty(part) for part in host))
+    return isinstance(host, tuple) and (not host or (_has_parts(host) and any(map(_has_empty, host))))
