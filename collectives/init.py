@@ -104,6 +104,8 @@ def _launch(store: str | None, rank: int | None, size: int | None) -> Launch:
         return detect(os.environ)
     if not all(given):
         raise UsageError("store, rank and size must be given together, or none of them")
+    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
+        raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
     place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": str(store)}
     # Who launches by hand says nothing of hosts; each rank finds its own by the roster.
     return detect({**place, "UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "1"})
