@@ -29,6 +29,8 @@ from unisono.transports.session import Identity, Session
 _log = logging.getLogger("unisono")
 
 _WORLD = 0
+# How long rank 0, when it serves the store and gives up, lets the others read why.
+_LINGER_S = 2.0
 # The options of rank 0 that all ranks adopt, because the choice of algorithms depends on them.
 _SHARED_OPTIONS = ("transport", "algorithm", "segment_nbytes")
 
@@ -86,11 +88,12 @@ def init(
         session = Session(identity, settings.bind_address)
         world = _join(session, meeting, launch, settings, _Job(session, meeting, server))
     except BaseException as error:
-        for opened in (session, meeting, server):
-            if isinstance(opened, Session):
-                opened.close(_farewell())
-            elif opened is not None:
-                opened.close()
+        if session is not None:
+            session.close(_farewell())
+        if meeting is not None:
+            meeting.close()
+        if server is not None:
+            server.close(linger_s=_LINGER_S if isinstance(error, UnisonoError) else 0.0)
         if isinstance(error, UnisonoError):
             raise error.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
         raise
@@ -104,6 +107,8 @@ def _launch(store: str | None, rank: int | None, size: int | None) -> Launch:
         return detect(os.environ)
     if not all(given):
         raise UsageError("store, rank and size must be given together, or none of them")
+    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
+        raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
     place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": str(store)}
     # Who launches by hand says nothing of hosts; each rank finds its own by the roster.
     return detect({**place, "UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "1"})

@@ -49,7 +49,7 @@ def test_every_package_is_there_or_has_a_reason_and_a_remedy(report: dict[str, A
     assert [package["subject"] for package in report["packages"]] == [package.name for package in PACKAGES]
     for package in report["packages"]:
         assert package["detail"]
-        assert package["usable"] or package["remedy"].startswith("pip install ")
+        assert package["usable"] or package["remedy"].startswith(("pip install ", "conda install "))
 
 
 def test_settings_have_a_value_and_an_origin() -> None:

