@@ -16,6 +16,7 @@ from harness import by_messages
 from native_ranks import Job
 
 import unisono as un
+from unisono.algorithms.registry import algorithms_of
 
 pytestmark = pytest.mark.timeout(120)
 Say = Callable[[Any], None]
@@ -58,7 +59,9 @@ def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorit
     with un.init(un.Options(algorithm=algorithm)) as world:
         choice = world.explain("allreduce", 1 << 20).choice
         assert (choice.algorithm, choice.tier) == (algorithm, "forced")
-        assert world.explain("broadcast", 1 << 20).choice.tier == "model"
+        for collective in ("broadcast", "barrier"):
+            forced = algorithm in algorithms_of(collective)
+            assert world.explain(collective, 1 << 20).choice.tier == ("forced" if forced else "model")
 
 
 @pytest.mark.parametrize(

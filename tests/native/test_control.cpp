@@ -50,6 +50,23 @@ void a_link_that_ends_without_a_word_is_a_lost_peer() {
   CHECK(survivor.failure().kind == FailureKind::peer_lost && survivor.failure().peer == 2);
 }
 
+void who_links_late_is_told_who_has_left_and_what_has_failed() {
+  Control hub(0, 3);
+  SocketPair early = unix_pair();
+  SocketPair late = unix_pair();
+  hub.add_link(1, std::move(early.a), Descriptor());
+  Control leaver(1, 3);
+  leaver.add_link(0, std::move(early.b), Descriptor());
+  leaver.leave("gone already");
+  CHECK(eventually([&] { return hub.departed(1); }));
+  hub.fail({FailureKind::aborted, 0, -1, 0, "over already"});
+  hub.add_link(2, std::move(late.a), Descriptor());
+  Control newcomer(2, 3);
+  newcomer.add_link(0, std::move(late.b), Descriptor());
+  CHECK(eventually([&] { return newcomer.departed(1) && newcomer.failed(); }));
+  CHECK(newcomer.farewell(1) == "gone already" && newcomer.failure().text == "over already");
+}
+
 void ranks_that_disagree_are_named_with_their_calls() {
   Ranks ranks(3, Transport::shm);
   for (std::int32_t rank = 0; rank < 3; ++rank)
@@ -159,6 +176,8 @@ int main() {
       {"a failure reaches all ranks and the first one stays", a_failure_reaches_all_ranks_and_the_first_one_stays},
       {"a departure is known to all with its farewell", a_departure_is_known_to_all_with_its_farewell},
       {"a link that ends without a word is a lost peer", a_link_that_ends_without_a_word_is_a_lost_peer},
+      {"who links late is told who has left and what has failed",
+       who_links_late_is_told_who_has_left_and_what_has_failed},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
       {"a timeout is judged whatever others report", a_timeout_is_judged_whatever_others_report},
       {"a failure waits for room", a_failure_waits_for_room},

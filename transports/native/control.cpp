@@ -55,7 +55,34 @@ void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process)
   link.socket = std::move(socket);
   link.process = std::move(process);
   link.open = true;
+  if (is_hub()) tell_the_past(peer);
   wake_.ring();
+}
+
+// Ranks may have left, or failed, before this one had its link.
+void Control::tell_the_past(std::int32_t peer) {
+  for (std::int32_t gone = 0; gone < size_; ++gone)
+    if (departed_[static_cast<std::size_t>(gone)] != 0) send(peer, farewell_frame(gone));
+  if (failed()) send(peer, failure_frame());
+}
+
+Frame Control::farewell_frame(std::int32_t peer) const {
+  Frame frame;
+  frame.type = FrameType::leaving;
+  frame.rank = peer;
+  frame.text = farewells_[static_cast<std::size_t>(peer)];
+  return frame;
+}
+
+Frame Control::failure_frame() const {
+  Frame frame;
+  frame.type = FrameType::failure;
+  frame.failure = failure_.kind;
+  frame.rank = failure_.rank;
+  frame.peer = failure_.peer;
+  frame.sequence = failure_.sequence;
+  frame.text = failure_.text;
+  return frame;
 }
 
 std::size_t Control::links() const {
@@ -274,14 +301,7 @@ void Control::set_failure(Failure failure, std::int32_t told_by) {
   if (failed()) return;
   failure_ = std::move(failure);
   failed_.store(true, std::memory_order_release);
-  Frame frame;
-  frame.type = FrameType::failure;
-  frame.failure = failure_.kind;
-  frame.rank = failure_.rank;
-  frame.peer = failure_.peer;
-  frame.sequence = failure_.sequence;
-  frame.text = failure_.text;
-  send_to_others(told_by, frame);
+  send_to_others(told_by, failure_frame());
   ring_all();
 }
 
@@ -289,13 +309,7 @@ void Control::note_departure(std::int32_t peer, const std::string& farewell) {
   if (peer < 0 || peer >= size_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
   departed_[static_cast<std::size_t>(peer)] = 1;
   farewells_[static_cast<std::size_t>(peer)] = farewell;
-  if (is_hub()) {
-    Frame frame;
-    frame.type = FrameType::leaving;
-    frame.rank = peer;
-    frame.text = farewell;
-    send_to_others(peer, frame);
-  }
+  if (is_hub()) send_to_others(peer, farewell_frame(peer));
   ring_all();
 }
 

@@ -96,6 +96,9 @@ class Control {
   void link_ended(std::int32_t peer);
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
+  void tell_the_past(std::int32_t peer);
+  Frame farewell_frame(std::int32_t peer) const;
+  Frame failure_frame() const;
   void send_to_others(std::int32_t except, const Frame& frame);
   void set_failure(Failure failure, std::int32_t told_by);
   void note_departure(std::int32_t peer, const std::string& farewell);
