@@ -121,7 +121,8 @@ def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Se
         raise UsageError("a picture needs matplotlib: pip install 'unisono[report]'") from None
     size = plans[0].size
     inches = (min(2 + 0.7 * size, MOST_INCHES), min(2 + 0.5 * len(schedule), MOST_INCHES))
-    axes = Figure(figsize=inches, layout="constrained").add_subplot(
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.add_subplot(
         title=f"{title}\nsolid: combined on arrival, dashed: kept",
         xlabel="rank",
         ylabel="lane · group · segment",
@@ -139,4 +140,4 @@ def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Se
                 "linestyle": "solid" if move.combines else "dashed",
             }
             axes.annotate("", xy=(move.target, number + 0.8), xytext=(move.source, number), arrowprops=style)
-    axes.figure.savefig(path, format=kind)
+    figure.savefig(path, format=kind)
