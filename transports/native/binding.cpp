@@ -223,7 +223,6 @@ void bind_control(nb::module_& module) {
             control.add_link(peer, Descriptor(socket), Descriptor(process));
           },
           nb::arg("peer"), nb::arg("socket"), nb::arg("process"))
-      .def("links", &Control::links)
       .def("failed", &Control::failed)
       .def("failure", failure)
       .def(
