@@ -1,7 +1,7 @@
 """The native core: see transports/native/binding.cpp."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -12,6 +12,10 @@ DTYPES: list[tuple[str, int]]
 SHM_NBYTES: int
 SENDING_LANE: int
 RECEIVING_LANE: int
+
+class Arena:
+    def __init__(self, nbytes: int) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Plan:
     def __init__(self, words: Buffer) -> None: ...
@@ -52,13 +56,47 @@ class Endpoint:
     def add_shm(
         self, lane: int, peer: int, dialler: bool, memory: int, bell: int, peer_bell: int, socket: int
     ) -> None: ...
-    def add_tcp(self, lane: int, peer: int, socket: int) -> None: ...
+    def add_tcp(self, lane: int, peer: int, sockets: list[int], epoch: int, checksum: bool) -> None: ...
     def start(self, call: Call, input: Buffer | None, output: Buffer | None) -> Request: ...
     def run(self, call: Call, input: Buffer | None, output: Buffer | None, timeout_s: float) -> int: ...
     def send(self, peer: int, dtype: int, tag: int, array: Buffer) -> Request: ...
     def receive(self, peer: int, dtype: int, tag: int, array: Buffer) -> Request: ...
     def traffic(self) -> list[tuple[int, str, int, int, int, int]]: ...
     def close(self) -> None: ...
+
+class CallCache:
+    def __init__(
+        self, endpoint: Endpoint, array_type: type, on_failure: Callable[[int, str], object], timeout_s: float
+    ) -> None: ...
+    def run(
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: object
+    ) -> bool: ...
+    def add(
+        self,
+        collective: str,
+        x: object,
+        out: object,
+        op: object,
+        root: object,
+        algorithm: object,
+        call: Call,
+        reads: bool,
+        writes: bool,
+    ) -> None: ...
+    def forget(self) -> None: ...
+
+class PersistentCall:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        input: Buffer | None,
+        output: Buffer | None,
+        on_failure: Callable[[int, str], object],
+        timeout_s: float,
+        result: object,
+    ) -> None: ...
+    def __call__(self) -> Any: ...
 
 def reduce(dst: Buffer, sources: Sequence[Buffer], dtype: int, combine: int, divisor: int) -> None: ...
 def simd() -> str: ...

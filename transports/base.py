@@ -11,10 +11,10 @@ has no call in progress gets the error from its next `start`. After that the exe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from unisono.dtypes import DType
 from unisono.operations import Op
 
 AnyArray: TypeAlias = NDArray[np.generic]
+
+_MOST_COUNTS_SHOWN = 8
 
 
 class Identity(NamedTuple):
@@ -38,7 +40,11 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """What all ranks must agree on in a call. Compared by `digest` in the header of every message."""
+    """What all ranks must agree on in a call. Compared by `digest` in the header of every message.
+
+    The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
+    own (in rows), as far as all ranks know them.
+    """
 
     collective: str
     dtype: str | None
@@ -48,13 +54,12 @@ class Signature:
     root: int | None
     algorithm: str
     segments: int
+    counts: tuple[int, ...] | None = None
 
     @cached_property
     def digest(self) -> int:
         """64 bits of SHA-256 over all fields; equal on two ranks exactly if the signatures are."""
-        facts = repr(
-            (self.collective, self.dtype, self.shape, self.order, self.op, self.root, self.algorithm, self.segments)
-        )
+        facts = repr(astuple(self))
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
 
     def __str__(self) -> str:
@@ -64,7 +69,14 @@ class Signature:
         order = "order=F" if self.order == "F" else ""
         op = f"op={self.op}" if self.op else ""
         root = f"root={self.root}" if self.root is not None else ""
-        return f"{self.collective}({', '.join(part for part in (array, order, op, root) if part)})"
+        counts = f"counts={_shown(self.counts)}" if self.counts is not None else ""
+        return f"{self.collective}({', '.join(part for part in (array, order, op, root, counts) if part)})"
+
+
+def _shown(counts: tuple[int, ...]) -> str:
+    """Return the first counts, which suffice to recognise a call."""
+    shown = [str(count) for count in counts[:_MOST_COUNTS_SHOWN]]
+    return f"[{', '.join(shown)}{', …' if len(counts) > _MOST_COUNTS_SHOWN else ''}]"
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,37 @@ class Traffic:
     received_nbytes: int = 0
 
 
+class CallCache(Protocol):
+    """Calls that have been made before, by their arguments as the user gave them, to be run again without a look."""
+
+    def run(
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None
+    ) -> bool:
+        """Run the call that these arguments made before, and return True; return False, with nothing done, if unknown.
+
+        Raises:
+            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: as `Executor.run` does.
+        """
+
+    def forget(self) -> None:
+        """Know nothing any more."""
+
+
+class _NoCache:
+    """A cache that knows nothing."""
+
+    def run(
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None
+    ) -> bool:
+        return False
+
+    def forget(self) -> None:
+        pass
+
+
+NO_CACHE: CallCache = _NoCache()
+
+
 class Executor(Protocol):
     """Runs plans for one rank of one communicator."""
 
@@ -131,6 +174,17 @@ class Executor(Protocol):
 
         The caller vouches for the arrays, which `start` checks.
         """
+
+    def call_cache(self, timeout_s: float) -> CallCache:
+        """Return this executor's cache of calls, whose default time limit is `timeout_s`."""
+
+    def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
+        """Let the `call_cache` run `call` for these arguments; INPUT is in `x` and OUTPUT in `out`, if it has them."""
+
+    def persistent(
+        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
+    ) -> Callable[[], Any]:
+        """Return what runs `call` on these arrays, each time it is called, as `run` does, and returns `result`."""
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""

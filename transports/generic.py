@@ -44,8 +44,10 @@ from unisono.algorithms.plan import (
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.base import (
+    NO_CACHE,
     AnyArray,
     Call,
+    CallCache,
     Identity,
     MappedTransport,
     MessageTransport,
@@ -54,7 +56,7 @@ from unisono.transports.base import (
     Signature,
     Traffic,
 )
-from unisono.transports.checks import check_plan
+from unisono.transports.checks import MESSAGES, WRITES, check_plan
 from unisono.transports.lane import Lane, Posted
 from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
@@ -87,7 +89,8 @@ class GenericExecutor:
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
         self._check_usable(call.signature)
-        check_plan(call.plan, self.rank, self.size, self._transport.name, mapped=self._transport.mapped is not None)
+        able = MESSAGES if self._transport.mapped is None else WRITES
+        check_plan(call.plan, self.rank, self.size, self._transport.name, able)
         memory = Memory(call, source, target)
         sequence = self._sequence
         self._sequence += 1
@@ -97,6 +100,24 @@ class GenericExecutor:
     def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
         """See `Executor.run`."""
         self.start(call, source, target).wait(timeout_s)
+
+    def call_cache(self, timeout_s: float) -> CallCache:
+        """See `Executor.call_cache`."""
+        return NO_CACHE
+
+    def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
+        """See `Executor.cache`; here, every call takes the same way."""
+
+    def persistent(
+        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
+    ) -> Callable[[], Any]:
+        """See `Executor.persistent`."""
+
+        def run_again() -> Any:
+            self.run(call, source, target, timeout_s)
+            return result
+
+        return run_again
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         return self._start_message("send", array, dtype, dest, tag)

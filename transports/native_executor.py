@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +26,8 @@ from unisono.errors import (
 )
 from unisono.operations import Combine, Lower
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, Traffic
-from unisono.transports.checks import check_plan
+from unisono.transports.base import AnyArray, Call, CallCache, Traffic
+from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import checked
 from unisono.transports.session import Session
 
@@ -45,8 +47,41 @@ _PENDING, _DONE = 0, 1
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 _BYTE = DTYPES["uint8"]
+# The INPUT of a barrier.
+_TOKEN = np.zeros(1, np.uint8)
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
 _MOST_COMPILED = 4096
+
+
+class _Failures:
+    """Raises the failure of a rank's communicators: the first time as what it is, then as `AbortedError`."""
+
+    def __init__(self, control: _core.Control, rank: int) -> None:
+        self._control = control
+        self._rank = rank
+        self._process = os.getpid()
+        self._raised = False
+
+    def check(self, outcome: int, operation: str) -> bool:
+        """Return True if `outcome` is success; otherwise raise the failure."""
+        if outcome == _DONE:
+            return True
+        if os.getpid() != self._process:
+            raise UsageError("this process was forked from a rank", rank=self._rank, operation=operation)
+        kind, finder, peer, sequence, text = self._control.failure()
+        if kind == 0:
+            raise UsageError("this communicator is closed", rank=self._rank, operation=operation)
+        if self._raised:
+            raise AbortedError(f"this communicator had failed: {text}", rank=self._rank, operation=operation)
+        self._raised = True
+        raise _ERRORS[kind](
+            text,
+            rank=self._rank,
+            peer=peer if peer >= 0 else finder,
+            operation=operation,
+            sequence=sequence if sequence >= 0 else None,
+            buffers="the contents of the output are undefined",
+        )
 
 
 class NativeOperation:
@@ -95,10 +130,11 @@ class NativeExecutor:
         self._communicator = communicator
         crowded = session.peers_of_host() > session.cores_of_host()
         self._endpoint = _core.Endpoint(session.control, communicator, crowded)
-        self._token = np.zeros(1, np.uint8)
+        # Apart from this object, so that what the cache and persistent calls hold makes no circle.
+        self._failures = _Failures(session.control, self.rank)
+        self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
         self._closed = False
-        self._raised = False
         session.add_communicator(communicator, self._endpoint)
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> NativeOperation:
@@ -116,6 +152,27 @@ class NativeExecutor:
         outcome = self._endpoint.run(compiled.native, *self._memory(call, source, target), timeout_s)
         if outcome != _DONE:
             self.check(outcome, str(call.signature))
+
+    def call_cache(self, timeout_s: float) -> CallCache:
+        """See `Executor.call_cache`."""
+        if self._cache is None:
+            self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, timeout_s)
+        return self._cache
+
+    def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
+        """See `Executor.cache`."""
+        if self._cache is not None:
+            compiled = self._compile(call)
+            uses = (length > 0 for length in compiled.lengths)
+            self._cache.add(collective, x, out, op, root, algorithm, compiled.native, *uses)
+
+    def persistent(
+        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
+    ) -> Callable[[], Any]:
+        """See `Executor.persistent`."""
+        native = self._compile(call).native
+        memory = self._memory(call, source, target)
+        return _core.PersistentCall(self._endpoint, native, *memory, self._failures.check, timeout_s, result)
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
         """See `Executor.send`."""
@@ -151,35 +208,22 @@ class NativeExecutor:
         self._closed = True
         self._endpoint.close()
         self._compiled.clear()
+        if self._cache is not None:
+            self._cache.forget()
 
     def check(self, outcome: int, operation: str) -> bool:
-        """Return True if `outcome` is success; otherwise raise the communicator's failure.
-
-        The first time it is raised as what it is, and as `AbortedError` from then on.
-        """
-        if outcome == _DONE:
-            return True
-        kind, finder, peer, sequence, text = self._session.control.failure()
-        if kind == 0:
-            raise AbortedError("the communicator is closed", rank=self.rank, operation=operation)
-        if self._raised:
-            raise AbortedError(f"this communicator had failed: {text}", rank=self.rank, operation=operation)
-        self._raised = True
-        raise _ERRORS[kind](
-            text,
-            rank=self.rank,
-            peer=peer if peer >= 0 else finder,
-            operation=operation,
-            sequence=sequence if sequence >= 0 else None,
-            buffers="the contents of the output are undefined",
-        )
+        """Return True if `outcome` is success; otherwise raise the communicator's failure."""
+        return self._failures.check(outcome, operation)
 
     def _compile(self, call: Call) -> _Compiled:
         found = self._compiled.get(id(call))
         if found is None:
             if self._closed:
                 raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-            check_plan(call.plan, self.rank, self.size, "native")
+            transport, able = ("shm", READS) if self._session.shares_memory() else ("tcp", MESSAGES)
+            check_plan(call.plan, self.rank, self.size, transport, able)
+            if able is READS:
+                check_reads(call.plan)
             if len(self._compiled) >= _MOST_COMPILED:
                 self._compiled.clear()
             self._open(peers(call.plan))
@@ -198,7 +242,7 @@ class NativeExecutor:
         self, call: Call, source: AnyArray | None, target: AnyArray | None
     ) -> tuple[AnyArray | None, AnyArray | None]:
         if call.dtype is None:
-            return self._token, None
+            return _TOKEN, None
         return (
             None if source is None else _as_buffer(source, call.dtype),
             None if target is None else _as_buffer(target, call.dtype),

@@ -9,6 +9,7 @@ side, and passes them over the authenticated Unix socket, which then stays open 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unisono.errors import RendezvousError, TransportUnavailableError
+from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.transports import _core
 from unisono.transports.hello import Hello, Purpose
 from unisono.transports.listener import Addresses, Listener, dial
@@ -31,6 +33,11 @@ _PASS_TIMEOUT_S = 5.0
 _DESCRIPTORS = 3
 # On the wire, lane 0 is that of point-to-point messages, and lane k + 1 is lane k of collectives.
 _WIRE_POINT_TO_POINT = 0
+# Above the lane, the hello of a channel over TCP says which of how many streams it opens.
+_LANE_MASK = 0xFFFF
+_STREAM_SHIFT = 16
+_STREAM_MASK = 0xFF
+_STREAMS_SHIFT = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,14 @@ class Session:
 
     def __init__(self, identity: Identity, bind_address: str) -> None:
         self.identity = identity
-        self._transport = "auto"
+        self._options = Options()
         self.control = _core.Control(identity.rank, identity.size)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
+        self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: set[tuple[int, int, int]] = set()
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._listener = Listener(
@@ -78,19 +86,20 @@ class Session:
         """Where this rank can be reached."""
         return self._listener.addresses
 
-    def meet(self, roster: Roster, transport: str, timeout_s: float) -> None:
+    def meet(self, roster: Roster, options: Options) -> None:
         """Open the control links to the members of `roster`.
 
         Args:
             roster: the ranks of the job.
-            transport: "auto", or the transport to use for every channel: "shm" or "tcp".
-            timeout_s: seconds that rank 0 waits for the others' links.
+            options: of their use here: `transport` and those of TCP, for every channel, and `rendezvous_timeout_s`, how
+                long rank 0 waits for the others' links.
 
         Raises:
-            RendezvousError: ranks that had arrived did not connect within `timeout_s`.
+            RendezvousError: ranks that had arrived did not connect in that time.
         """
         self._members = roster.members
-        self._transport = transport
+        self._options = options
+        timeout_s = options.rendezvous_timeout_s
         if self.identity.rank != 0:
             sock = self._dial(0, Purpose.CONTROL, 0, 0)
             self._add_control_link(0, sock)
@@ -118,7 +127,11 @@ class Session:
             self._endpoints[communicator] = endpoint
             early, self._early = self._early, []
         for hello, sock in early:
-            self._deliver(hello, sock)
+            try:
+                self._deliver(hello, sock)
+            except (OSError, RuntimeError):  # as in the listener: the other side sees the end of its connection
+                _log.exception("channel from rank %d: it cannot be opened", hello.sender)
+                sock.close()
 
     def transport_to(self, peer: int) -> str:
         """Return the transport of channels to `peer`: "shm" or "tcp".
@@ -126,15 +139,20 @@ class Session:
         Raises:
             TransportUnavailableError: shared memory was asked for, and the peer is on another host.
         """
-        if self._transport == "auto":
+        transport = self._options.transport
+        if transport == "auto":
             return "shm" if self._is_local(peer) else "tcp"
-        if self._transport == "shm" and not self._is_local(peer):
+        if transport == "shm" and not self._is_local(peer):
             raise TransportUnavailableError(
                 f"rank {peer} is on another host, which shared memory does not reach; use UNISONO_TRANSPORT=auto",
                 rank=self.identity.rank,
                 peer=peer,
             )
-        return self._transport
+        return transport
+
+    def shares_memory(self) -> bool:
+        """Return whether all ranks exchange messages through shared memory."""
+        return all(self.transport_to(member.rank) == "shm" for member in self._members)
 
     def open_channels(self, communicator: int, wanted: Iterable[tuple[int, int]]) -> None:
         """Dial the peers of those (lane, peer) pairs whose channel this rank must open and has not opened yet.
@@ -154,8 +172,11 @@ class Session:
         self.control.leave(farewell)
         with self._lock:
             self._endpoints.clear()
-            early, self._early = self._early, []
-        for _, sock in early:
+            waiting = [sock for _, sock in self._early]
+            waiting += [sock for streams in self._streams.values() for sock in streams.values()]
+            self._early.clear()
+            self._streams.clear()
+        for sock in waiting:
             sock.close()
 
     def abandon(self) -> None:
@@ -184,16 +205,32 @@ class Session:
 
     def _open_channel(self, communicator: int, lane: int, peer: int) -> None:
         transport = self.transport_to(peer)
-        endpoint = self._endpoints[communicator]
         wire_lane = _WIRE_POINT_TO_POINT if lane == _core.SENDING_LANE else lane + 1
-        sock = self._dial(peer, _PURPOSES[transport], communicator, wire_lane)
         _log.info("channel %s to rank %d: %s", _lane_name(lane), peer, transport)
         if transport == "tcp":
-            endpoint.add_tcp(lane, peer, sock.detach())
+            streams = self._options.tcp_streams
+            with contextlib.ExitStack() as dialled:
+                sockets = [
+                    dialled.enter_context(self._dial(peer, Purpose.TCP, communicator, _stream(wire_lane, k, streams)))
+                    for k in range(streams)
+                ]
+                self._add_tcp(self._endpoints[communicator], lane, peer, sockets)
             return
-        memory, bell, peer_bell = _make_shared_memory()
-        socket.send_fds(sock, [b"\0"], [memory, bell, peer_bell])
-        endpoint.add_shm(lane, peer, True, memory, bell, peer_bell, sock.detach())
+        sock = self._dial(peer, Purpose.SHM, communicator, wire_lane)
+        try:
+            memory, bell, peer_bell = _share_memory(sock)
+            self._endpoints[communicator].add_shm(lane, peer, True, memory, bell, peer_bell, sock.detach())
+        except (OSError, RuntimeError) as error:
+            sock.close()
+            raise TransportUnavailableError(
+                f"shared memory with rank {peer} cannot be had ({error}); UNISONO_TRANSPORT=tcp does without it",
+                rank=self.identity.rank,
+                peer=peer,
+            ) from error
+
+    def _add_tcp(self, endpoint: _core.Endpoint, lane: int, peer: int, sockets: list[socket.socket]) -> None:
+        descriptors = [sock.detach() for sock in sockets]
+        endpoint.add_tcp(lane, peer, descriptors, self.identity.epoch, self._options.tcp_checksum)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:
@@ -204,13 +241,33 @@ class Session:
             if endpoint is None:
                 self._early.append((hello, sock))
                 return
-        lane = _core.RECEIVING_LANE if hello.lane == _WIRE_POINT_TO_POINT else hello.lane - 1
+        wire_lane = hello.lane & _LANE_MASK
+        lane = _core.RECEIVING_LANE if wire_lane == _WIRE_POINT_TO_POINT else wire_lane - 1
         if hello.purpose is Purpose.TCP:
-            endpoint.add_tcp(lane, hello.sender, sock.detach())
+            sockets = self._gather_streams(hello, sock)
+            if not sockets:
+                return
+            self._add_tcp(endpoint, lane, hello.sender, sockets)
         else:
             memory, peer_bell, bell = _take_shared_memory(sock)
             endpoint.add_shm(lane, hello.sender, False, memory, bell, peer_bell, sock.detach())
         _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, hello.purpose.name.lower())
+
+    def _gather_streams(self, hello: Hello, sock: socket.socket) -> list[socket.socket]:
+        """Return the streams of the channel of `hello`, in their order, once the last one has come; before, nothing."""
+        stream, streams = hello.lane >> _STREAM_SHIFT & _STREAM_MASK, hello.lane >> _STREAMS_SHIFT
+        if not stream < streams <= MOST_TCP_STREAMS:
+            raise OSError(f"stream {stream} of {streams} of a channel cannot be")
+        with self._lock:
+            place = (hello.communicator, hello.lane & _LANE_MASK, hello.sender)
+            gathered = self._streams.setdefault(place, {})
+            if stream in gathered:
+                raise OSError(f"stream {stream} of a channel has come twice")
+            gathered[stream] = sock
+            if len(gathered) < streams:
+                return []
+            del self._streams[place]
+        return [gathered[k] for k in sorted(gathered)]
 
     def _add_control_link(self, peer: int, sock: socket.socket) -> None:
         process = _process_descriptor(sock)
@@ -220,20 +277,32 @@ class Session:
             self._changed.notify_all()
 
 
-_PURPOSES = {"shm": Purpose.SHM, "tcp": Purpose.TCP}
+def _stream(wire_lane: int, stream: int, streams: int) -> int:
+    """Return the lane that the hello of one of `streams` streams says."""
+    return wire_lane | stream << _STREAM_SHIFT | streams << _STREAMS_SHIFT
 
 
 def _lane_name(lane: int) -> str:
     return f"of lane {lane}" if lane >= 0 else "for messages"
 
 
-def _make_shared_memory() -> tuple[int, int, int]:
-    """Return descriptors of sealed memory for a channel, of this side's doorbell and of the other side's."""
-    memory = os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, _core.SHM_NBYTES)
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+def _share_memory(sock: socket.socket) -> tuple[int, int, int]:
+    """Make sealed memory for a channel, this side's doorbell and the other's; pass and return their descriptors."""
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    return memory, os.eventfd(0, flags), os.eventfd(0, flags)
+    made: list[int] = []
+    try:
+        made.append(os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.ftruncate(made[0], _core.SHM_NBYTES)
+        fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
+        made.append(os.eventfd(0, flags))
+        made.append(os.eventfd(0, flags))
+        socket.send_fds(sock, [b"\0"], made)
+    except OSError:  # such as the limit of descriptors, or the other side's end
+        for descriptor in made:
+            os.close(descriptor)
+        raise
+    memory, bell, peer_bell = made
+    return memory, bell, peer_bell
 
 
 def _take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:

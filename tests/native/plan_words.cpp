@@ -13,19 +13,19 @@ struct Tables {
   Words lanes, items, groups, dependencies, steps, operands;
 
   std::int64_t add(const Operand& operand) {
-    append(operands, {-1, 0, static_cast<std::int64_t>(operand.buffer), operand.start, operand.count, operand.stride,
-                      operand.advance, 0});
-    return static_cast<std::int64_t>(operands.size() / 8) - 1;
+    append(operands, {operand.peer, static_cast<std::int64_t>(operand.buffer), operand.start, operand.count,
+                      operand.stride, operand.advance});
+    return static_cast<std::int64_t>(operands.size() / 6) - 1;
   }
   void add(const StepWords& step) {
     const std::int64_t dst = step.dst ? add(*step.dst) : -1;
-    const auto first_source = static_cast<std::int64_t>(operands.size() / 8);
+    const auto first_source = static_cast<std::int64_t>(operands.size() / 6);
     for (const Operand& source : step.sources) add(source);
     append(steps, {static_cast<std::int64_t>(step.opcode), step.flags, step.peer, step.peer_advance, dst, first_source,
-                   static_cast<std::int64_t>(step.sources.size()), 0});
+                   static_cast<std::int64_t>(step.sources.size())});
   }
   void add(const GroupWords& group) {
-    append(groups, {static_cast<std::int64_t>(steps.size() / 8), static_cast<std::int64_t>(group.steps.size()),
+    append(groups, {static_cast<std::int64_t>(steps.size() / 7), static_cast<std::int64_t>(group.steps.size()),
                     static_cast<std::int64_t>(dependencies.size() / 2), static_cast<std::int64_t>(group.after.size())});
     for (const Dependency& needed : group.after) append(dependencies, {needed.lane, needed.group});
     for (const StepWords& step : group.steps) add(step);
@@ -68,15 +68,15 @@ std::vector<std::int64_t> PlanWords::encode() const {
   const auto rows = [](const Words& table, std::size_t width) {
     return static_cast<std::int64_t>(table.size() / width);
   };
-  Words words{2,
+  Words words{3,
               size,
               rank,
               rows(tables.lanes, 2),
               rows(tables.items, 3),
               rows(tables.groups, 4),
               rows(tables.dependencies, 2),
-              rows(tables.steps, 8),
-              rows(tables.operands, 8),
+              rows(tables.steps, 7),
+              rows(tables.operands, 6),
               0,
               input_blocks,
               0,

@@ -21,6 +21,19 @@ namespace {
 
 Descriptor copy_of(const Descriptor& original) { return Descriptor(::dup(original.get())); }
 
+ChannelPair tcp_channel_pair(bool checked, std::int32_t a, std::int32_t b) {
+  std::vector<Descriptor> ends_of_a;
+  std::vector<Descriptor> ends_of_b;
+  for (int stream = 0; stream < (checked ? 3 : 1); ++stream) {
+    SocketPair sockets = tcp_pair();
+    ends_of_a.push_back(std::move(sockets.a));
+    ends_of_b.push_back(std::move(sockets.b));
+  }
+  const TcpTerms terms{3, checked};
+  return {std::make_unique<TcpChannel>(b, std::move(ends_of_a), terms),
+          std::make_unique<TcpChannel>(a, std::move(ends_of_b), terms), Descriptor()};
+}
+
 }  // namespace
 
 SocketPair unix_pair() {
@@ -54,11 +67,7 @@ Descriptor sealed_memory() {
 }
 
 ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
-  if (transport == Transport::tcp) {
-    SocketPair sockets = tcp_pair();
-    return {std::make_unique<TcpChannel>(b, std::move(sockets.a)),
-            std::make_unique<TcpChannel>(a, std::move(sockets.b)), Descriptor()};
-  }
+  if (transport != Transport::shm) return tcp_channel_pair(transport == Transport::checked, a, b);
   SocketPair sockets = unix_pair();
   Descriptor memory = sealed_memory();
   const Descriptor bell_a(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -122,19 +131,15 @@ bool eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-CompiledCall compile(std::span<const std::int64_t> words, std::int64_t elements, std::int64_t segments,
+CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, std::int64_t segments,
                      std::uint64_t divisor, std::uint64_t digest) {
-  CompiledCall call;
   auto plan = std::make_shared<const Plan>(words);
-  call.blocks[0] = Blocks::even(elements, plan->partition(BufferKind::input).blocks);
-  call.blocks[1] = Blocks::even(elements, plan->partition(BufferKind::output).blocks);
-  call.blocks[2] = scratch_blocks(plan->scratch(), call.blocks);
-  call.plan = std::move(plan);
-  call.segments = segments;
-  call.divisor = divisor;
-  call.digest = digest;
-  call.description = std::make_shared<const std::string>("allreduce #" + std::to_string(digest));
-  return call;
+  AllBlocks blocks{Blocks::even(extent.count, plan->partition(BufferKind::input).blocks),
+                   Blocks::even(extent.count, plan->partition(BufferKind::output).blocks), Blocks()};
+  blocks[2] = scratch_blocks(plan->scratch(), blocks);
+  const std::vector<Extent> extents{extent};
+  return {Program(std::move(plan), std::move(blocks), {extents, extents}, segments, divisor), digest,
+          std::make_shared<const std::string>("allreduce #" + std::to_string(digest))};
 }
 
 }  // namespace unisono::testing

@@ -13,8 +13,9 @@
 
 namespace unisono::testing {
 
-enum class Transport { shm, tcp };
-inline constexpr Transport transports[] = {Transport::shm, Transport::tcp};
+// `checked`: TCP over several streams, with checksums of payloads.
+enum class Transport { shm, tcp, checked };
+inline constexpr Transport transports[] = {Transport::shm, Transport::tcp, Transport::checked};
 
 struct SocketPair {
   Descriptor a;
@@ -56,8 +57,8 @@ class Ranks {
 // Waits until `condition` holds, for some seconds at most; whether it came to hold.
 bool eventually(const std::function<bool()>& condition);
 
-// A call of a plan on arrays of one block layout; `words` are the plan's.
-CompiledCall compile(std::span<const std::int64_t> words, std::int64_t elements, std::int64_t segments,
+// A call of a plan whose INPUT and OUTPUT are one extent each; `words` are the plan's.
+CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, std::int64_t segments,
                      std::uint64_t divisor = 1, std::uint64_t digest = 1);
 
 }  // namespace unisono::testing

@@ -42,11 +42,20 @@ struct Array {
   std::vector<T> values;
   DType dtype;
 
-  std::vector<Extent> extents() {
-    const auto count = static_cast<std::int64_t>(values.size());
-    return {{reinterpret_cast<std::byte*>(values.data()), count, dtype, Combine::sum}};
-  }
+  std::byte* data() { return reinterpret_cast<std::byte*>(values.data()); }
 };
+
+struct Addresses {
+  std::byte* input;
+  std::byte* output;
+
+  Memory memory() const { return {{&input, 1}, {&output, 1}}; }
+};
+
+template <class T>
+Addresses memory_of(Array<T>& input, Array<T>& output) {
+  return {input.data(), output.data()};
+}
 
 template <class T>
 T contribution(std::size_t i, std::int32_t rank, std::int32_t size) {
@@ -59,12 +68,12 @@ void average(Endpoint& endpoint, const Family& family, DType dtype, std::int64_t
              bool in_place) {
   const std::int32_t size = endpoint.size();
   const auto words = family.build(endpoint.rank()).encode();
-  const CompiledCall call = compile(words, count, segments, static_cast<std::uint64_t>(size));
+  const CompiledCall call = compile(words, {count, dtype, Combine::sum}, segments, static_cast<std::uint64_t>(size));
   Array<T> in{std::vector<T>(static_cast<std::size_t>(count)), dtype};
   for (std::size_t i = 0; i < in.values.size(); ++i) in.values[i] = contribution<T>(i, endpoint.rank(), size);
   Array<T> out{std::vector<T>(in_place ? 0 : in.values.size(), T(77)), dtype};
   Array<T>& result = in_place ? in : out;
-  const auto request = endpoint.start(call, in.extents(), result.extents(), {});
+  const auto request = endpoint.start(call, memory_of(in, result).memory(), {});
   CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::done);
   for (std::size_t i = 0; i < result.values.size(); ++i)
     CHECK(result.values[i] == static_cast<T>(static_cast<std::int32_t>(i % 61) * size * (size + 1) / 2));
@@ -105,10 +114,10 @@ void two_threads_may_wait_for_calls_of_one_communicator() {
     const Family& family = families()[1];
     Ranks ranks(family.size, transport);
     ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
-      const CompiledCall call = compile(family.build(rank).encode(), 20000, 2);
+      const CompiledCall call = compile(family.build(rank).encode(), {20000, DType::float32, Combine::sum}, 2);
       std::vector<Array<float>> arrays(16, {std::vector<float>(20000, 1), DType::float32});
       std::vector<std::unique_ptr<Request>> requests;
-      for (auto& array : arrays) requests.push_back(endpoint.start(call, array.extents(), array.extents(), {}));
+      for (auto& array : arrays) requests.push_back(endpoint.start(call, memory_of(array, array).memory(), {}));
       std::atomic<int> done{0};
       std::thread other([&] {
         for (std::size_t i = 1; i < requests.size(); i += 2) {
@@ -152,9 +161,9 @@ void an_interrupted_call_ends_on_all_ranks() {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     interrupt_now = true;
   });
-  const CompiledCall call = compile(ring_allreduce(2, 0).encode(), 10, 1);
+  const CompiledCall call = compile(ring_allreduce(2, 0).encode(), {10, DType::float32, Combine::sum}, 1);
   Array<float> array{std::vector<float>(10), DType::float32};
-  const auto request = ranks.endpoint(0).start(call, array.extents(), array.extents(), {});
+  const auto request = ranks.endpoint(0).start(call, memory_of(array, array).memory(), {});
   CHECK(ranks.endpoint(0).wait(*request, timeout_s, [] { return interrupt_now.load(); }) == Outcome::interrupted);
   user.join();
   CHECK(eventually([&] { return ranks.control(1).failed(); }));
@@ -165,9 +174,9 @@ void closing_ends_a_call_that_another_thread_waits_for() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
     Endpoint& endpoint = ranks.endpoint(0);
-    const CompiledCall call = compile(ring_allreduce(2, 0).encode(), 100000, 1);
+    const CompiledCall call = compile(ring_allreduce(2, 0).encode(), {100000, DType::float32, Combine::sum}, 1);
     Array<float> array{std::vector<float>(100000), DType::float32};
-    const auto request = endpoint.start(call, array.extents(), array.extents(), {});
+    const auto request = endpoint.start(call, memory_of(array, array).memory(), {});
     std::thread closer([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       endpoint.close();
@@ -180,11 +189,11 @@ void closing_ends_a_call_that_another_thread_waits_for() {
 
 void dropping_a_call_that_has_not_ended_aborts() {
   Ranks ranks(2, Transport::shm);
-  const CompiledCall call = compile(ring_allreduce(2, 0).encode(), 10, 1);
+  const CompiledCall call = compile(ring_allreduce(2, 0).encode(), {10, DType::float32, Combine::sum}, 1);
   Array<float> array{std::vector<float>(10), DType::float32};
-  ranks.endpoint(0).start(call, array.extents(), array.extents(), {}).reset();
+  ranks.endpoint(0).start(call, memory_of(array, array).memory(), {}).reset();
   CHECK(eventually([&] { return ranks.control(1).failed(); }));
-  const auto request = ranks.endpoint(1).start(call, array.extents(), array.extents(), {});
+  const auto request = ranks.endpoint(1).start(call, memory_of(array, array).memory(), {});
   CHECK(ranks.endpoint(1).poll(*request) == Outcome::failed);
 }
 
@@ -195,10 +204,11 @@ void calls_that_differ_end_as_a_mismatch_on_all_ranks() {
       Ranks ranks(2, transport, 2);
       ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
         const auto digest = static_cast<std::uint64_t>(10 + rank);
-        const CompiledCall call = compile(two_lane_allreduce(rank).encode(), 5000, 2, 1, digest);
+        const CompiledCall call =
+            compile(two_lane_allreduce(rank).encode(), {5000, DType::float32, Combine::sum}, 2, 1, digest);
         Array<float> in{std::vector<float>(5000), DType::float32};
         Array<float> out = in;
-        const auto request = endpoint.start(call, in.extents(), out.extents(), {});
+        const auto request = endpoint.start(call, memory_of(in, out).memory(), {});
         if (polls) CHECK(eventually([&] { return endpoint.poll(*request) != Outcome::pending; }));
         CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::failed);
         const Failure failure = endpoint.control().failure();
@@ -222,14 +232,14 @@ void a_mismatch_may_be_found_while_other_groups_end() {
       ItemWords second = plan.lanes[1][0];
       second.groups[0].after.clear();
       plan.lanes = {{plan.lanes[0][0], second}};
-      calls.push_back(compile(plan.encode(), 4003 - rank, 2));
+      calls.push_back(compile(plan.encode(), {4003 - rank, DType::float32, Combine::sum}, 2));
       arrays.push_back({std::vector<float>(4003), DType::float32});
       arrays.push_back(arrays.back());
     }
     for (std::int32_t rank = 0; rank < 2; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
       requests.push_back(
-          ranks.endpoint(rank).start(calls[index], arrays[2 * index].extents(), arrays[2 * index + 1].extents(), {}));
+          ranks.endpoint(rank).start(calls[index], memory_of(arrays[2 * index], arrays[2 * index + 1]).memory(), {}));
     }
     CHECK(eventually([&] {
       const Outcome first = ranks.endpoint(0).poll(*requests[0]);
@@ -241,9 +251,9 @@ void a_mismatch_may_be_found_while_other_groups_end() {
 
 void a_missing_rank_is_named_by_the_timeout() {
   Ranks ranks(3, Transport::tcp);
-  const CompiledCall call = compile(ring_allreduce(3, 1).encode(), 10, 1);
+  const CompiledCall call = compile(ring_allreduce(3, 1).encode(), {10, DType::float32, Combine::sum}, 1);
   Array<float> array{std::vector<float>(10), DType::float32};
-  const auto request = ranks.endpoint(1).start(call, array.extents(), array.extents(), {});
+  const auto request = ranks.endpoint(1).start(call, memory_of(array, array).memory(), {});
   CHECK(ranks.endpoint(1).wait(*request, 0.2, nullptr) == Outcome::failed);
   const Failure failure = ranks.control(1).failure();
   CHECK(failure.kind == FailureKind::timeout && failure.peer == 0);
@@ -254,9 +264,9 @@ void a_missing_rank_is_named_by_the_timeout() {
 void a_peer_whose_channel_closes_is_lost() {
   for (const Transport transport : transports) {
     Ranks ranks(2, transport);
-    const CompiledCall call = compile(ring_allreduce(2, 0).encode(), 10, 1);
+    const CompiledCall call = compile(ring_allreduce(2, 0).encode(), {10, DType::float32, Combine::sum}, 1);
     Array<float> array{std::vector<float>(10), DType::float32};
-    const auto request = ranks.endpoint(0).start(call, array.extents(), array.extents(), {});
+    const auto request = ranks.endpoint(0).start(call, memory_of(array, array).memory(), {});
     ranks.endpoint(1).close();
     CHECK(ranks.endpoint(0).wait(*request, timeout_s, nullptr) == Outcome::failed);
     CHECK(ranks.control(0).failure().kind == FailureKind::peer_lost && ranks.control(0).failure().peer == 1);

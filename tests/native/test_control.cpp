@@ -15,8 +15,9 @@ using namespace unisono::testing;
 
 namespace {
 
-CallRecord record_of(std::uint64_t sequence, std::uint64_t digest, const char* text) {
-  return {Ranks::communicator, sequence, digest, std::make_shared<const std::string>(text), {"train.py", 12}, false};
+void note(Control& control, std::uint64_t sequence, std::uint64_t digest, const char* text) {
+  control.recorder().begin(Ranks::communicator, sequence, digest, std::make_shared<const std::string>(text),
+                           {"train.py", 12});
 }
 
 void a_failure_reaches_all_ranks_and_the_first_one_stays() {
@@ -70,7 +71,7 @@ void who_links_late_is_told_who_has_left_and_what_has_failed() {
 void ranks_that_disagree_are_named_with_their_calls() {
   Ranks ranks(3, Transport::shm);
   for (std::int32_t rank = 0; rank < 3; ++rank)
-    ranks.control(rank).recorder().begin(record_of(4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()"));
+    note(ranks.control(rank), 4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()");
   ranks.control(0).report(FrameType::blocked, Ranks::communicator, 4, "");
   for (std::int32_t rank = 0; rank < 3; ++rank) {
     CHECK(eventually([&] { return ranks.control(rank).failed(); }));
@@ -144,7 +145,7 @@ void hostile_frames_do_no_harm() {
     const std::int32_t rank = round % 2;
     Control control(rank, 3);
     SocketPair link = unix_pair();
-    control.recorder().begin(record_of(1, 1, "barrier()"));
+    note(control, 1, 1, "barrier()");
     control.add_link(rank == 0 ? 2 : 0, std::move(link.a), Descriptor());
     for (int i = 0; i < 20; ++i) {
       const std::string bytes = hostile_bytes(dice);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -87,6 +88,51 @@ void integers_wrap_and_their_division_truncates() {
   CHECK(reduced(Combine::min, -4, 3, 1) == -4 && reduced(Combine::max, -4, 3, 1) == 3);
 }
 
+// The 16-bit floats, defined once more: by powers of two instead of bits.
+struct HalfFormat {
+  DType dtype;
+  int digits;  // after the point of the significand
+  int least;   // exponent of normal numbers
+  int most;
+
+  double decode(std::uint16_t bits) const {
+    const int exponent = (bits & 0x7fff) >> digits;
+    const int fraction = bits & ((1 << digits) - 1);
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, least - digits)
+                                           : std::ldexp((1 << digits) + fraction, exponent - 1 + least - digits);
+    return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+  }
+  bool finite(std::uint16_t bits) const { return (bits & 0x7fff) >> digits <= most - least + 1; }
+  // The nearest number of the format, of two the even one; infinity is one more than the largest.
+  double round(double value) const {
+    if (std::isinf(value)) return value;
+    const int exponent = value == 0 ? least : std::max(std::ilogb(value), least);
+    const double quantum = std::ldexp(1.0, exponent - digits);
+    const double rounded = std::nearbyint(value / quantum) * quantum;
+    return std::fabs(rounded) < std::ldexp(1.0, most + 1) ? rounded : std::copysign(HUGE_VAL, rounded);
+  }
+};
+constexpr HalfFormat half_formats[] = {{DType::float16, 10, -14, 15}, {DType::bfloat16, 7, -126, 127}};
+
+void halves_are_summed_in_float32_and_rounded_once() {
+  Dice dice(5);
+  for (const HalfFormat& format : half_formats) {
+    std::vector<std::uint16_t> x(1 << 16), y(1 << 16), sum(1 << 16);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      x[i] = static_cast<std::uint16_t>(i);
+      y[i] = static_cast<std::uint16_t>(dice.below(4) == 0 ? 0x8000 : dice.word());  // often minus zero
+    }
+    const std::byte* sources[] = {reinterpret_cast<std::byte*>(x.data()), reinterpret_cast<std::byte*>(y.data())};
+    reduce_function(format.dtype, Combine::sum)(reinterpret_cast<std::byte*>(sum.data()), sources, 2, x.size(), 1);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (!format.finite(x[i]) || !format.finite(y[i])) continue;
+      const double wanted = format.round(static_cast<float>(format.decode(x[i]) + format.decode(y[i])));
+      const double got = format.finite(sum[i]) ? format.decode(sum[i]) : std::copysign(HUGE_VAL, wanted);
+      CHECK(got == wanted && (y[i] != 0x8000 || sum[i] == x[i]));
+    }
+  }
+}
+
 void types_without_arithmetic_have_no_kernel() {
   for (const Combine combine : combines) {
     CHECK(reduce_function(DType::boolean, combine) == nullptr);
@@ -102,6 +148,7 @@ int main() {
       {"kernels stay within their arrays", kernels_stay_within_their_arrays},
       {"a destination may be any of the sources", a_destination_may_be_any_of_the_sources},
       {"integers wrap and their division truncates", integers_wrap_and_their_division_truncates},
+      {"halves are summed in float32 and rounded once", halves_are_summed_in_float32_and_rounded_once},
       {"types without arithmetic have no kernel", types_without_arithmetic_have_no_kernel},
   });
 }

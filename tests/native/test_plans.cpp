@@ -6,6 +6,7 @@
 #include "layout.h"
 #include "plan.h"
 #include "plan_words.h"
+#include "program.h"
 
 using namespace unisono;
 using namespace unisono::testing;
@@ -100,35 +101,56 @@ void blocks_cover_their_buffer_without_gaps() {
   CHECK(throws<std::invalid_argument>([] { Blocks::counted({1, -1}); }));
 }
 
-// A cursor over an operand that goes round its buffer gives each element of each segment once, over several extents.
-void a_cursor_meets_every_element_once() {
+// A step whose operands go round their buffers, one of them in three extents, reaches each element of each segment
+// once.
+void a_program_meets_every_element_once() {
   PlanWords words;
   words.input_blocks = words.output_blocks = 4;
-  const Plan plan(words.encode());
-  const Operand operand{BufferKind::input, 3, 4, 1, 0};
-  std::vector<float> memory(11);
-  auto* bytes = reinterpret_cast<std::byte*>(memory.data());
-  const AllExtents extents{{{{bytes, 5, DType::float32, Combine::sum},
-                             {bytes + 20, 0, DType::float32, Combine::sum},
-                             {bytes + 20, 6, DType::float32, Combine::sum}},
-                            {},
-                            {}}};
-  const AllBlocks blocks{Blocks::even(11, 4), Blocks(), Blocks()};
-  const Memory bound{&plan, &blocks, &extents, 3};
+  const Operand to{BufferKind::output, 3, 4, 1, 0};
+  const Operand from{BufferKind::input, 3, 4, 1, 0};
+  words.lanes = {{{1, {{{{Opcode::copy, 0, 0, to, {from}}}, {}}}}}};
+  const std::vector<Extent> one{{11, DType::float32, Combine::sum}};
+  const std::vector<Extent> three{
+      {5, DType::float32, Combine::sum}, {0, DType::float32, Combine::sum}, {6, DType::float32, Combine::sum}};
+  const AllBlocks blocks{Blocks::even(11, 4), Blocks::even(11, 4), Blocks()};
+  const Program program(std::make_shared<const Plan>(words.encode()), blocks, {one, three}, 3, 1);
+  std::array<int, 11> met{};
   for (std::int64_t segment = 0; segment < 3; ++segment) {
-    std::size_t nbytes = 0;
-    Cursor cursor(bound, operand, 0, segment);
-    CHECK(cursor.nbytes() % sizeof(float) == 0);
-    const std::size_t promised = cursor.nbytes();
-    while (!cursor.at_end()) {
-      const Piece piece = cursor.piece();
-      *reinterpret_cast<float*>(piece.data) += 1;
-      cursor.advance(1);
-      nbytes += sizeof(float);
+    Work room;
+    const Work& work = program.work(0, 0, segment, room);
+    for (const Action& action : work.actions) {
+      std::size_t nbytes = 0;
+      for (std::size_t i = 0; i < action.pieces; ++i) {
+        const Place* places = work.places_of(action, i);
+        const std::size_t first = places[0].offset / 4 + (places[0].base == 3 ? 5 : 0);
+        CHECK(places[0].base != 2 && places[1].base == 0 && places[1].offset == first * 4);
+        for (std::int64_t k = 0; k < work.piece(action, i).count; ++k) ++met.at(first + static_cast<std::size_t>(k));
+        nbytes += work.piece(action, i).nbytes();
+      }
+      CHECK(nbytes == action.nbytes);
     }
-    CHECK(nbytes == promised);
   }
-  CHECK(std::all_of(memory.begin(), memory.end(), [](float value) { return value == 1; }));
+  CHECK(std::all_of(met.begin(), met.end(), [](int times) { return times == 1; }));
+}
+
+void a_program_refuses_arrays_and_steps_that_do_not_fit() {
+  PlanWords words;
+  words.input_blocks = 2;
+  words.output_blocks = 1;
+  words.lanes = {
+      {{1,
+        {{{{Opcode::copy, 0, 0, Operand{BufferKind::output, 0, 1, 1, 0}, {{BufferKind::input, 0, 1, 1, 0}}}}, {}}}}}};
+  const auto plan = std::make_shared<const Plan>(words.encode());
+  const std::vector<Extent> extent{{8, DType::float32, Combine::sum}};
+  const auto make = [&](std::int64_t in, std::int64_t out, DType dtype = DType::float32) {
+    const AllBlocks blocks{Blocks::even(in, 2), Blocks::even(out, 1), Blocks()};
+    return Program(plan, blocks, {extent, {{8, dtype, Combine::sum}}}, 1, 1);
+  };
+  make(8, 4);
+  CHECK(throws<std::invalid_argument>([&] { make(8, 4, DType::float64); }));
+  CHECK(throws<std::invalid_argument>([&] { make(8, 8); }));  // of different lengths
+  CHECK(throws<std::invalid_argument>([&] { make(8, 3); }));
+  CHECK(throws<std::invalid_argument>([&] { make(18, 9); }));  // longer than the arrays
 }
 
 }  // namespace
@@ -140,6 +162,7 @@ int main() {
       {"lanes of too many groups are refused", lanes_of_too_many_groups_are_refused},
       {"mutated plans are walked or refused", mutated_plans_are_walked_or_refused},
       {"blocks cover their buffer without gaps", blocks_cover_their_buffer_without_gaps},
-      {"a cursor meets every element once", a_cursor_meets_every_element_once},
+      {"a program meets every element once", a_program_meets_every_element_once},
+      {"a program refuses arrays and steps that do not fit", a_program_refuses_arrays_and_steps_that_do_not_fit},
   });
 }

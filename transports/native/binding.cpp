@@ -5,17 +5,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <cerrno>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_set>
+#include <system_error>
 
+#include "arena.h"
 #include "dtype.h"
 #include "endpoint.h"
 #include "kernels.h"
 #include "placement.h"
 #include "plan.h"
+#include "python_call.h"
 #include "shm_channel.h"
 #include "tcp_channel.h"
 
@@ -23,83 +24,6 @@ namespace nb = nanobind;
 using namespace unisono;
 
 namespace {
-
-// A contiguous array's memory, or nothing for None.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(nb::handle array, bool writable) {
-    if (array.is_none()) return;
-    const int flags = writable ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
-    if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) throw nb::python_error();
-  }
-  Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
-  Buffer& operator=(Buffer&&) = delete;
-  ~Buffer() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
-  }
-  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
-  std::size_t nbytes() const { return static_cast<std::size_t>(view_.len); }
-
- private:
-  Py_buffer view_{};
-};
-
-// A compiled call with the element type of its arrays.
-struct BoundCall {
-  CompiledCall call;
-  DType dtype;
-  Combine combine;
-
-  std::vector<Extent> extents(const Buffer& buffer, BufferKind kind) const {
-    const std::size_t itemsize = dtype_table[static_cast<std::size_t>(dtype)].itemsize;
-    const Blocks& blocks = call.blocks[static_cast<std::size_t>(kind)];
-    const auto count = static_cast<std::int64_t>(buffer.nbytes() / itemsize);
-    if (count < blocks.elements()) throw std::invalid_argument("an array is shorter than its call says");
-    return {{buffer.data(), count, dtype, combine}};
-  }
-};
-
-// The directory of the package, whose frames are not the user's.
-std::string& package_directory() {
-  static std::string directory;
-  return directory;
-}
-
-const char* interned(const char* name) {
-  static std::unordered_set<std::string> names;
-  return names.emplace(name).first->c_str();
-}
-
-// Where the user's program called: the innermost frame that is not in the package. Needs the interpreter's lock.
-CallSite call_site() {
-  CallSite site;
-  PyFrameObject* frame = PyEval_GetFrame();
-  Py_XINCREF(frame);
-  while (frame != nullptr && site.file == nullptr) {
-    PyCodeObject* code = PyFrame_GetCode(frame);
-    const char* file = PyUnicode_AsUTF8(code->co_filename);
-    if (file != nullptr && std::strncmp(file, package_directory().c_str(), package_directory().size()) != 0)
-      site = {interned(file), PyFrame_GetLineNumber(frame)};
-    PyErr_Clear();
-    Py_DECREF(code);
-    PyFrameObject* back = PyFrame_GetBack(frame);
-    Py_DECREF(frame);
-    frame = back;
-  }
-  Py_XDECREF(frame);
-  return site;
-}
-
-bool interrupted() {
-  const nb::gil_scoped_acquire lock;
-  return PyErr_CheckSignals() != 0;
-}
-
-int outcome_of(Outcome outcome) {
-  if (outcome == Outcome::interrupted) throw nb::python_error();
-  return static_cast<int>(outcome);
-}
 
 // A request together with everything that it needs to stay alive; the request itself goes first.
 struct Held {
@@ -122,15 +46,19 @@ struct Held {
 };
 
 Held start(nb::object endpoint, nb::object call, nb::handle input, nb::handle output) {
-  const auto& bound = nb::cast<const BoundCall&>(call);
+  const auto& compiled = nb::cast<const CompiledCall&>(call);
   Held held{endpoint, call, Buffer(input, false), Buffer(output, true), nullptr};
-  held.request = nb::cast<Endpoint&>(endpoint).start(bound.call, bound.extents(held.input, BufferKind::input),
-                                                     bound.extents(held.output, BufferKind::output), call_site());
+  std::byte* read = checked_memory(compiled, BufferKind::input, held.input.data(), held.input.nbytes());
+  std::byte* written = checked_memory(compiled, BufferKind::output, held.output.data(), held.output.nbytes());
+  held.request = nb::cast<Endpoint&>(endpoint).start(compiled, {{&read, 1}, {&written, 1}}, call_site());
   return held;
 }
 
-int run(nb::object endpoint, nb::object call, nb::handle input, nb::handle output, double timeout_s) {
-  return start(std::move(endpoint), std::move(call), input, output).wait(timeout_s);
+int run(Endpoint& endpoint, const CompiledCall& call, nb::handle input, nb::handle output, double timeout_s) {
+  const Buffer from(input, false);
+  const Buffer to(output, true);
+  return run_call(endpoint, call, checked_memory(call, BufferKind::input, from.data(), from.nbytes()),
+                  checked_memory(call, BufferKind::output, to.data(), to.nbytes()), call_site(), timeout_s);
 }
 
 Held send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
@@ -147,6 +75,27 @@ Held receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::ha
   return held;
 }
 
+std::shared_ptr<Arena> make_arena(std::size_t nbytes) {
+  try {
+    return std::make_shared<Arena>(nbytes);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+}
+
+// Arenas hand their bytes out by the buffer protocol.
+int arena_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const Arena& arena = nb::cast<const Arena&>(nb::handle(self));
+  return PyBuffer_FillInfo(view, self, arena.data(), static_cast<Py_ssize_t>(arena.nbytes()), 0, flags);
+}
+
+void bind_arena(nb::module_& module) {
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(arena_buffer)}, {0, nullptr}};
+  nb::class_<Arena>(module, "Arena", nb::type_slots(slots)).def(nb::new_(&make_arena), nb::arg("nbytes"));
+}
+
 Blocks blocks_of(const Partition& partition, std::int64_t elements,
                  const std::vector<std::vector<std::int64_t>>& counts) {
   if (partition.counts == 0) return Blocks::even(elements, partition.blocks);
@@ -155,27 +104,23 @@ Blocks blocks_of(const Partition& partition, std::int64_t elements,
   return blocks;
 }
 
-BoundCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_elements, std::int64_t output_elements,
-                    const std::vector<std::vector<std::int64_t>>& counts, int dtype, int combine, std::int64_t segments,
-                    std::uint64_t divisor, std::uint64_t digest, std::string description) {
+CompiledCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_elements, std::int64_t output_elements,
+                       const std::vector<std::vector<std::int64_t>>& counts, int dtype, int combine,
+                       std::int64_t segments, std::uint64_t divisor, std::uint64_t digest, std::string description) {
   if (segments < 1 || divisor < 1 || input_elements < 0 || output_elements < 0)
     throw std::invalid_argument("segments and divisor must be positive, and element counts not negative");
   if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 || combine > 3)
     throw std::invalid_argument("there is no such element type or operation");
-  BoundCall bound;
-  bound.dtype = static_cast<DType>(dtype);
-  bound.combine = static_cast<Combine>(combine);
-  auto& blocks = bound.call.blocks;
-  blocks[0] = blocks_of(plan->partition(BufferKind::input), input_elements, counts);
-  blocks[1] = blocks_of(plan->partition(BufferKind::output), output_elements, counts);
+  AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), input_elements, counts),
+                   blocks_of(plan->partition(BufferKind::output), output_elements, counts), Blocks()};
   blocks[2] = plan->scratch().like < 0 ? blocks_of(plan->partition(BufferKind::scratch), 0, counts)
                                        : scratch_blocks(plan->scratch(), blocks);
-  bound.call.plan = std::move(plan);
-  bound.call.segments = segments;
-  bound.call.divisor = divisor;
-  bound.call.digest = digest;
-  bound.call.description = std::make_shared<const std::string>(std::move(description));
-  return bound;
+  const auto extents_of = [&](const Blocks& of) {
+    return std::vector{Extent{of.elements(), static_cast<DType>(dtype), static_cast<Combine>(combine)}};
+  };
+  std::array extents{extents_of(blocks[0]), extents_of(blocks[1])};
+  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments, divisor), digest,
+          std::make_shared<const std::string>(std::move(description))};
 }
 
 std::shared_ptr<Plan> make_plan(nb::handle words) {
@@ -254,10 +199,13 @@ void bind_endpoint(nb::module_& module) {
           nb::arg("peer_bell"), nb::arg("socket"))
       .def(
           "add_tcp",
-          [](Endpoint& endpoint, std::int64_t lane, int peer, int socket) {
-            endpoint.add_channel(lane, std::make_unique<TcpChannel>(peer, Descriptor(socket)));
+          [](Endpoint& endpoint, std::int64_t lane, int peer, const std::vector<int>& sockets, std::uint32_t epoch,
+             bool checksum) {
+            std::vector<Descriptor> streams(sockets.begin(), sockets.end());
+            endpoint.add_channel(lane,
+                                 std::make_unique<TcpChannel>(peer, std::move(streams), TcpTerms{epoch, checksum}));
           },
-          nb::arg("lane"), nb::arg("peer"), nb::arg("socket"))
+          nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
       .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())
       .def("run", run, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
@@ -270,6 +218,8 @@ void bind_endpoint(nb::module_& module) {
 
 NB_MODULE(_core, module) {
   module.doc() = "The native core of Unisono.";
+  // A traceback that is alive when the interpreter ends keeps what its frames hold; that is no fault of the program.
+  nb::set_leak_warnings(false);
   nb::list dtypes;
   for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;
@@ -278,19 +228,19 @@ NB_MODULE(_core, module) {
   module.attr("RECEIVING_LANE") = ChannelTable::receiving_lane;
 
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
-  nb::class_<BoundCall>(module, "Call")
+  nb::class_<CompiledCall>(module, "Call")
       .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("input_elements"), nb::arg("output_elements"),
            nb::arg("counts"), nb::arg("dtype"), nb::arg("combine"), nb::arg("segments"), nb::arg("divisor"),
            nb::arg("digest"), nb::arg("description"));
+  bind_arena(module);
   bind_control(module);
   bind_endpoint(module);
+  bind_call_cache(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));
   module.def("simd", simd_level);
   module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
              nb::call_guard<nb::gil_scoped_release>());
-  module.def(
-      "set_package_directory", [](std::string directory) { package_directory() = std::move(directory); },
-      nb::arg("directory"));
+  module.def("set_package_directory", set_package_directory, nb::arg("directory"));
 }

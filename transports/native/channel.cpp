@@ -18,4 +18,10 @@ std::size_t Channel::read(std::byte* data, std::size_t nbytes) {
   return moved;
 }
 
+std::optional<ArenaReference> Channel::refer(const std::byte*, std::size_t) { return std::nullopt; }
+
+const std::byte* Channel::resolve(const ArenaReference&, std::uint64_t) {
+  throw ProtocolError("a reference to memory arrived over a channel that cannot map any");
+}
+
 }  // namespace unisono

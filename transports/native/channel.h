@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -21,16 +22,24 @@ struct Header {
   std::uint32_t sequence;  // of the call on its communicator; of point-to-point messages: the element type
   std::uint32_t group;     // of point-to-point messages: the tag
   std::uint32_t segment;
-  std::uint32_t kind;  // 0: of a collective, 1: point-to-point
+  std::uint32_t kind;  // 0: of a collective, 1: point-to-point, 2: a flag of a collective
 
   bool operator==(const Header&) const = default;
 };
 inline constexpr std::uint32_t kind_collective = 0;
 inline constexpr std::uint32_t kind_point_to_point = 1;
+inline constexpr std::uint32_t kind_flag = 2;
 
 // What a peer sent breaks the protocol: a length out of bounds, a wrong magic number, a wrong checksum.
 struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// Where memory lies in the arenas of its sender, as it travels.
+struct ArenaReference {
+  std::uint32_t number;
+  std::uint32_t passed;  // arenas passed before the message, modulo 2^32
+  std::uint64_t offset;
 };
 
 struct Counters {
@@ -51,8 +60,11 @@ class Channel {
   const char* transport() const { return transport_; }
   const Counters& counters() const { return counters_; }
 
+  // Payloads shorter than this gain nothing from being given whole.
+  static constexpr std::size_t least_whole_nbytes = 64 << 10;
   // Starts a message; false if there is no credit for it now. The payload follows by `write`, before the next message.
-  virtual bool begin(const Header& header) = 0;
+  // `whole` is where all of it lies, if it lies in one piece that stays unchanged until `flush` has returned true.
+  virtual bool begin(const Header& header, const std::byte* whole = nullptr) = 0;
   // Takes up to `nbytes` of the payload and returns how many it took.
   virtual std::size_t write(const std::byte* data, std::size_t nbytes) = 0;
   // Hands on what has been taken; true when nothing is left to hand on, so that the message has ended.
@@ -67,11 +79,16 @@ class Channel {
   // Moves up to `nbytes` of the payload of the front message to `data` and returns how many.
   virtual std::size_t read(std::byte* data, std::size_t nbytes);
 
+  // A reference by which the peer can read `nbytes` bytes of this process where they lie; nothing if it cannot, or not
+  // now. And what such a reference of the peer stands for; throws ProtocolError if it cannot be right.
+  virtual std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes);
+  virtual const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes);
+
   // Whether the peer has gone; what it had sent before can still be received.
   virtual bool closed() = 0;
 
   // Announces that the caller is about to sleep until something can be sent or received here, and adds what must be
-  // polled.
+  // polled. The caller passes a heavy fence and looks once more before it sleeps.
   virtual void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) = 0;
   virtual void cancel_sleep() = 0;
 

@@ -5,6 +5,20 @@
 #include <stdexcept>
 
 namespace unisono {
+namespace {
+
+void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count,
+            std::uint64_t divisor) {
+  const auto elements = static_cast<std::size_t>(count);
+  if (sources.size() == 1 && divisor == 1) {
+    if (dst != sources[0]) std::memcpy(dst, sources[0], elements * piece.itemsize);
+    return;
+  }
+  if (piece.kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");
+  piece.kernel(dst, sources.data(), sources.size(), elements, divisor);
+}
+
+}  // namespace
 
 void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
   ChannelEntry& entry = at(lane, channel->peer());
@@ -47,86 +61,110 @@ void ChannelTable::clear() {
   owned_channels_.clear();
 }
 
-void Collective::start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
-                       std::uint32_t sequence, ChannelTable& channels) {
+void Collective::start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels) {
   call_ = &call;
   channels_ = &channels;
   sequence_ = sequence;
-  extents_[0] = std::move(input);
-  extents_[1] = std::move(output);
-  memory_ = {call.plan.get(), &call.blocks, &extents_, call.segments};
-  bind_scratch();
-  lanes_.resize(call.plan->lanes().size());
+  left_ = call.program.instances();
+  bind(memory);
+  lanes_.resize(call.program.lanes());
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     LaneRun& run = lanes_[lane];
-    run.groups = call.plan->lanes()[lane].groups_as_run;
+    run.groups = call.program.groups(lane);
     run.wave = run.next_segment = 0;
-    run.groups_ended.assign(static_cast<std::size_t>(call.segments), 0);
+    run.groups_ended.assign(static_cast<std::size_t>(call.program.segments()), 0);
     for (auto& instance : run.active) spare_.push_back(std::move(instance));
     run.active.clear();
   }
 }
 
-void Collective::bind_scratch() {
-  auto& scratch = extents_[static_cast<std::size_t>(BufferKind::scratch)];
-  scratch.clear();
-  if (call_->plan->partition(BufferKind::scratch).blocks == 0) return;
-  scratch = scratch_extents(memory_);
-  std::size_t nbytes = 0;
-  for (const Extent& extent : scratch) nbytes += static_cast<std::size_t>(extent.count) * extent.itemsize();
-  if (nbytes > scratch_nbytes_) {
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(nbytes);
-    scratch_nbytes_ = nbytes;
+void Collective::bind(const Memory& memory) {
+  const Program& program = call_->program;
+  if (memory.input.size() != program.extents(BufferKind::input).size() ||
+      memory.output.size() != program.extents(BufferKind::output).size())
+    throw std::invalid_argument("the memory has not the extents of the call");
+  if (program.scratch_nbytes() > scratch_nbytes_) {
+    scratch_ = std::make_unique_for_overwrite<std::byte[]>(program.scratch_nbytes());
+    scratch_nbytes_ = program.scratch_nbytes();
   }
-  std::byte* place = scratch_.get();
-  for (Extent& extent : scratch) {
-    extent.data = place;
-    place += static_cast<std::size_t>(extent.count) * extent.itemsize();
-  }
+  bases_.assign(memory.input.begin(), memory.input.end());
+  bases_.insert(bases_.end(), memory.output.begin(), memory.output.end());
+  bases_.push_back(scratch_.get());
+  bases_.resize(program.bases());
+  loaded_ = !program.plan().maps();
+  if (!loaded_) mapped_.bind(program, bases_);
 }
 
-bool Collective::done() const {
-  return std::all_of(lanes_.begin(), lanes_.end(),
-                     [](const LaneRun& run) { return run.groups_ended.back() == run.groups; });
-}
-
+// What is active goes on before anything new is posted: a message may not overtake another one on its channel.
 bool Collective::advance() {
   bool any = false;
-  for (bool moved = true; moved;) {
+  if (!loaded_) mapped_.load();
+  loaded_ = true;
+  for (bool moved = true; moved && left_ != 0;) {
     moved = false;
     pass_ = channels_->new_pass();
-    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    for (LaneRun& run : lanes_) moved |= drive(run);
+    for (std::size_t lane = 0; lane < lanes_.size(); ++lane)
       while (post(lane)) moved = true;
-      if (drive(lanes_[lane])) moved = true;
-    }
     any |= moved;
   }
   return any;
 }
 
+// Posts the next instance of a lane, if it may begin, and drives it as far as it goes.
 bool Collective::post(std::size_t lane) {
   LaneRun& run = lanes_[lane];
-  if (run.wave >= run.groups + call_->segments - 1 || run.groups == 0) return false;
-  const GroupAt at = call_->plan->group_at(lane, run.wave - run.next_segment);
-  if (!may_post(run, at)) return false;
-  post_instance(lane, at);
-  move_to_next(run, call_->segments);
+  if (!may_post(lane)) return false;
+  std::unique_ptr<Instance> instance = take_instance();
+  instance->segment = run.next_segment;
+  instance->group = run.wave - run.next_segment;
+  instance->work = &call_->program.work(lane, instance->group, instance->segment, instance->room);
+  const Work& work = *instance->work;
+  for (const Action& action : work.actions) {
+    if (travels(action.opcode))
+      instance->messages.emplace_back(action, channels_->at(static_cast<std::int64_t>(lane), action.peer));
+    else
+      run_local(work, action);
+  }
+  instance->left = instance->messages.size();
+  move_to_next(run);
+  // First among what is active, lest an error leave it half posted.
+  run.active.push_back(std::move(instance));
+  drive(*run.active.back());
+  if (run.active.back()->left == 0) {
+    instance = std::move(run.active.back());
+    run.active.pop_back();
+    end(run, std::move(instance));
+  }
   return true;
 }
 
-bool Collective::may_post(const LaneRun& run, const GroupAt& at) const {
-  const std::int64_t segment = run.next_segment;
-  const std::int64_t group = run.wave - segment;
-  const auto index = static_cast<std::size_t>(segment);
-  if (run.groups_ended[index] < group) return false;
-  if (segment > 0 && run.groups_ended[index - 1] <= group) return false;
-  for (const Dependency& needed : call_->plan->dependencies(*at.group))
-    if (lanes_[static_cast<std::size_t>(needed.lane)].groups_ended[index] <= needed.group) return false;
+std::unique_ptr<Collective::Instance> Collective::take_instance() {
+  if (spare_.empty()) return std::make_unique<Instance>();
+  std::unique_ptr<Instance> instance = std::move(spare_.back());
+  spare_.pop_back();
+  instance->messages.clear();
+  return instance;
+}
+
+bool Collective::may_post(std::size_t lane) const {
+  const LaneRun& run = lanes_[lane];
+  if (run.groups == 0 || run.wave >= run.groups + call_->program.segments() - 1) return false;
+  const std::int64_t group = run.wave - run.next_segment;
+  const auto segment = static_cast<std::size_t>(run.next_segment);
+  if (run.groups_ended[segment] < group || (segment > 0 && run.groups_ended[segment - 1] <= group)) return false;
+  return lanes_.size() == 1 || dependencies_ended(lane, group, segment);
+}
+
+bool Collective::dependencies_ended(std::size_t lane, std::int64_t group, std::size_t segment) const {
+  const Plan& plan = call_->program.plan();
+  for (const Dependency& needed : plan.dependencies(*plan.group_at(lane, group).group))
+    if (lanes_[static_cast<std::size_t>(needed.lane)].groups_ended[segment] <= needed.group) return false;
   return true;
 }
 
-void Collective::move_to_next(LaneRun& run, std::int64_t segments) {
-  if (run.next_segment < std::min(segments - 1, run.wave)) {
+void Collective::move_to_next(LaneRun& run) const {
+  if (run.next_segment < std::min(call_->program.segments() - 1, run.wave)) {
     ++run.next_segment;
   } else {
     ++run.wave;
@@ -134,154 +172,139 @@ void Collective::move_to_next(LaneRun& run, std::int64_t segments) {
   }
 }
 
-void Collective::post_instance(std::size_t lane, const GroupAt& at) {
-  LaneRun& run = lanes_[lane];
-  std::unique_ptr<Instance> instance;
-  if (spare_.empty()) {
-    instance = std::make_unique<Instance>();
-  } else {
-    instance = std::move(spare_.back());
-    spare_.pop_back();
-  }
-  instance->segment = run.next_segment;
-  instance->group = run.wave - run.next_segment;
-  instance->messages.clear();
-  for (const Step& step : call_->plan->steps(*at.group)) {
-    if (step.opcode <= Opcode::recv_reduce)
-      prepare_message(*instance, lane, step, at.iteration);
-    else
-      run_local(step, at.iteration, instance->segment);
-  }
-  instance->left = instance->messages.size();
-  run.active.push_back(std::move(instance));
+void Collective::end(LaneRun& run, std::unique_ptr<Instance> instance) {
+  run.groups_ended[static_cast<std::size_t>(instance->segment)] = instance->group + 1;
+  spare_.push_back(std::move(instance));
+  if (--left_ == 0 && call_->program.plan().maps()) mapped_.store();
 }
 
-void Collective::prepare_message(Instance& instance, std::size_t lane, const Step& step, std::int64_t iteration) {
-  const Plan& plan = *call_->plan;
-  StepRun message{};
-  message.step = &step;
-  if (step.dst >= 0) message.dst = Cursor(memory_, plan.operand(step.dst), iteration, instance.segment);
-  if (step.sources == 1) message.src = Cursor(memory_, plan.operand(step.first_source), iteration, instance.segment);
-  const std::size_t nbytes = step.dst >= 0 ? message.dst.nbytes() : message.src.nbytes();
-  if (step.opcode == Opcode::recv_reduce && message.src.nbytes() != nbytes)
-    throw ProtocolError("a plan combines blocks of different lengths");
-  if (nbytes == 0) return;
-  const std::int64_t peer = plan.peer(step, iteration);
-  message.entry = &channels_->at(static_cast<std::int64_t>(lane), peer);
-  message.header = {call_->digest,
-                    nbytes,
-                    sequence_,
-                    static_cast<std::uint32_t>(instance.group),
-                    static_cast<std::uint32_t>(instance.segment),
-                    kind_collective};
-  instance.messages.push_back(message);
-}
-
-void Collective::run_local(const Step& step, std::int64_t iteration, std::int64_t segment) {
-  const Plan& plan = *call_->plan;
-  Cursor dst(memory_, plan.operand(step.dst), iteration, segment);
-  std::vector<Cursor> sources;
-  for (std::int64_t i = 0; i < step.sources; ++i)
-    sources.emplace_back(memory_, plan.operand(step.first_source + i), iteration, segment);
-  std::vector<const std::byte*> data(sources.size());
-  while (!dst.at_end()) {
-    const Piece piece = dst.piece();
-    std::int64_t count = piece.count;
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i].at_end()) throw std::logic_error("a source of a step is shorter than its destination");
-      const Piece source = sources[i].piece();
-      data[i] = source.data;
-      count = std::min(count, source.count);
+void Collective::run_local(const Work& work, const Action& action) {
+  sources_.resize(action.operands - 1);
+  for (std::size_t i = 0; i < action.pieces; ++i) {
+    const Piece& piece = work.piece(action, i);
+    const Place* places = work.places_of(action, i);
+    for (std::size_t source = 0; source < sources_.size(); ++source) {
+      const Place& place = places[source + 1];
+      if (action.opcode >= Opcode::read) mapped_.check(place, piece.nbytes());
+      sources_[source] = at(place);
     }
-    reduce(piece, data.data(), data.size(), count, step.lower);
-    dst.advance(count);
-    for (Cursor& source : sources) source.advance(count);
+    reduce(piece, at(places[0]), sources_, piece.count, action.divisor);
   }
-}
-
-void Collective::reduce(const Piece& dst, const std::byte* const* sources, std::size_t sources_count,
-                        std::int64_t count, bool lower) const {
-  const std::uint64_t divisor = lower ? call_->divisor : 1;
-  const auto elements = static_cast<std::size_t>(count);
-  if (sources_count == 1 && divisor == 1) {
-    if (dst.data != sources[0]) std::memcpy(dst.data, sources[0], elements * dst.itemsize());
-    return;
-  }
-  const ReduceFunction kernel = reduce_function(dst.dtype, dst.combine);
-  if (kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");
-  kernel(dst.data, sources, sources_count, elements, divisor);
 }
 
 bool Collective::drive(LaneRun& run) {
   bool moved = false;
+  bool ended = false;
   for (const auto& instance : run.active) {
-    for (StepRun& message : instance->messages) {
-      if (message.ended) continue;
-      moved |= drive_message(message);
-      if (message.ended) --instance->left;
-    }
+    moved |= drive(*instance);
+    ended |= instance->left == 0;
   }
-  return retire(run) || moved;
+  if (ended) retire(run);
+  return moved || ended;
+}
+
+bool Collective::drive(Instance& instance) {
+  bool moved = false;
+  for (Message& message : instance.messages) {
+    if (message.ended) continue;
+    moved |= drive_message(instance, message);
+    if (message.ended) --instance.left;
+  }
+  return moved;
 }
 
 // Apart from driving, which may throw: what is active must be whole then, for it is still asked what it waits for.
-bool Collective::retire(LaneRun& run) {
+void Collective::retire(LaneRun& run) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < run.active.size(); ++i) {
-    Instance& instance = *run.active[i];
-    if (instance.left == 0) {
-      run.groups_ended[static_cast<std::size_t>(instance.segment)] = instance.group + 1;
-      spare_.push_back(std::move(run.active[i]));
+    if (run.active[i]->left == 0) {
+      end(run, std::move(run.active[i]));
     } else {
       if (kept != i) run.active[kept] = std::move(run.active[i]);
       ++kept;
     }
   }
-  const bool any = kept != run.active.size();
   run.active.resize(kept);
-  return any;
 }
 
-bool Collective::drive_message(StepRun& message) {
-  const bool sends = message.step->opcode == Opcode::send;
+bool Collective::drive_message(const Instance& instance, Message& message) {
+  const bool sends = is_sent(message.action->opcode);
   std::uint64_t& blocked = sends ? message.entry->send_blocked_in_pass : message.entry->receive_blocked_in_pass;
   Channel* channel = message.entry->channel.load(std::memory_order_acquire);
   if (blocked == pass_ || channel == nullptr) return false;
-  const bool moved = sends ? drive_send(message, *channel) : drive_receive(message, *channel);
+  const bool moved = sends ? drive_send(instance, message, *channel) : drive_receive(instance, message, *channel);
   if (!message.ended) blocked = pass_;
   return moved;
 }
 
-bool Collective::drive_send(StepRun& message, Channel& channel) {
-  if (!message.begun && !channel.begin(message.header)) return false;
+Header Collective::header_of(const Instance& instance, const Action& action) const {
+  const bool flag = action.opcode >= Opcode::signal;
+  return {call_->digest,
+          flag ? sizeof(Flag) : action.nbytes,
+          sequence_,
+          static_cast<std::uint32_t>(instance.group),
+          static_cast<std::uint32_t>(instance.segment),
+          flag ? kind_flag : kind_collective};
+}
+
+// Where a large payload lies as a whole, if it does.
+const std::byte* Collective::whole_of(const Work& work, const Action& action) const {
+  if (action.nbytes < Channel::least_whole_nbytes || action.pieces != 1) return nullptr;
+  return at(work.places_of(action, 0)[0]);
+}
+
+bool Collective::drive_send(const Instance& instance, Message& message, Channel& channel) {
+  if (message.action->opcode == Opcode::signal) return drive_signal(instance, message, channel);
+  const Work& work = *instance.work;
+  const Action& action = *message.action;
+  if (!message.begun && !channel.begin(header_of(instance, action), whole_of(work, action))) return false;
   bool moved = !message.begun;
   message.begun = true;
-  while (!message.src.at_end()) {
-    const Piece piece = message.src.piece();
-    const std::size_t whole = static_cast<std::size_t>(piece.count) * piece.itemsize();
-    const std::size_t taken = channel.write(piece.data + message.partial, whole - message.partial);
-    if (taken == 0) return moved;
-    moved = true;
+  for (; message.piece < action.pieces; ++message.piece, message.partial = 0) {
+    const std::byte* data = at(work.places_of(action, message.piece)[0]);
+    const std::size_t whole = work.piece(action, message.piece).nbytes();
+    const std::size_t taken = channel.write(data + message.partial, whole - message.partial);
     message.partial += taken;
-    message.src.advance(static_cast<std::int64_t>(message.partial / piece.itemsize()));
-    message.partial %= piece.itemsize();
+    moved |= taken != 0;
+    if (message.partial != whole) return moved;
   }
   message.ended = channel.flush();
   return moved || message.ended;
 }
 
-bool Collective::drive_receive(StepRun& message, Channel& channel) {
+// A flag fits into the room that a message has where it begins.
+bool Collective::drive_signal(const Instance& instance, Message& message, Channel& channel) {
+  const auto flag = mapped_.flag_for(channel);
+  if (!flag || !channel.begin(header_of(instance, *message.action))) return false;
+  if (channel.write(reinterpret_cast<const std::byte*>(&*flag), sizeof *flag) != sizeof *flag)
+    throw std::logic_error("a flag went in part");
+  message.begun = message.ended = true;
+  return true;
+}
+
+bool Collective::receive_flag(Message& message, Channel& channel) {
+  Flag flag;
+  if (channel.read(reinterpret_cast<std::byte*>(&flag), sizeof flag) != sizeof flag)
+    throw ProtocolError("a flag came in part");
+  mapped_.take(flag, message.action->peer, channel, bases_);
+  message.ended = true;
+  return true;
+}
+
+bool Collective::drive_receive(const Instance& instance, Message& message, Channel& channel) {
   if (!message.begun) {
     const Header* header = channel.front();
     if (header == nullptr) return false;
-    if (*header != message.header)
+    if (*header != header_of(instance, *message.action))
       throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call arrived");
     message.begun = true;
   }
+  if (message.action->opcode == Opcode::wait) return receive_flag(message, channel);
+  const Work& work = *instance.work;
   bool moved = false;
-  while (!message.dst.at_end()) {
-    const bool more =
-        message.step->opcode == Opcode::recv ? receive_plain(message, channel) : receive_reducing(message, channel);
+  while (message.piece < message.action->pieces) {
+    const bool more = message.action->opcode == Opcode::recv ? receive_plain(work, message, channel)
+                                                             : receive_reducing(work, message, channel);
     if (!more) return moved;
     moved = true;
   }
@@ -289,55 +312,61 @@ bool Collective::drive_receive(StepRun& message, Channel& channel) {
   return true;
 }
 
-bool Collective::receive_plain(StepRun& message, Channel& channel) {
-  const Piece piece = message.dst.piece();
-  const std::size_t whole = static_cast<std::size_t>(piece.count) * piece.itemsize();
-  const std::size_t got = channel.read(piece.data + message.partial, whole - message.partial);
-  if (got == 0) return false;
+bool Collective::receive_plain(const Work& work, Message& message, Channel& channel) {
+  std::byte* data = at(work.places_of(*message.action, message.piece)[0]);
+  const std::size_t whole = work.piece(*message.action, message.piece).nbytes();
+  const std::size_t got = channel.read(data + message.partial, whole - message.partial);
   message.partial += got;
-  message.dst.advance(static_cast<std::int64_t>(message.partial / piece.itemsize()));
-  message.partial %= piece.itemsize();
-  return true;
+  if (message.partial == whole) {
+    ++message.piece;
+    message.partial = 0;
+  }
+  return got != 0;
 }
 
-bool Collective::receive_reducing(StepRun& message, Channel& channel) {
-  const std::size_t itemsize = message.dst.piece().itemsize();
+bool Collective::receive_reducing(const Work& work, Message& message, Channel& channel) {
+  const Piece& piece = work.piece(*message.action, message.piece);
   const auto available = channel.readable();
   if (available.empty()) return false;
-  if (message.partial == 0 && available.size() >= itemsize) {
-    const std::int64_t count = std::min(
-        {message.dst.piece().count, message.src.piece().count, static_cast<std::int64_t>(available.size() / itemsize)});
-    combine_received(message, available.data(), count);
-    channel.consume(static_cast<std::size_t>(count) * itemsize);
+  if (message.partial == 0 && available.size() >= piece.itemsize) {
+    const std::int64_t count =
+        std::min(piece.count - message.done, static_cast<std::int64_t>(available.size() / piece.itemsize));
+    combine_received(work, message, available.data(), count);
+    channel.consume(static_cast<std::size_t>(count) * piece.itemsize);
     return true;
   }
   // An element that arrives in two parts is put together first.
-  const std::size_t part = std::min(itemsize - message.partial, available.size());
+  const std::size_t part = std::min(piece.itemsize - message.partial, available.size());
   std::memcpy(message.carry.data() + message.partial, available.data(), part);
   channel.consume(part);
   message.partial += part;
-  if (message.partial == itemsize) {
+  if (message.partial == piece.itemsize) {
     message.partial = 0;
-    combine_received(message, message.carry.data(), 1);
+    combine_received(work, message, message.carry.data(), 1);
   }
   return true;
 }
 
-void Collective::combine_received(StepRun& message, const std::byte* received, std::int64_t count) {
-  const std::byte* own = message.src.piece().data;
-  const std::byte* sources[2] = {own, received};
-  if (message.step->received_first) std::swap(sources[0], sources[1]);
-  reduce(message.dst.piece(), sources, 2, count, message.step->lower);
-  message.dst.advance(count);
-  message.src.advance(count);
+void Collective::combine_received(const Work& work, Message& message, const std::byte* received, std::int64_t count) {
+  const Piece& piece = work.piece(*message.action, message.piece);
+  const Place* places = work.places_of(*message.action, message.piece);
+  const std::size_t offset = static_cast<std::size_t>(message.done) * piece.itemsize;
+  std::array<const std::byte*, 2> sources{at(places[1]) + offset, received};
+  if (message.action->received_first) std::swap(sources[0], sources[1]);
+  reduce(piece, at(places[0]) + offset, sources, count, message.action->divisor);
+  message.done += count;
+  if (message.done == piece.count) {
+    ++message.piece;
+    message.done = 0;
+  }
 }
 
 void Collective::blocked_on(std::vector<Blocked>& found) const {
   for (const LaneRun& run : lanes_) {
     for (const auto& instance : run.active) {
-      for (const StepRun& message : instance->messages) {
+      for (const Message& message : instance->messages) {
         if (message.ended) continue;
-        const bool sends = message.step->opcode == Opcode::send;
+        const bool sends = is_sent(message.action->opcode);
         found.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
       }
     }

@@ -16,12 +16,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "kernels.h"
-#include "layout.h"
+#include "mapped_memory.h"
 #include "operation.h"
+#include "program.h"
 
 namespace unisono {
 
@@ -62,43 +63,49 @@ class ChannelTable {
   std::uint64_t passes_ = 0;
 };
 
-// A call whose plan and layout are fixed, and which can be run any number of times on different memory.
+// A call that can be run any number of times on different memory.
 struct CompiledCall {
-  std::shared_ptr<const Plan> plan;
-  AllBlocks blocks;
-  std::int64_t segments = 1;
-  std::uint64_t divisor = 1;  // what lowering divides by
+  Program program;
   std::uint64_t digest = 0;
   std::shared_ptr<const std::string> description;
+};
+
+// The memory of a call: the addresses of the extents of INPUT and OUTPUT.
+struct Memory {
+  std::span<std::byte* const> input;
+  std::span<std::byte* const> output;
 };
 
 class Collective final : public Operation {
  public:
   // Starts `call` on the given memory as the `sequence`-th of its communicator. Input and output may be the same.
-  // Everything must stay alive until it is done. An object can be started again after that.
-  void start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output, std::uint32_t sequence,
-             ChannelTable& channels);
+  // Everything but the spans must stay alive until it is done. An object can be started again after that.
+  void start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels);
 
   bool advance() override;
-  bool done() const override;
+  bool done() const override { return left_ == 0; }
   void blocked_on(std::vector<Blocked>& found) const override;
 
  private:
-  struct StepRun {
-    const Step* step;
+  // A message on its way. What has been moved of it are `piece` pieces, `done` elements and `partial` bytes.
+  struct Message {
+    Message(const Action& of, ChannelEntry& on) : action(&of), entry(&on) {}
+
+    const Action* action;
     ChannelEntry* entry;
-    Header header;
-    Cursor dst;
-    Cursor src;
-    std::size_t partial;  // bytes of an element that has arrived in part
-    std::array<std::byte, 16> carry;
-    bool begun;
-    bool ended;
+    std::size_t piece = 0;
+    std::int64_t done = 0;
+    std::size_t partial = 0;
+    bool begun = false;
+    bool ended = false;
+    std::array<std::byte, 16> carry;  // of an element that has arrived in part
   };
   struct Instance {
     std::int64_t group;
     std::int64_t segment;
-    std::vector<StepRun> messages;
+    const Work* work;
+    Work room;
+    std::vector<Message> messages;
     std::size_t left;
   };
   struct LaneRun {
@@ -109,33 +116,41 @@ class Collective final : public Operation {
     std::vector<std::unique_ptr<Instance>> active;
   };
 
-  void bind_scratch();
+  void bind(const Memory& memory);
   bool post(std::size_t lane);
-  bool may_post(const LaneRun& run, const GroupAt& at) const;
-  static void move_to_next(LaneRun& run, std::int64_t segments);
-  void post_instance(std::size_t lane, const GroupAt& at);
-  void prepare_message(Instance& instance, std::size_t lane, const Step& step, std::int64_t iteration);
-  void run_local(const Step& step, std::int64_t iteration, std::int64_t segment);
+  bool may_post(std::size_t lane) const;
+  bool dependencies_ended(std::size_t lane, std::int64_t group, std::size_t segment) const;
+  void move_to_next(LaneRun& run) const;
+  std::unique_ptr<Instance> take_instance();
+  void run_local(const Work& work, const Action& action);
   bool drive(LaneRun& run);
-  bool retire(LaneRun& run);
-  bool drive_message(StepRun& message);
-  bool drive_send(StepRun& message, Channel& channel);
-  bool drive_receive(StepRun& message, Channel& channel);
-  bool receive_plain(StepRun& message, Channel& channel);
-  bool receive_reducing(StepRun& message, Channel& channel);
-  void combine_received(StepRun& message, const std::byte* received, std::int64_t count);
-  void reduce(const Piece& dst, const std::byte* const* sources, std::size_t sources_count, std::int64_t count,
-              bool lower) const;
+  bool drive(Instance& instance);
+  void retire(LaneRun& run);
+  void end(LaneRun& run, std::unique_ptr<Instance> instance);
+  bool drive_message(const Instance& instance, Message& message);
+  bool drive_send(const Instance& instance, Message& message, Channel& channel);
+  bool drive_signal(const Instance& instance, Message& message, Channel& channel);
+  bool drive_receive(const Instance& instance, Message& message, Channel& channel);
+  bool receive_flag(Message& message, Channel& channel);
+  bool receive_plain(const Work& work, Message& message, Channel& channel);
+  bool receive_reducing(const Work& work, Message& message, Channel& channel);
+  void combine_received(const Work& work, Message& message, const std::byte* received, std::int64_t count);
+  const std::byte* whole_of(const Work& work, const Action& action) const;
+  Header header_of(const Instance& instance, const Action& action) const;
+  std::byte* at(const Place& place) const { return bases_[place.base] + place.offset; }
 
   const CompiledCall* call_ = nullptr;
   ChannelTable* channels_ = nullptr;
   std::uint32_t sequence_ = 0;
-  Memory memory_{};
-  AllExtents extents_;
+  std::int64_t left_ = 0;          // instances that have not ended
+  std::vector<std::byte*> bases_;  // of the program
+  MappedMemory mapped_;            // of a plan that maps
+  bool loaded_ = false;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_nbytes_ = 0;
   std::vector<LaneRun> lanes_;
   std::vector<std::unique_ptr<Instance>> spare_;
+  std::vector<const std::byte*> sources_;  // of a local step
   std::uint64_t pass_ = 0;
 };
 

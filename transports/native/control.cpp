@@ -15,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // How long the hub waits for what ranks know of a call before it judges without them.
-constexpr auto testimony_time = 500ms;
+constexpr auto testimony_time = 1000ms;
 // How long a farewell may take to be handed to the kernel.
 constexpr auto farewell_time = 200ms;
 

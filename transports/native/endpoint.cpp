@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "fence.h"
+
 namespace unisono {
 namespace {
 
@@ -24,7 +26,7 @@ constexpr auto blocked_after = 10ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
 // How long a rank waits for the hub's word before it speaks for itself.
-constexpr auto verdict_time = 1500ms;
+constexpr auto verdict_time = 2500ms;
 constexpr auto departure_time = 300ms;
 
 // Point-to-point calls are recorded apart from the collectives of their communicator.
@@ -83,22 +85,51 @@ void Endpoint::close() {
   channels_.clear();
 }
 
-std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, std::vector<Extent> input,
-                                         std::vector<Extent> output, const CallSite& site) {
-  auto request = std::make_unique<Request>(*this);
+std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory& memory, const CallSite& site) {
+  return start_and_spin(call, memory, site, 0);
+}
+
+std::unique_ptr<Request> Endpoint::start_and_spin(const CompiledCall& call, const Memory& memory, const CallSite& site,
+                                                  std::uint32_t rounds) {
+  auto request = std::unique_ptr<Request>();
   const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
   const std::uint32_t sequence = next_sequence_++;
-  request->record_ = control_->recorder().begin({communicator_, sequence, call.digest, call.description, site, false});
+  const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
+  const bool refused = closed_ || control_->failed();
+  std::exception_ptr error;
+  if (!refused) {
+    if (!spare_collective_) spare_collective_ = std::make_unique<Collective>();
+    spare_collective_->start(call, memory, sequence, channels_);
+    if (collectives_.empty() && spin(*spare_collective_, rounds, error)) {
+      control_->recorder().end(record);
+      return nullptr;
+    }
+  }
+  request = std::make_unique<Request>(*this);
+  request->record_ = record;
   request->sequence_ = sequence;
-  if (closed_ || control_->failed()) {
+  if (refused) {
     finish(*request, Outcome::failed);
     return request;
   }
-  auto collective = spare_collective_ ? std::move(spare_collective_) : std::make_unique<Collective>();
-  collective->start(call, std::move(input), std::move(output), sequence, channels_);
-  request->operation_ = std::move(collective);
+  request->error_ = std::move(error);
+  request->operation_ = std::move(spare_collective_);
   collectives_.push_back(request.get());
   return request;
+}
+
+// With the mutex held. Looks for progress `rounds` times; true if the collective has ended. What goes wrong is kept in
+// `error`.
+bool Endpoint::spin(Collective& collective, std::uint32_t rounds, std::exception_ptr& error) {
+  try {
+    for (; rounds != 0; --rounds) {
+      collective.advance();
+      if (collective.done()) return true;
+    }
+  } catch (const std::runtime_error&) {
+    error = std::current_exception();
+  }
+  return false;
 }
 
 std::unique_ptr<Request> Endpoint::send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
@@ -119,8 +150,8 @@ std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parce
   const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
   auto description = std::make_shared<const std::string>(verb + std::to_string(peer) +
                                                          ", tag=" + std::to_string(parcel.header.group) + ")");
-  request->record_ = control_->recorder().begin(
-      {communicator_ | point_to_point_record, next_point_to_point_++, 0, std::move(description), site, false});
+  request->record_ =
+      control_->recorder().begin(communicator_ | point_to_point_record, next_point_to_point_++, 0, description, site);
   if (closed_ || control_->failed()) {
     finish(*request, Outcome::failed);
     return request;
@@ -159,6 +190,7 @@ void Endpoint::finish(Request& request, Outcome outcome) {
 // With the mutex held. Moves what can be moved for the request, and ends it if it is over.
 bool Endpoint::advance(Request& request) {
   try {
+    if (request.error_) std::rethrow_exception(std::exchange(request.error_, nullptr));
     if (request.sequence_ >= 0) return advance_collectives();
     const bool moved = advance_messages();
     if (request.operation_->done()) finish(request, Outcome::done);
@@ -278,6 +310,7 @@ void Endpoint::sleep(Request& request, Waiting& waiting) {
     blocked = request.sequence_ >= 0 ? blocked_on(request) : blocked_messages();
     for (const Blocked& on : blocked)
       if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
+    heavy_fence();
     if (request.outcome_ == Outcome::pending) moved = advance(request);
   }
   if (!moved && !control_->failed()) {

@@ -9,9 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +51,7 @@ class Request {
   Endpoint& endpoint_;
   std::size_t record_ = 0;
   std::int64_t sequence_ = -1;  // of a collective
+  std::exception_ptr error_;    // found where it could not be dealt with; raised by the next look for progress
   std::unique_ptr<Operation> operation_;
   Outcome outcome_ = Outcome::pending;
 };
@@ -70,8 +73,13 @@ class Endpoint {
   std::vector<ChannelTraffic> traffic() const;
 
   // Starts a collective; one after the other, in the order of the calls. `call` must outlive the request.
-  std::unique_ptr<Request> start(const CompiledCall& call, std::vector<Extent> input, std::vector<Extent> output,
-                                 const CallSite& site);
+  std::unique_ptr<Request> start(const CompiledCall& call, const Memory& memory, const CallSite& site);
+  // Starts a collective and, if no other one is going on, looks for progress `rounds` times. Returns nothing if it has
+  // ended well by then.
+  std::unique_ptr<Request> start_and_spin(const CompiledCall& call, const Memory& memory, const CallSite& site,
+                                          std::uint32_t rounds);
+  // Corrects where a call stands in the user's program.
+  void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(request.record_, site); }
   // Starts sending `nbytes` at `data` to a peer, or receiving them.
   std::unique_ptr<Request> send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                                 const CallSite& site);
@@ -85,6 +93,8 @@ class Endpoint {
 
   // Closes the channels. Later calls fail.
   void close();
+  // Whether this is a forked child, where nothing else here may be used.
+  bool abandoned() const { return control_->abandoned(); }
 
  private:
   friend class Request;
@@ -96,6 +106,7 @@ class Endpoint {
     std::uint32_t idle = 0;  // rounds without progress
   };
 
+  static bool spin(Collective& collective, std::uint32_t rounds, std::exception_ptr& error);
   std::unique_ptr<Request> point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
                                           const CallSite& site);
   bool advance(Request& request);

@@ -68,15 +68,18 @@ Failure Inquiry::timeout() const {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].state != state) continue;
       if (missing < 0) missing = static_cast<std::int32_t>(rank);
-      why += (why.empty() ? "" : "; ") + ("rank " + std::to_string(rank)) + say(ranks[rank]);
+      why.append(why.empty() ? "rank " : "; rank ").append(std::to_string(rank)).append(say(ranks[rank]));
     }
   };
   add(CallState::not_called, [](const Testimony& testimony) {
-    return " has not called it (" + (testimony.text.empty() ? "it has called nothing" : "last: " + testimony.text) +
-           ")";
+    std::string text(" has not called it (");
+    text.append(testimony.text.empty() ? "it has called nothing" : "last: ").append(testimony.text);
+    return text.append(")");
   });
   add(CallState::left, [](const Testimony& testimony) {
-    return " has left" + (testimony.text.empty() ? "" : " (" + testimony.text + ")");
+    std::string text(" has left");
+    if (!testimony.text.empty()) text.append(" (").append(testimony.text).append(")");
+    return text;
   });
   add(CallState::unknown, [](const Testimony&) { return std::string(" does not answer (is it stopped?)"); });
   if (why.empty()) why = "all ranks have called it, and it did not end";

@@ -1,7 +1,19 @@
 #include "kernels.h"
 
+#ifdef UNISONO_X86
+#include <cpuid.h>
+#endif
+
 namespace unisono {
 namespace {
+
+#ifdef UNISONO_X86
+// clang 14 cannot be asked for it by name. That the system saves the registers that it needs is part of having AVX2.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 struct Level {
   const char* name;
@@ -13,7 +25,7 @@ Level widest_level() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
     return {"avx512", detail::kernels_avx512};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return {"avx2", detail::kernels_avx2};
+  if (__builtin_cpu_supports("avx2") && has_f16c()) return {"avx2", detail::kernels_avx2};
 #endif
   return {"baseline", detail::kernels_baseline};
 }

@@ -9,9 +9,19 @@
 #include <stdint.h>
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
+
+// Of a loop: what an iteration writes, no later one reads. clang looks at the addresses at run time instead, and would
+// warn where a sanitizer keeps it from vectorising as it was told.
+#if defined(__clang__)
+#define UNISONO_INDEPENDENT
+#else
+#define UNISONO_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 namespace unisono::detail::UNISONO_ISA {
 namespace {
@@ -112,7 +122,7 @@ void combine_two(byte* dst, const byte* a, const byte* b, size_t count) {
   auto* out = reinterpret_cast<Unaligned<T>*>(dst);
   const auto* x = reinterpret_cast<const Unaligned<T>*>(a);
   const auto* y = reinterpret_cast<const Unaligned<T>*>(b);
-#pragma GCC ivdep
+  UNISONO_INDEPENDENT
   for (size_t i = 0; i < count; ++i) out[i] = Op::template apply<T>(x[i], y[i]);
 }
 
@@ -197,6 +207,11 @@ struct Float16 {
       const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 2 * i));
       _mm256_storeu_ps(out + i, _mm256_cvtph_ps(halves));
     }
+#elif defined(__aarch64__)
+    for (; i + 4 <= count; i += 4) {
+      const uint16x4_t halves = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(in + 2 * i)));
+      vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(halves)));
+    }
 #endif
     for (; i < count; ++i) out[i] = decode(x[i]);
   }
@@ -207,6 +222,11 @@ struct Float16 {
     for (; i + 8 <= count; i += 8) {
       const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), halves);
+    }
+#elif defined(__aarch64__)
+    for (; i + 4 <= count; i += 4) {
+      const uint16x4_t halves = vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(in + i)));
+      vst1_u8(reinterpret_cast<uint8_t*>(out + 2 * i), vreinterpret_u8_u16(halves));
     }
 #endif
     for (; i < count; ++i) y[i] = encode(in[i]);

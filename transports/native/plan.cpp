@@ -6,18 +6,13 @@
 namespace unisono {
 namespace {
 
-constexpr std::int64_t format_version = 2;
+constexpr std::int64_t format_version = 3;
 // Bounds that keep every index computation of a plan far from overflow.
 constexpr std::int64_t most_rows = std::int64_t{1} << 28;
 constexpr std::int64_t most_times = std::int64_t{1} << 31;
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(std::string("invalid plan: ") + what);
-}
-
-std::int64_t modulo(std::int64_t value, std::int64_t divisor) {
-  const std::int64_t remainder = value % divisor;
-  return remainder < 0 ? remainder + divisor : remainder;
 }
 
 class Reader {
@@ -50,28 +45,26 @@ Partition read_partition(Reader& reader) {
 
 Step read_step(Reader& reader) {
   Step step;
-  step.opcode = static_cast<Opcode>(reader.next_in(0, 4, "this step needs mapped memory"));
+  step.opcode = static_cast<Opcode>(reader.next_in(0, 9, "operation of a step"));
   const std::int64_t flags = reader.next_in(0, 3, "flags of a step");
   step.received_first = (flags & 1) != 0;
   step.lower = (flags & 2) != 0;
-  step.peer = reader.next();
+  step.peer = reader.next_in(-1, most_rows, "peer of a step");
   step.peer_advance = reader.next_in(-most_rows, most_rows, "advance of a peer");
   step.dst = reader.next();
   step.first_source = reader.next();
   step.sources = reader.next();
-  require(reader.next() == 0, "reserved word");
   return step;
 }
 
 Operand read_operand(Reader& reader) {
   Operand operand;
-  require(reader.next() == -1 && reader.next() == 0, "operands of peers need mapped memory");
+  operand.peer = reader.next_in(-1, most_rows, "peer of an operand");
   operand.buffer = static_cast<BufferKind>(reader.next_in(0, 2, "buffer"));
   operand.start = reader.next_in(-most_rows, most_rows, "start of a span");
   operand.count = reader.next_count("length of a span");
   operand.stride = reader.next_in(-most_rows, most_rows, "stride of a span");
   operand.advance = reader.next_in(-most_rows, most_rows, "advance of a span");
-  require(reader.next() == 0, "reserved word");
   return operand;
 }
 
@@ -122,7 +115,10 @@ Plan::Plan(std::span<const std::int64_t> words) {
     const std::int64_t lane = reader.next();
     dependencies_.push_back({lane, reader.next()});
   }
-  for (std::int64_t i = 0; i < steps; ++i) steps_.push_back(read_step(reader));
+  for (std::int64_t i = 0; i < steps; ++i) {
+    steps_.push_back(read_step(reader));
+    maps_ |= steps_.back().opcode >= Opcode::read;
+  }
   for (std::int64_t i = 0; i < operands; ++i) operands_.push_back(read_operand(reader));
   for (std::int64_t i = 0; i < permutation; ++i)
     permutation_.push_back(reader.next_in(0, permutation - 1, "entry of the permutation"));
@@ -167,21 +163,53 @@ void Plan::check_scratch() const {
   require(scratch.blocks == copied * scratch_.copies, "scratch is not copies of what it is like");
 }
 
-void Plan::check_step(const Step& step) const {
-  const bool has_peer = step.opcode <= Opcode::recv_reduce;
-  require(!has_peer || (0 <= step.peer && step.peer < size_), "peer of a step");
-  const bool has_dst = step.opcode != Opcode::send;
-  require(has_dst ? in_range(step.dst, 1, operands_.size()) : step.dst == -1, "destination of a step");
-  require(!has_dst || operand(step.dst).buffer != BufferKind::input, "a step writes INPUT");
-  require(in_range(step.first_source, step.sources, operands_.size()), "sources of a step");
-  const bool one_source = step.opcode != Opcode::recv && step.opcode != Opcode::reduce;
-  require(!one_source || step.sources == 1, "a step must have one source");
-  require(step.opcode != Opcode::recv || step.sources == 0, "a receive has no source");
-  require(step.opcode != Opcode::reduce || step.sources >= 1, "a reduction needs a source");
+// What the steps of each kind have.
+struct Plan::Shape {
+  bool peer;
+  bool dst;
+  std::int64_t fewest_sources;
+  std::int64_t most_sources;
+  bool remote;  // whether sources may be, and not only this rank's
+};
+
+const Plan::Shape& Plan::shape_of(Opcode opcode) {
+  constexpr std::int64_t any = most_rows;
+  static constexpr Shape shapes[] = {
+      {true, false, 1, 1, false},    // send
+      {true, true, 0, 0, false},     // recv
+      {true, true, 1, 1, false},     // recv_reduce
+      {false, true, 1, 1, false},    // copy
+      {false, true, 1, any, false},  // reduce
+      {true, true, 1, 1, true},      // read
+      {false, true, 1, any, true},   // read_reduce
+      {true, true, 1, 1, true},      // write
+      {true, false, 0, 0, false},    // signal
+      {true, false, 0, 0, false},    // wait
+  };
+  return shapes[static_cast<std::size_t>(opcode)];
 }
 
+void Plan::check_step(const Step& step) const {
+  const Shape& shape = shape_of(step.opcode);
+  require(step.opcode != Opcode::write, "peers' memory can only be read here");
+  require(!shape.peer || (0 <= step.peer && step.peer < size_), "peer of a step");
+  require(shape.dst ? in_range(step.dst, 1, operands_.size()) : step.dst == -1, "destination of a step");
+  require(!shape.dst || (operand(step.dst).buffer != BufferKind::input && operand(step.dst).peer < 0),
+          "a step writes INPUT or memory of a peer");
+  require(in_range(step.first_source, step.sources, operands_.size()), "sources of a step");
+  require(shape.fewest_sources <= step.sources && step.sources <= shape.most_sources, "number of sources of a step");
+  for (const Operand& source : slice(operands_, step.first_source, step.sources))
+    require(source.peer < 0 || shape.remote, "a step has a source in memory of a peer");
+}
+
+// The partition of a peer's buffer is taken to be this rank's, or to be one block where this rank has none.
 void Plan::check_operand(const Operand& operand) const {
+  require(operand.peer < size_, "peer of an operand");
   const std::int64_t blocks = partition(operand.buffer).blocks;
+  if (operand.peer >= 0 && blocks == 0) {
+    require(operand.start == 0 && operand.count == 1 && operand.advance == 0, "a span of a peer's only block");
+    return;
+  }
   require(operand.count <= blocks, "a span is longer than its buffer");
   require(operand.count == 0 || blocks > 0, "a span of a buffer without blocks");
 }
@@ -196,17 +224,6 @@ GroupAt Plan::group_at(std::size_t lane, std::int64_t group) const {
     group -= as_run;
   }
   throw std::out_of_range("group of a lane");
-}
-
-std::int64_t Plan::peer(const Step& step, std::int64_t iteration) const {
-  return step.peer_advance == 0 ? step.peer : modulo(step.peer + iteration * step.peer_advance, size_);
-}
-
-std::int64_t Plan::block(const Operand& operand, std::int64_t iteration, std::int64_t i) const {
-  const std::int64_t blocks = partition(operand.buffer).blocks;
-  const std::int64_t logical = modulo(operand.start + iteration * operand.advance + i * operand.stride, blocks);
-  const bool permuted = static_cast<std::int64_t>(permutation_.size()) == blocks;
-  return permuted ? permutation_[static_cast<std::size_t>(logical)] : logical;
 }
 
 }  // namespace unisono

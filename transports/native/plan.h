@@ -12,7 +12,11 @@ namespace unisono {
 enum class BufferKind : std::uint8_t { input, output, scratch };
 inline constexpr std::size_t buffer_kinds = 3;
 
-enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce };
+enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce, read, read_reduce, write, signal, wait };
+
+// Whether a step is a message, or a flag, which travels like one.
+constexpr bool travels(Opcode opcode) { return opcode <= Opcode::recv_reduce || opcode >= Opcode::signal; }
+constexpr bool is_sent(Opcode opcode) { return opcode == Opcode::send || opcode == Opcode::signal; }
 
 // What lengths a partition's blocks have: near-equal parts of the buffer, or given counts.
 struct Partition {
@@ -33,6 +37,7 @@ struct Operand {
   std::int64_t count = 0;
   std::int64_t stride = 0;
   std::int64_t advance = 0;
+  std::int64_t peer = -1;  // in whose memory it is; -1: in this rank's own
 };
 
 struct Step {
@@ -88,6 +93,9 @@ class Plan {
   const Partition& partition(BufferKind kind) const { return partitions_[static_cast<std::size_t>(kind)]; }
   const ScratchLayout& scratch() const { return scratch_; }
 
+  // Whether peers read each other's memory.
+  bool maps() const { return maps_; }
+
   GroupAt group_at(std::size_t lane, std::int64_t group) const;
   std::span<const Step> steps(const Group& group) const { return slice(steps_, group.first_step, group.steps); }
   std::span<const Dependency> dependencies(const Group& group) const {
@@ -95,15 +103,29 @@ class Plan {
   }
   const Operand& operand(std::int64_t index) const { return operands_[static_cast<std::size_t>(index)]; }
 
-  std::int64_t peer(const Step& step, std::int64_t iteration) const;
+  std::int64_t peer(const Step& step, std::int64_t iteration) const {
+    return step.peer_advance == 0 ? step.peer : modulo(step.peer + iteration * step.peer_advance, size_);
+  }
   // Index in memory of the i-th block of an operand in the given iteration.
-  std::int64_t block(const Operand& operand, std::int64_t iteration, std::int64_t i) const;
+  std::int64_t block(const Operand& operand, std::int64_t iteration, std::int64_t i) const {
+    const std::int64_t blocks = partition(operand.buffer).blocks;
+    std::int64_t logical = operand.start + iteration * operand.advance + i * operand.stride;
+    if (logical < 0 || logical >= blocks) logical = modulo(logical, blocks);
+    const bool permuted = static_cast<std::int64_t>(permutation_.size()) == blocks;
+    return permuted ? permutation_[static_cast<std::size_t>(logical)] : logical;
+  }
 
  private:
+  static std::int64_t modulo(std::int64_t value, std::int64_t divisor) {
+    const std::int64_t remainder = value % divisor;
+    return remainder < 0 ? remainder + divisor : remainder;
+  }
   template <class T>
   static std::span<const T> slice(const std::vector<T>& rows, std::int64_t first, std::int64_t count) {
     return std::span<const T>(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
   }
+  struct Shape;
+  static const Shape& shape_of(Opcode opcode);
   void check() const;
   void check_scratch() const;
   void check_step(const Step& step) const;
@@ -111,6 +133,7 @@ class Plan {
 
   std::int64_t size_ = 0;
   std::int64_t rank_ = 0;
+  bool maps_ = false;
   Partition partitions_[buffer_kinds];
   ScratchLayout scratch_;
   std::vector<Lane> lanes_;

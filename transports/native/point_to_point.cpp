@@ -74,7 +74,7 @@ bool Mailbox::advance_sends() {
   while (!sends_.empty()) {
     PointToPoint& send = *sends_.front();
     if (!send.begun_) {
-      if (!channel_->begin(send.parcel_.header)) return moved;
+      if (!channel_->begin(send.parcel_.header, send.parcel_.data)) return moved;
       send.begun_ = moved = true;
     }
     const std::size_t nbytes = send.parcel_.header.nbytes;

@@ -1,7 +1,5 @@
 #include "recorder.h"
 
-#include <utility>
-
 namespace unisono {
 
 std::string CallRecord::text() const {
@@ -10,32 +8,50 @@ std::string CallRecord::text() const {
   return shown;
 }
 
-std::size_t Recorder::begin(CallRecord record) {
+std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
+                            const std::shared_ptr<const std::string>& description, const CallSite& site) {
   const std::lock_guard lock(mutex_);
   const std::size_t index = begun_++ % capacity;
-  records_[index] = std::move(record);
+  CallRecord& record = records_[index];
+  record.communicator = communicator;
+  record.sequence = sequence;
+  record.digest = digest;
+  // A program that repeats a call finds its description here, and leaves the count of its owners alone.
+  if (record.description != description) record.description = description;
+  record.site = site;
+  returned_[index].store(false, std::memory_order_relaxed);
   return index;
 }
 
-void Recorder::end(std::size_t index) {
+void Recorder::set_site(std::size_t index, const CallSite& site) {
   const std::lock_guard lock(mutex_);
-  records_[index].returned = true;
+  records_[index].site = site;
+}
+
+CallRecord Recorder::record(std::size_t index) const {
+  CallRecord record = records_[index];
+  record.returned = returned_[index].load(std::memory_order_relaxed);
+  return record;
 }
 
 std::optional<CallRecord> Recorder::find(std::uint64_t communicator, std::uint64_t sequence) const {
   const std::lock_guard lock(mutex_);
-  for (const CallRecord& record : records_)
-    if (record.description && record.communicator == communicator && record.sequence == sequence) return record;
+  for (std::size_t index = 0; index < capacity; ++index) {
+    const CallRecord& found = records_[index];
+    if (found.description && found.communicator == communicator && found.sequence == sequence) return record(index);
+  }
   return std::nullopt;
 }
 
 std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
   const std::lock_guard lock(mutex_);
-  std::optional<CallRecord> found;
-  for (const CallRecord& record : records_)
-    if (record.description && record.communicator == communicator && (!found || found->sequence < record.sequence))
-      found = record;
-  return found;
+  std::optional<std::size_t> latest;
+  for (std::size_t index = 0; index < capacity; ++index) {
+    const CallRecord& found = records_[index];
+    if (!found.description || found.communicator != communicator) continue;
+    if (!latest || records_[*latest].sequence < found.sequence) latest = index;
+  }
+  return latest ? std::optional(record(*latest)) : std::nullopt;
 }
 
 }  // namespace unisono

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "doorbell.h"
+#include "fence.h"
 
 namespace unisono {
 namespace {
@@ -19,30 +20,26 @@ namespace {
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
-constexpr std::size_t inline_nbytes = 16;
 constexpr int required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-struct alignas(cache_line) Slot {
+}  // namespace
+
+struct alignas(cache_line) ShmSlot {
   std::atomic<std::uint64_t> turn;
-  Header header;         // in the first slot of a message
-  std::uint32_t nbytes;  // of the fragment in this slot
-  std::uint32_t padding;
-  std::byte small[inline_nbytes];  // a payload that fits here lies here
+  SlotLabel label;
   std::byte data[slot_capacity];
 };
-static_assert(offsetof(Slot, data) == cache_line);
+static_assert(offsetof(ShmSlot, data) == cache_line && sizeof(ArenaReference) == SlotLabel::small_capacity);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
-
-}  // namespace
 
 // One direction of a channel, in shared memory. All zeros is its valid initial state.
 struct ShmDirection {
   alignas(cache_line) std::atomic<std::uint64_t> consumed;
   alignas(cache_line) std::atomic<std::uint32_t> sender_waits;
   alignas(cache_line) std::atomic<std::uint32_t> receiver_waits;
-  Slot ring[slots];
+  ShmSlot ring[slots];
 
-  Slot& slot(std::uint64_t index) { return ring[index % slots]; }
+  ShmSlot& slot(std::uint64_t index) { return ring[index % slots]; }
 };
 
 std::size_t ShmChannel::segment_nbytes() { return 2 * sizeof(ShmDirection); }
@@ -74,26 +71,44 @@ bool ShmChannel::open_slot() {
   if (published_ - known_consumed_ >= slots) return false;
   slot_open_ = true;
   slot_filled_ = 0;
+  streamed_ = false;
   return true;
 }
 
-bool ShmChannel::begin(const Header& header) {
+// What the peer says along the way spares a look at its counter; more than was published is nonsense, and ignored.
+void ShmChannel::note_consumed(std::uint32_t acknowledged) {
+  const std::uint32_t newly = acknowledged - static_cast<std::uint32_t>(known_consumed_);
+  if (newly <= published_ - known_consumed_) known_consumed_ += newly;
+}
+
+bool ShmChannel::begin(const Header& header, const std::byte* whole) {
   if (!open_slot()) return false;
-  out_->slot(published_).header = header;
-  out_left_ = out_nbytes_ = header.nbytes;
+  label_.header = header;
+  out_left_ = header.nbytes;
   ++counters_.sent_messages;
   counters_.sent_nbytes += header.nbytes;
-  if (out_left_ == 0) publish_slot();
+  referred_ = whole != nullptr && send_reference(header, whole);
+  if (out_left_ == 0 || referred_) publish_slot();
+  return true;
+}
+
+bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
+  if (header.nbytes < least_whole_nbytes) return false;
+  const auto reference = refer(whole, header.nbytes);
+  if (!reference) return false;
+  label_.nbytes = SlotLabel::reference;
+  std::memcpy(label_.small, &*reference, sizeof *reference);
   return true;
 }
 
 std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
+  if (referred_) return nbytes;
   std::size_t taken = 0;
   while (taken < nbytes && open_slot()) {
-    Slot& slot = out_->slot(published_);
-    std::byte* room = out_nbytes_ <= inline_nbytes ? slot.small : slot.data;
+    ShmSlot& slot = out_->slot(published_);
+    std::byte* room = label_.header.nbytes <= SlotLabel::small_capacity ? label_.small : slot.data;
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
-    std::memcpy(room + slot_filled_, data + taken, part);
+    streamed_ |= stores_.fill(room + slot_filled_, data + taken, part);
     slot_filled_ += part;
     taken += part;
     out_left_ -= part;
@@ -102,9 +117,21 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   return taken;
 }
 
+bool ShmChannel::flush() {
+  if (!referred_) return true;
+  known_consumed_ = out_->consumed.load(std::memory_order_acquire);
+  if (known_consumed_ != published_) return false;
+  referred_ = false;
+  return true;
+}
+
 void ShmChannel::publish_slot() {
-  Slot& slot = out_->slot(published_);
-  slot.nbytes = static_cast<std::uint32_t>(slot_filled_);
+  if (streamed_) fence_streaming_stores();
+  if (!referred_) label_.nbytes = static_cast<std::uint32_t>(slot_filled_);
+  label_.acknowledged = static_cast<std::uint32_t>(released_);
+  // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
+  ShmSlot& slot = out_->slot(published_);
+  slot.label = label_;
   ++published_;
   slot.turn.store(published_, std::memory_order_release);
   slot_open_ = false;
@@ -112,15 +139,15 @@ void ShmChannel::publish_slot() {
 }
 
 void ShmChannel::wake_peer_if(const std::atomic<std::uint32_t>& waits) const {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  light_fence();
   if (waits.load(std::memory_order_relaxed) != 0) Doorbell::ring(peer_bell_.get());
 }
 
 const Header* ShmChannel::front() {
   if (message_open_) return &in_header_;
-  const Slot& slot = in_->slot(released_);
+  const ShmSlot& slot = in_->slot(released_);
   if (slot.turn.load(std::memory_order_acquire) != released_ + 1) return nullptr;
-  in_header_ = slot.header;
+  in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
   ++counters_.received_messages;
@@ -130,15 +157,31 @@ const Header* ShmChannel::front() {
 
 bool ShmChannel::take_slot() {
   if (slot_taken_) return true;
-  const Slot& slot = in_->slot(released_);
+  const ShmSlot& slot = in_->slot(released_);
   if (slot.turn.load(std::memory_order_acquire) != released_ + 1) return false;
-  slot_nbytes_ = slot.nbytes;
-  if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
-    throw ProtocolError("a fragment in shared memory has an impossible length");
-  slot_data_ = in_header_.nbytes <= inline_nbytes ? slot.small : slot.data;
+  const SlotLabel label = slot.label;
+  note_consumed(label.acknowledged);
+  if (label.nbytes == SlotLabel::reference && in_left_ == in_header_.nbytes)
+    take_reference(label);
+  else
+    take_fragment(slot, label.nbytes);
   slot_used_ = 0;
   slot_taken_ = true;
   return true;
+}
+
+void ShmChannel::take_fragment(const ShmSlot& slot, std::uint32_t nbytes) {
+  slot_nbytes_ = nbytes;
+  if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
+    throw ProtocolError("a fragment in shared memory has an impossible length");
+  slot_data_ = in_header_.nbytes <= SlotLabel::small_capacity ? slot.label.small : slot.data;
+}
+
+void ShmChannel::take_reference(const SlotLabel& label) {
+  ArenaReference reference;
+  std::memcpy(&reference, label.small, sizeof reference);
+  slot_data_ = resolve(reference, in_left_);
+  slot_nbytes_ = in_left_;
 }
 
 std::span<const std::byte> ShmChannel::readable() {
@@ -157,16 +200,15 @@ void ShmChannel::consume(std::size_t nbytes) {
   wake_peer_if(in_->sender_waits);
 }
 
+// What the peer has left behind in the socket does not matter: only that it hangs up.
 bool ShmChannel::closed() {
-  char byte;
-  const auto got = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  pollfd socket{socket_.get(), POLLRDHUP, 0};
+  return ::poll(&socket, 1, 0) > 0;
 }
 
 void ShmChannel::prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) {
   if (for_send) out_->sender_waits.store(1, std::memory_order_relaxed);
   if (for_receive) in_->receiver_waits.store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   descriptors.push_back({socket_.get(), POLLRDHUP, 0});
   descriptors.push_back({bell_.get(), POLLIN, 0});
 }

@@ -7,20 +7,37 @@
 // reads only when its last known value leaves it no free slot. Hence a small message costs the transfer of one cache
 // line.
 //
+// The payload of a large message that lies in an arena (see arena.h) is not copied into slots: one slot carries a
+// reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
+// the sender when the receiver has let go of that slot.
+//
 // Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side
-// looks at the flag after each change and rings. A full fence on both sides, between the store and the load, makes it
-// impossible for both to miss each other (Dekker). Everything read from the segment is copied once and checked before
-// it is used.
+// looks at the flag after each change and rings. Fences on both sides, between the store and the load, make it
+// impossible for both to miss each other (Dekker; the sleeper's is the heavy one). Everything read from the segment is
+// copied once and checked before it is used.
 #pragma once
 
 #include <atomic>
 
+#include "arena_link.h"
 #include "channel.h"
 #include "descriptor.h"
+#include "store_policy.h"
 
 namespace unisono {
 
 struct ShmDirection;
+struct ShmSlot;
+
+// What a slot says of its fragment.
+struct SlotLabel {
+  static constexpr std::size_t small_capacity = 16;
+  static constexpr std::uint32_t reference = ~std::uint32_t{0};  // instead of `nbytes`: `small` is a reference
+  Header header;                                                 // of the message that it belongs to
+  std::uint32_t nbytes;                                          // of the fragment
+  std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
+  std::byte small[small_capacity];  // a payload that fits here lies here, and a reference
+};
 
 class ShmChannel final : public Channel {
  public:
@@ -34,20 +51,30 @@ class ShmChannel final : public Channel {
              Descriptor socket);
   ~ShmChannel() override;
 
-  bool begin(const Header& header) override;
+  bool begin(const Header& header, const std::byte* whole = nullptr) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
-  bool flush() override { return true; }
+  bool flush() override;
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
+  std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes) override {
+    return passed_arenas_.refer(data, nbytes, socket_.get());
+  }
+  const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes) override {
+    return taken_arenas_.at(reference, nbytes, socket_.get());
+  }
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override;
 
  private:
   bool open_slot();
+  bool send_reference(const Header& header, const std::byte* whole);
   void publish_slot();
+  void note_consumed(std::uint32_t acknowledged);
   bool take_slot();
+  void take_fragment(const ShmSlot& slot, std::uint32_t nbytes);
+  void take_reference(const SlotLabel& label);
   void wake_peer_if(const std::atomic<std::uint32_t>& waits) const;
 
   ShmDirection* out_ = nullptr;
@@ -61,9 +88,13 @@ class ShmChannel final : public Channel {
   std::uint64_t published_ = 0;       // slots
   std::uint64_t known_consumed_ = 0;  // slots, as last read
   std::size_t slot_filled_ = 0;
-  std::size_t out_nbytes_ = 0;  // of the message
-  std::size_t out_left_ = 0;    // of it, not yet taken
+  SlotLabel label_{};
+  std::size_t out_left_ = 0;  // bytes of the message not yet taken
   bool slot_open_ = false;
+  bool referred_ = false;  // the message is a reference that the peer has not let go of
+  bool streamed_ = false;  // into the open slot
+  StorePolicy stores_;
+  PassedArenas passed_arenas_;
 
   // Receiving.
   Header in_header_{};
@@ -74,6 +105,7 @@ class ShmChannel final : public Channel {
   std::size_t in_left_ = 0;  // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
+  TakenArenas taken_arenas_;
 };
 
 }  // namespace unisono

@@ -1,152 +1,175 @@
 #include "tcp_channel.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <system_error>
+#include <stdexcept>
+#include <string>
+
+#include "crc32c.h"
 
 namespace unisono {
 namespace {
 
-constexpr std::uint32_t magic = 0x4f534e55;  // "UNSO"
-constexpr std::size_t wire_header_nbytes = 64;
-constexpr std::size_t staging_nbytes = 256 << 10;
+constexpr std::size_t block_nbytes = 256 << 10;
+// A block with its checksum can be read ahead, and what follows is worth a try.
+constexpr std::size_t read_ahead_nbytes = block_nbytes + 4096;
+// Messages up to this length are put together, and sent in one call even if their payload lies in many places.
+constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes reads from the kernel straight into its destination.
 constexpr std::size_t direct_read_nbytes = 16 << 10;
 
-std::uint32_t checksum(const std::byte* data, std::size_t nbytes) {  // FNV-1a
-  std::uint32_t hash = 2166136261u;
-  for (std::size_t i = 0; i < nbytes; ++i) hash = (hash ^ static_cast<std::uint32_t>(data[i])) * 16777619u;
-  return hash;
+std::size_t left_of_block(std::uint64_t position, std::uint64_t nbytes) {
+  return static_cast<std::size_t>(std::min<std::uint64_t>(block_nbytes - position % block_nbytes, nbytes - position));
 }
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
 
-struct TcpChannel::WireHeader {
-  std::uint32_t magic;
-  std::uint32_t checksum;  // of everything after it
-  Header header;
-  std::byte reserved[wire_header_nbytes - 8 - sizeof(Header)];
-};
-
-TcpChannel::TcpChannel(std::int32_t peer, Descriptor socket)
-    : Channel(peer, "tcp"), socket_(std::move(socket)), out_header_(wire_header_nbytes), staging_(staging_nbytes) {
-  static_assert(sizeof(WireHeader) == wire_header_nbytes);
-  const int flags = ::fcntl(socket_.get(), F_GETFL);
-  if (flags < 0 || ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0)
-    throw std::system_error(errno, std::generic_category(), "fcntl of a channel");
+TcpChannel::TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms)
+    : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(read_ahead_nbytes) {
+  if (sockets.empty() || sockets.size() > TcpTerms::most_streams)
+    throw std::invalid_argument("a channel over TCP has one stream, or some");
+  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), read_ahead_nbytes);
+  out_stream_ = streams_.data();
 }
 
-bool TcpChannel::begin(const Header& header) {
-  WireHeader wire{magic, 0, header, {}};
-  std::memcpy(out_header_.data(), &wire, sizeof wire);
-  wire.checksum = checksum(out_header_.data() + 8, sizeof wire - 8);
-  std::memcpy(out_header_.data(), &wire, sizeof wire);
-  out_header_left_ = sizeof wire;
+TcpStream& TcpChannel::stream_of(std::uint64_t position) {
+  return streams_[static_cast<std::size_t>(position / block_nbytes % streams_.size())];
+}
+
+bool TcpChannel::begin(const Header& header, const std::byte* /*whole*/) {
+  WireHeader wire{};
+  wire.magic = WireHeader::right_magic;
+  wire.header = header;
+  wire.epoch = terms_.epoch;
+  wire.number = out_number_++;
+  wire.flags = terms_.checksum ? WireHeader::checked : 0;
+  wire.checksum = wire.right_checksum();
+  out_stream_ = streams_.data();
+  out_stream_->append(&wire, sizeof wire);
+  out_nbytes_ = header.nbytes;
+  out_done_ = 0;
   ++counters_.sent_messages;
   counters_.sent_nbytes += header.nbytes;
   return true;
 }
 
-std::size_t TcpChannel::send_with_header(const std::byte* data, std::size_t nbytes) {
-  if (gone_) return 0;
-  iovec parts[2];
-  parts[0] = {out_header_.data() + (wire_header_nbytes - out_header_left_), out_header_left_};
-  parts[1] = {const_cast<std::byte*>(data), nbytes};
-  msghdr message{};
-  message.msg_iov = out_header_left_ != 0 ? parts : parts + 1;
-  message.msg_iovlen = out_header_left_ != 0 ? 2 : 1;
-  const auto sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent < 0) {
-    gone_ = !would_block(errno);
-    return 0;
+// The stream of the next block, once nothing waits on that of the block before; else nothing.
+TcpStream* TcpChannel::next_stream() {
+  TcpStream* stream = &stream_of(out_done_);
+  if (stream != out_stream_ && !out_stream_->flush()) return nullptr;
+  return out_stream_ = stream;
+}
+
+std::size_t TcpChannel::write(const std::byte* data, std::size_t nbytes) {
+  TcpStream* stream = next_stream();
+  if (stream == nullptr || nbytes == 0) return 0;
+  std::size_t taken = std::min(nbytes, left_of_block(out_done_, out_nbytes_));
+  if (out_nbytes_ <= most_gathered_nbytes) {
+    stream->append(data, taken);
+  } else {
+    taken = stream->send(data, taken);
   }
-  const auto of_header = std::min(out_header_left_, static_cast<std::size_t>(sent));
-  out_header_left_ -= of_header;
-  return static_cast<std::size_t>(sent) - of_header;
+  if (terms_.checksum) out_checksum_ = crc32c(out_checksum_, data, taken);
+  out_done_ += taken;
+  if (taken != 0 && (out_done_ == out_nbytes_ || out_done_ % block_nbytes == 0)) end_block();
+  return taken;
 }
 
-std::size_t TcpChannel::write(const std::byte* data, std::size_t nbytes) { return send_with_header(data, nbytes); }
-
-bool TcpChannel::flush() {
-  if (out_header_left_ != 0) send_with_header(nullptr, 0);
-  return out_header_left_ == 0;
-}
-
-std::size_t TcpChannel::receive(std::byte* data, std::size_t nbytes) {
-  if (gone_) return 0;
-  const auto got = ::recv(socket_.get(), data, nbytes, MSG_DONTWAIT);
-  if (got > 0) return static_cast<std::size_t>(got);
-  gone_ = got == 0 || !would_block(errno);
-  return 0;
-}
-
-void TcpChannel::fill_staging() {
-  if (staged_begin_ == staged_end_) staged_begin_ = staged_end_ = 0;
-  if (staged_begin_ != 0 && staging_.size() - staged_end_ < wire_header_nbytes) {
-    std::memmove(staging_.data(), staging_.data() + staged_begin_, staged());
-    staged_end_ -= staged_begin_;
-    staged_begin_ = 0;
-  }
-  staged_end_ += receive(staging_.data() + staged_end_, staging_.size() - staged_end_);
+void TcpChannel::end_block() {
+  if (!terms_.checksum) return;
+  out_stream_->append(&out_checksum_, sizeof out_checksum_);
+  out_checksum_ = 0;
 }
 
 const Header* TcpChannel::front() {
   if (message_open_) return &in_header_;
-  if (staged() < wire_header_nbytes) fill_staging();
-  if (staged() < wire_header_nbytes) return nullptr;
+  TcpStream& stream = streams_.front();
+  if (stream.staged().size() < sizeof(WireHeader)) stream.read_ahead(sizeof(WireHeader), header_read_ahead_);
+  if (stream.staged().size() < sizeof(WireHeader)) return nullptr;
   WireHeader wire;
-  std::memcpy(&wire, staging_.data() + staged_begin_, sizeof wire);
-  if (wire.magic != magic || wire.checksum != checksum(staging_.data() + staged_begin_ + 8, sizeof wire - 8))
-    throw ProtocolError("a message over TCP has a damaged header");
-  staged_begin_ += sizeof wire;
+  std::memcpy(&wire, stream.staged().data(), sizeof wire);
+  check(wire);
+  stream.take(sizeof wire);
   in_header_ = wire.header;
-  in_left_ = in_header_.nbytes;
+  in_checked_ = (wire.flags & WireHeader::checked) != 0;
+  in_done_ = 0;
+  ++in_number_;
+  // The next message is most likely like this one.
+  header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? read_ahead_nbytes : sizeof wire;
   message_open_ = true;
   ++counters_.received_messages;
-  counters_.received_nbytes += in_left_;
+  counters_.received_nbytes += in_header_.nbytes;
   return &in_header_;
 }
 
+void TcpChannel::check(const WireHeader& wire) const {
+  if (wire.magic != WireHeader::right_magic || wire.checksum != wire.right_checksum()) refuse("with a damaged header");
+  if (wire.epoch != terms_.epoch) refuse("of another epoch");
+  if (wire.number != in_number_) refuse("out of its turn");
+}
+
+void TcpChannel::refuse(const char* what) const {
+  throw ProtocolError("a message over TCP from rank " + std::to_string(peer()) + " arrived " + what);
+}
+
 std::span<const std::byte> TcpChannel::readable() {
-  if (!message_open_ || in_left_ == 0) return {};
-  if (staged() == 0) fill_staging();
-  return {staging_.data() + staged_begin_, std::min(staged(), in_left_)};
+  if (!message_open_ || in_done_ == in_header_.nbytes) return {};
+  TcpStream& stream = stream_of(in_done_);
+  const std::size_t left = left_of_block(in_done_, in_header_.nbytes);
+  if (in_checked_) return verify(stream, left) ? stream.staged().first(left) : std::span<const std::byte>();
+  if (stream.staged().empty()) stream.read_ahead(1, read_ahead_nbytes);
+  return stream.staged().first(std::min(stream.staged().size(), left));
+}
+
+// Whether the block of `nbytes` at the front has arrived, and is right.
+bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
+  if (block_verified_) return true;
+  BlockChecksum expected;
+  const std::size_t needed = nbytes + sizeof expected;
+  if (stream.staged().size() < needed) stream.read_ahead(needed, read_ahead_nbytes);
+  if (stream.staged().size() < needed) return false;
+  std::memcpy(&expected, stream.staged().data() + nbytes, sizeof expected);
+  if (crc32c(0, stream.staged().data(), nbytes) != expected) refuse("with a damaged payload");
+  return block_verified_ = true;
 }
 
 void TcpChannel::consume(std::size_t nbytes) {
-  staged_begin_ += nbytes;
-  message_moved(nbytes);
+  TcpStream& stream = stream_of(in_done_);
+  stream.take(nbytes);
+  moved_on(stream, nbytes);
 }
 
-void TcpChannel::message_moved(std::size_t nbytes) {
-  in_left_ -= nbytes;
-  if (in_left_ == 0) message_open_ = false;
+void TcpChannel::moved_on(TcpStream& stream, std::size_t nbytes) {
+  in_done_ += nbytes;
+  const bool ends_message = in_done_ == in_header_.nbytes;
+  if (block_verified_ && nbytes != 0 && (ends_message || in_done_ % block_nbytes == 0)) {
+    stream.take(sizeof(BlockChecksum));
+    block_verified_ = false;
+  }
+  if (ends_message) message_open_ = false;
 }
 
 std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes) {
-  if (staged() != 0 || nbytes < direct_read_nbytes) return Channel::read(data, nbytes);
-  const std::size_t got = receive(data, std::min(nbytes, in_left_));
-  if (got != 0) message_moved(got);
+  TcpStream& stream = stream_of(in_done_);
+  const bool ends_message = nbytes == in_header_.nbytes - in_done_ && in_header_.nbytes >= direct_read_nbytes;
+  const bool direct = nbytes >= direct_read_nbytes || ends_message;
+  if (in_checked_ || !direct || !stream.staged().empty()) return Channel::read(data, nbytes);
+  const std::size_t got = stream.receive(data, std::min(nbytes, left_of_block(in_done_, in_header_.nbytes)));
+  moved_on(stream, got);
   return got;
 }
 
 bool TcpChannel::closed() {
-  if (gone_) return true;
-  char byte;
-  const auto got = ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && !would_block(errno));
+  return std::any_of(streams_.begin(), streams_.end(), [](TcpStream& stream) { return stream.closed(); });
 }
 
 void TcpChannel::prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) {
-  const int events = (for_send ? POLLOUT : 0) | (for_receive ? POLLIN : 0) | POLLRDHUP;
-  descriptors.push_back({socket_.get(), static_cast<short>(events), 0});
+  const TcpStream* sends = for_send ? out_stream_ : nullptr;
+  const TcpStream* receives = !for_receive ? nullptr : message_open_ ? &stream_of(in_done_) : streams_.data();
+  for (const TcpStream& stream : streams_) {
+    const int events = (&stream == sends ? POLLOUT : 0) | (&stream == receives ? POLLIN : 0) | POLLRDHUP;
+    descriptors.push_back({stream.get(), static_cast<short>(events), 0});
+  }
 }
 
 }  // namespace unisono

@@ -1,0 +1,36 @@
+// What reads whatever comes on a channel.
+#pragma once
+
+#include <numeric>
+#include "channel.h"
+#include "check.h"
+
+namespace unisono::testing {
+
+// Reads whatever comes on a channel, touching every byte; no message may give more than its header says.
+class Drain {
+ public:
+  explicit Drain(Channel& channel) : channel_(channel) {}
+  // Reads until nothing comes; false if the protocol was broken.
+  bool run() {
+    return !throws<ProtocolError>([&] {
+      while (const Header* header = channel_.front()) {
+        const std::size_t nbytes = header->nbytes;
+        const auto available = channel_.readable();
+        CHECK(available.size() <= nbytes - taken_);
+        if (available.empty() && nbytes != 0) return;
+        sum_ =
+            std::accumulate(available.begin(), available.end(), sum_, [](std::byte a, std::byte b) { return a ^ b; });
+        channel_.consume(available.size());
+        taken_ = taken_ + available.size() == nbytes ? 0 : taken_ + available.size();
+      }
+    });
+  }
+
+ private:
+  Channel& channel_;
+  std::size_t taken_ = 0;  // of the message
+  std::byte sum_{};
+};
+
+}  // namespace unisono::testing

@@ -1,0 +1,43 @@
+// The ends of a channel as seen by a test that plays a hostile peer.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <vector>
+
+#include "check.h"
+#include "descriptor.h"
+#include "drain.h"
+#include "shm_channel.h"
+
+namespace unisono::testing {
+
+// The segment as a hostile peer maps it. Payloads in these tests are zeros, so what is not zero there is bookkeeping.
+class Segment {
+ public:
+  explicit Segment(const Descriptor& memory)
+      : words_(static_cast<std::uint32_t*>(
+            ::mmap(nullptr, ShmChannel::segment_nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0))) {
+    CHECK(words_ != MAP_FAILED);
+  }
+  ~Segment() { ::munmap(words_, ShmChannel::segment_nbytes()); }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  std::size_t words() const { return ShmChannel::segment_nbytes() / sizeof(std::uint32_t); }
+  std::vector<std::size_t> bookkeeping() const {
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < words(); ++i)
+      if (words_[i] != 0) places.push_back(i);
+    return places;
+  }
+  void set(std::size_t place, std::uint32_t value) {
+    std::atomic_ref<std::uint32_t>(words_[place]).store(value, std::memory_order_relaxed);
+  }
+
+ private:
+  std::uint32_t* words_;
+};
+
+}  // namespace unisono::testing

@@ -1,0 +1,198 @@
+#include <sys/socket.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "crc32c.h"
+#include "drain.h"
+#include "ranks.h"
+#include "tcp_channel.h"
+
+using namespace unisono;
+using namespace unisono::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::size_t block_nbytes = 256 << 10;
+
+Header header_of(std::size_t nbytes) { return {11, nbytes, 22, 44, 33, kind_collective}; }
+
+std::unique_ptr<TcpChannel> open(Descriptor socket, const TcpTerms& terms) {
+  std::vector<Descriptor> sockets;
+  sockets.push_back(std::move(socket));
+  return std::make_unique<TcpChannel>(1, std::move(sockets), terms);
+}
+
+// The bytes that a channel puts on the wire for messages of these lengths.
+Bytes wire_bytes(const std::vector<std::size_t>& lengths, const TcpTerms& terms) {
+  SocketPair sockets = unix_pair();
+  const auto sender = open(std::move(sockets.a), terms);
+  Bytes bytes(1 << 20);
+  std::size_t got = 0;
+  const auto drain = [&] {
+    const auto part = ::recv(sockets.b.get(), bytes.data() + got, bytes.size() - got, MSG_DONTWAIT);
+    if (part > 0) got += static_cast<std::size_t>(part);
+    return part > 0;
+  };
+  for (const std::size_t nbytes : lengths) {
+    const Bytes payload(nbytes, std::byte{9});
+    CHECK(sender->begin(header_of(nbytes)));
+    for (std::size_t sent = 0; sent < nbytes; drain()) sent += sender->write(payload.data() + sent, nbytes - sent);
+    CHECK(eventually([&] { return drain(), sender->flush(); }));
+  }
+  while (drain()) {
+  }
+  bytes.resize(got);
+  return bytes;
+}
+
+// Gives `bytes` to a channel; false if it refuses them.
+bool accepts(const Bytes& bytes, const TcpTerms& terms) {
+  SocketPair sockets = unix_pair();
+  const auto channel = open(std::move(sockets.b), terms);
+  Drain drain(*channel);
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    const auto part = ::send(sockets.a.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (part > 0) sent += static_cast<std::size_t>(part);
+    if (!drain.run()) return false;
+  }
+  return drain.run();
+}
+
+std::vector<std::size_t> some_lengths(Dice& dice) {
+  std::vector<std::size_t> lengths(1 + dice.below(4));
+  for (std::size_t& nbytes : lengths) nbytes = dice.below(2000);
+  return lengths;
+}
+
+void mutate(Bytes& bytes, Dice& dice) {
+  for (std::size_t i = dice.below(4); i > 0; --i) bytes[dice.below(bytes.size())] ^= std::byte{1} << dice.below(8);
+  if (dice.below(3) == 0) bytes.resize(1 + dice.below(bytes.size()));
+  if (dice.below(5) == 0)
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(dice.word());
+}
+
+void damaged_bytes_are_refused_or_end() {
+  Dice dice(8);
+  int refused = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const TcpTerms terms{0, dice.below(2) == 0};
+    Bytes bytes = wire_bytes(some_lengths(dice), terms);
+    mutate(bytes, dice);
+    SocketPair sockets = unix_pair();
+    const auto channel = open(std::move(sockets.b), terms);
+    Drain drain(*channel);
+    bool whole = true;
+    for (std::size_t sent = 0; sent < bytes.size() && whole;) {
+      const std::size_t part = std::min(bytes.size() - sent, 1 + dice.below(700));
+      CHECK(::send(sockets.a.get(), bytes.data() + sent, part, MSG_NOSIGNAL) == static_cast<ssize_t>(part));
+      sent += part;
+      whole = drain.run();
+    }
+    sockets.a.reset();
+    refused += !whole;
+    CHECK(!whole || channel->front() != nullptr || channel->closed());
+  }
+  CHECK(refused > 150);
+}
+
+void every_flipped_bit_of_a_header_is_found() {
+  const Bytes good = wire_bytes({100}, {});
+  CHECK(accepts(good, {}));
+  for (std::size_t bit = 0; bit < 64 * 8; ++bit) {
+    Bytes bytes(good.begin(), good.begin() + 64);
+    bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+    CHECK(!accepts(bytes, {}));
+  }
+}
+
+void a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is() {
+  Dice dice(11);
+  const TcpTerms terms{0, true};
+  const Bytes good = wire_bytes({2 * block_nbytes + 1000, 3000}, terms);
+  CHECK(accepts(good, terms));
+  CHECK(accepts(good, {}));  // it is the sender who says whether there are checksums
+  for (int round = 0; round < 100; ++round) {
+    Bytes bytes = good;
+    bytes[dice.below(bytes.size())] ^= std::byte{1} << dice.below(8);
+    CHECK(!accepts(bytes, terms));
+  }
+}
+
+void nothing_of_a_damaged_block_is_handed_out() {
+  const TcpTerms terms{0, true};
+  Bytes bytes = wire_bytes({block_nbytes}, terms);
+  bytes[bytes.size() / 2] ^= std::byte{1};
+  SocketPair sockets = unix_pair();
+  const auto channel = open(std::move(sockets.b), terms);
+  Bytes got(block_nbytes);
+  std::size_t sent = 0;
+  const auto refused = [&] {
+    const auto part = ::send(sockets.a.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (part > 0) sent += static_cast<std::size_t>(part);
+    return throws<ProtocolError>([&] {
+      if (channel->front() != nullptr) CHECK(channel->read(got.data(), got.size()) == 0);
+    });
+  };
+  CHECK(eventually(refused));
+}
+
+void messages_of_another_epoch_and_out_of_turn_are_refused() {
+  const Bytes old = wire_bytes({10}, {4, false});
+  CHECK(accepts(old, {4, false}) && !accepts(old, {5, false}));
+  const Bytes three = wire_bytes({0, 0, 0}, {});
+  CHECK(three.size() == 192 && accepts(three, {}));
+  Bytes without_second = three;
+  without_second.erase(without_second.begin() + 64, without_second.begin() + 128);
+  CHECK(!accepts(without_second, {}));
+  Bytes twice = three;
+  twice.insert(twice.begin(), three.begin(), three.begin() + 64);
+  CHECK(!accepts(twice, {}));
+}
+
+void a_channel_has_at_least_one_stream() {
+  CHECK(throws<std::invalid_argument>([] { TcpChannel(1, {}, {}); }));
+  CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Descriptor>(17), {}); }));
+}
+
+void checksums_are_those_of_the_standard_however_the_data_is_cut() {
+  const char* digits = "123456789";
+  const auto* data = reinterpret_cast<const std::byte*>(digits);
+  CHECK(crc32c(0, data, 9) == 0xe3069283);  // RFC 3720, B.4, and below
+  const Bytes zeros(32);
+  CHECK(crc32c(0, zeros.data(), zeros.size()) == 0x8a9136aa);
+  Dice dice(12);
+  Bytes bytes(100000);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(dice.word());
+  std::uint32_t by_single_bytes = 0;
+  for (const std::byte& byte : bytes) by_single_bytes = crc32c(by_single_bytes, &byte, 1);
+  for (int round = 0; round < 50; ++round) {
+    std::uint32_t checksum = 0;
+    for (std::size_t done = 0; done < bytes.size();) {
+      const std::size_t part = std::min(bytes.size() - done, dice.below(40000));
+      checksum = crc32c(checksum, bytes.data() + done, part);
+      done += part;
+    }
+    CHECK(checksum == by_single_bytes);
+  }
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"damaged bytes are refused or end", damaged_bytes_are_refused_or_end},
+      {"every flipped bit of a header is found", every_flipped_bit_of_a_header_is_found},
+      {"a flipped bit of a checked payload is found wherever it is",
+       a_flipped_bit_of_a_checked_payload_is_found_wherever_it_is},
+      {"nothing of a damaged block is handed out", nothing_of_a_damaged_block_is_handed_out},
+      {"messages of another epoch and out of turn are refused", messages_of_another_epoch_and_out_of_turn_are_refused},
+      {"a channel has at least one stream", a_channel_has_at_least_one_stream},
+      {"checksums are those of the standard however the data is cut",
+       checksums_are_those_of_the_standard_however_the_data_is_cut},
+  });
+}

@@ -1,0 +1,90 @@
+#include "python_call.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+
+namespace nb = nanobind;
+
+namespace unisono {
+namespace {
+
+// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds.
+constexpr std::uint32_t held_rounds = 50;
+constexpr std::size_t most_held_nbytes = 64 << 10;
+
+std::string& package_directory() {
+  static std::string directory;
+  return directory;
+}
+
+const char* interned(const char* name) {
+  static std::unordered_set<std::string> names;
+  return names.emplace(name).first->c_str();
+}
+
+}  // namespace
+
+Buffer::Buffer(nb::handle array, bool writable) {
+  if (array.is_none()) return;
+  const int flags = writable ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
+  if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) throw nb::python_error();
+}
+
+std::byte* checked_memory(const CompiledCall& call, BufferKind kind, std::byte* data, std::size_t nbytes) {
+  if (nbytes < call.program.extents(kind).front().nbytes())
+    throw std::invalid_argument("an array is shorter than its call says");
+  return data;
+}
+
+CallSite call_site() {
+  CallSite site;
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  while (frame != nullptr && site.file == nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const char* file = PyUnicode_AsUTF8(code->co_filename);
+    if (file != nullptr && std::strncmp(file, package_directory().c_str(), package_directory().size()) != 0)
+      site = {interned(file), PyFrame_GetLineNumber(frame)};
+    PyErr_Clear();
+    Py_DECREF(code);
+    PyFrameObject* back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  Py_XDECREF(frame);
+  return site;
+}
+
+void set_package_directory(std::string directory) { package_directory() = std::move(directory); }
+
+bool interrupted() {
+  const nb::gil_scoped_acquire lock;
+  return PyErr_CheckSignals() != 0;
+}
+
+int outcome_of(Outcome outcome) {
+  if (outcome == Outcome::interrupted) throw nb::python_error();
+  return static_cast<int>(outcome);
+}
+
+int run_call(Endpoint& endpoint, const CompiledCall& call, std::byte* input, std::byte* output, const CallSite& site,
+             double timeout_s) {
+  if (endpoint.abandoned()) return static_cast<int>(Outcome::failed);
+  const Program& program = call.program;
+  const std::size_t nbytes = std::max(program.extents(BufferKind::input).front().nbytes(),
+                                      program.extents(BufferKind::output).front().nbytes());
+  const auto request =
+      endpoint.start_and_spin(call, {{&input, 1}, {&output, 1}}, site, nbytes <= most_held_nbytes ? held_rounds : 0);
+  if (!request) return static_cast<int>(Outcome::done);
+  endpoint.set_site(*request, call_site());
+  Outcome outcome;
+  {
+    const nb::gil_scoped_release unlocked;
+    outcome = endpoint.wait(*request, timeout_s, interrupted);
+  }
+  return outcome_of(outcome);
+}
+
+}  // namespace unisono

@@ -1,0 +1,52 @@
+// What the parts of the binding share: arrays' memory, compiled calls with their element types, and the running of one.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "endpoint.h"
+
+namespace unisono {
+
+// A contiguous array's memory, or nothing for None.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(nanobind::handle array, bool writable);
+  Buffer(Buffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+  Buffer& operator=(Buffer&&) = delete;
+  ~Buffer() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  std::size_t nbytes() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+// Memory that has room for what `call`, whose arrays are one extent each, reads or writes there; throws
+// std::invalid_argument if it has not.
+std::byte* checked_memory(const CompiledCall& call, BufferKind kind, std::byte* data, std::size_t nbytes);
+
+// Where the user's program called: the innermost frame that is not in the package. Needs the interpreter's lock.
+CallSite call_site();
+// The directory of the package, whose frames are not the user's.
+void set_package_directory(std::string directory);
+
+// Whether a signal's handler has raised; for waiting threads.
+bool interrupted();
+// The outcome as a number; raises what a signal's handler has raised.
+int outcome_of(Outcome outcome);
+
+// Runs a call to its end. A small one is tried for a moment with the interpreter's lock held, for letting go of it and
+// taking it again costs as much as the exchange; `site` stands for its place in the program if it ends in that moment.
+int run_call(Endpoint& endpoint, const CompiledCall& call, std::byte* input, std::byte* output, const CallSite& site,
+             double timeout_s);
+
+void bind_call_cache(nanobind::module_& module);
+
+}  // namespace unisono
