@@ -28,16 +28,22 @@ class Operand:
         dtype: their type.
         shape: the array's shape.
         order: "C", or "F" where the memory is in Fortran order only.
+        is_packed: whether `flat` is a copy, because the array is not contiguous in an order that will do.
     """
 
     flat: AnyArray
     dtype: DType
     shape: tuple[int, ...]
     order: str
+    is_packed: bool = False
 
 
-def source(x: Any) -> Operand:
+def source(x: Any, *, any_order: bool = True) -> Operand:
     """Return the operand for an array that is read. A strided array is packed, in C order.
+
+    Args:
+        x: the array.
+        any_order: whether the elements may be taken in Fortran order, if they lie so.
 
     Raises:
         UsageError: it is not a numpy array, or its elements are of a type that Unisono does not move.
@@ -46,16 +52,16 @@ def source(x: Any) -> Operand:
     flags = array.flags
     if flags.c_contiguous:
         return Operand(array.reshape(-1), dtype_of(array, "x"), array.shape, "C")
-    if flags.f_contiguous:
+    if flags.f_contiguous and any_order:
         return Operand(array.T.reshape(-1), dtype_of(array, "x"), array.shape, "F")
-    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, "x"), array.shape, "C")
+    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, "x"), array.shape, "C", is_packed=True)
 
 
-def target(out: Any, like: Operand | None = None) -> Operand:
-    """Return the operand for an array that is written, which must fit `like` if that is given.
+def target(out: Any) -> Operand:
+    """Return the operand for an array that is written.
 
     Raises:
-        UsageError: it is not a writable, contiguous numpy array of the dtype, shape and memory order of `like`.
+        UsageError: it is not a writable, contiguous numpy array of a type that Unisono moves.
     """
     array = _checked(out, "out")
     dtype = dtype_of(array, "out")
@@ -65,30 +71,59 @@ def target(out: Any, like: Operand | None = None) -> Operand:
     if not (flags.c_contiguous or flags.f_contiguous):
         raise UsageError("out is not contiguous, so the result cannot be written in place: pass a contiguous array")
     order = "C" if flags.c_contiguous else "F"
-    if like is not None:
-        _check_fit(array, dtype, order, like)
     flat = array.reshape(-1) if order == "C" else array.T.reshape(-1)
     return Operand(flat, dtype, array.shape, order)
 
 
-def empty_like(operand: Operand) -> tuple[AnyArray, Operand]:
-    """Return a new array for the result of `operand`, and the operand to write it by."""
-    dtype = operand.flat.dtype
-    array: AnyArray = np.empty(operand.shape, dtype, order="F" if operand.order == "F" else "C")
-    flat = array.reshape(-1) if operand.order == "C" else array.T.reshape(-1)
-    return array, Operand(flat, operand.dtype, operand.shape, operand.order)
+def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[AnyArray, Operand]:
+    """Return a new array of this shape, of the dtype and memory order of `like`, and the operand to write it by."""
+    make = np.zeros if zeros else np.empty
+    array: AnyArray = make(shape, like.flat.dtype, order="F" if like.order == "F" else "C")
+    flat = array.reshape(-1) if like.order == "C" else array.T.reshape(-1)
+    return array, Operand(flat, like.dtype, shape, like.order)
+
+
+def target_like(x: Any) -> Any:
+    """Return a new array for a result like the numpy array `x`, or None where it takes a closer look."""
+    return np.empty_like(x) if type(x) is np.ndarray else None
+
+
+def zeros_like(x: Any) -> Any:
+    """Return a new array of zeros for a result like the numpy array `x`, or None where it takes a closer look."""
+    return np.zeros_like(x) if type(x) is np.ndarray else None
+
+
+def target_of_all(x: Any, size: int) -> Any:
+    """Return a new array for what `size` ranks have, each an array like `x`, or None where it takes a closer look."""
+    if type(x) is not np.ndarray or x.ndim == 0:
+        return None
+    rows, *rest = x.shape
+    return np.empty((size * rows, *rest), x.dtype)
+
+
+def target_of_share(x: Any, size: int) -> Any:
+    """Return a new array for an equal share of `x`, one of `size`, or None where it takes a closer look."""
+    if type(x) is not np.ndarray or x.ndim == 0:
+        return None
+    rows, *rest = x.shape
+    return np.empty((rows // size, *rest), x.dtype)
 
 
 def dtype_of(array: AnyArray, name: str) -> DType:
-    """Return the dtype of `array`, which the error calls `name`.
+    """Return the dtype of `array`, which the error calls `name`; raises as `check_dtype` does."""
+    return _DTYPES.get(array.dtype) or check_dtype(array.dtype, name)
+
+
+def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
+    """Return Unisono's name for a dtype of numpy's; the error says that `name` has it.
 
     Raises:
-        UsageError: it is not one that Unisono moves; the message says what to do.
+        UsageError: elements of that type cannot be sent; the message says what to do.
     """
-    found = _DTYPES.get(array.dtype)
+    found = _DTYPES.get(dtype)
     if found is not None:
         return found
-    raise UsageError(f"{name} has dtype {array.dtype}, which cannot be sent: {_advice(array.dtype)}")
+    raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype)}")
 
 
 def _checked(x: Any, name: str) -> AnyArray:
@@ -112,16 +147,46 @@ def _advice(dtype: np.dtype[Any]) -> str:
     return f"convert it with astype to one of {', '.join(DTYPES)}"
 
 
-def _check_fit(out: AnyArray, dtype: DType, order: str, x: Operand) -> None:
-    if dtype is not x.dtype:
-        raise UsageError(f"out has dtype {dtype.name} and x has {x.dtype.name}: they must be the same")
-    if out.shape != x.shape:
-        raise UsageError(f"out has shape {out.shape} and x has {x.shape}: they must be the same")
-    if order != x.order and out.size > 1:
-        raise UsageError(f"out is in {order} order and x in {x.order} order: they must be the same")
+def check_fit(out: Operand, x: Operand, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Check that `out` has the dtype and memory order of `x`, and one of these shapes.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if out.dtype is not x.dtype:
+        raise UsageError(f"out has dtype {out.dtype.name} and x has {x.dtype.name}: they must be the same")
+    if out.shape not in shapes:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise UsageError(f"out has shape {out.shape}, and the result of x, which has {x.shape}, has {wanted}")
+    if out.order != x.order and out.flat.size > 1:
+        raise UsageError(f"out is in {out.order} order and x in {x.order} order: they must be the same")
 
 
-def check_overlap(x: Operand, out: Operand) -> None:
-    """Raise `UsageError` if the arrays share some of their memory, but are not the same."""
-    if np.may_share_memory(x.flat, out.flat) and x.flat.ctypes.data != out.flat.ctypes.data:
-        raise UsageError("x and out overlap without being the same array: pass out=x, or separate arrays")
+def copy(x: Operand, out: Operand) -> None:
+    """Copy the elements of `x` to `out`, in memory order, as a message would.
+
+    Raises:
+        UsageError: the dtypes or the numbers of elements are not equal.
+    """
+    if (x.dtype, x.flat.size) != (out.dtype, out.flat.size):
+        both = f"{x.dtype.name}[{x.flat.size}] and out is {out.dtype.name}[{out.flat.size}]"
+        raise UsageError(f"x is {both}: a message has the same dtype and number of elements at both ends")
+    out.flat[...] = x.flat
+
+
+def share_memory(x: Operand, out: Operand, offset: int | None) -> bool:
+    """Return whether the arrays lie in the same memory, `out` beginning `offset` elements after the beginning of `x`.
+
+    Raises:
+        UsageError: they have some memory in common, but do not lie like that; or any, if `offset` is None.
+    """
+    if not np.may_share_memory(x.flat, out.flat):
+        return False
+    if offset is None:
+        raise UsageError("x and out share memory: pass separate arrays")
+    if out.flat.ctypes.data - x.flat.ctypes.data != offset * x.dtype.itemsize:
+        raise UsageError(
+            "x and out overlap, but not as in place: pass the same array where both have the same shape, this rank's "
+            "part of the larger one where they have not, or separate arrays"
+        )
+    return True

@@ -1,74 +1,49 @@
-"""The Communicator: collective calls on numpy arrays, checked, chosen once for each kind of call, and run.
-
-Theory of operation. A call is looked up by what all ranks must agree on; the first of its kind is planned by the
-tuner's choice and compiled by the executor, and later ones go straight to it. Ranks need not agree before they
-communicate: every message carries a digest of the call, so a disagreement is found by whoever receives it.
-"""
+"""The Communicator: what a rank calls. The collectives are in `equal_shares` and `counted_shares`; the rest is here."""
 
 from __future__ import annotations
 
-import logging
-import operator
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from unisono.algorithms.binding import Shape
-from unisono.algorithms.registry import algorithms_of, find
+from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
-from unisono.collectives.arrays import Operand
+from unisono.collectives.caller import checked_integer
+from unisono.collectives.calls import Place
+from unisono.collectives.counted_shares import CountedShares
+from unisono.collectives.equal_shares import Array, EqualShares
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import AnyArray, Call, Executor, Signature, Traffic
-from unisono.tuning.choice import Explanation, Question, choose, explain
-from unisono.tuning.model import shown
-
-_log = logging.getLogger("unisono")
-
-_Array = TypeVar("_Array", bound=AnyArray)
+from unisono.transports.base import NO_CACHE, AnyArray, Executor, Traffic
+from unisono.tuning.choice import Explanation, explain
 
 _MOST_TAG = (1 << 31) - 1
-# Kinds of calls that are remembered; a program whose shapes never repeat must not fill the memory with them.
-_MOST_CALLS = 4096
+# The collectives with counts, by name, and those in the registry that carry them out.
+_COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the ranks of a communicator are.
-
-    Attributes:
-        hosts: the ranks of each host, in the order of their lowest ranks.
-        link: the slowest kind of link between ranks: "shm", "tcp" or "local".
-    """
-
-    hosts: tuple[tuple[int, ...], ...]
-    link: str
-
-
-class Communicator:
+class Communicator(EqualShares, CountedShares):
     """The ranks of a job, as seen by one of them. Made by `unisono.init` and `unisono.launch`; a context manager.
 
     All ranks must make the same calls in the same order. An error poisons the communicator on every rank: it is raised
     as what it is once, and as `AbortedError` by every later call.
+
+    Attributes:
+        rank, size: this rank, and the number of ranks.
+        hosts: the ranks of each host, in the order of their lowest ranks.
+        local_rank: this rank's place among those of its host.
     """
 
     def __init__(
         self, executor: Executor, place: Place, options: Options, on_close: Callable[[], None] = lambda: None
     ) -> None:
-        self.rank = executor.rank
-        self.size = executor.size
+        super().__init__(executor, place, options)
         self.hosts = place.hosts
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
-        self._executor = executor
-        self._place = place
-        self._options = options
         self._on_close = on_close
-        self._calls: dict[tuple[Any, ...], Call] = {}
-        self._refusal: str | None = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -78,74 +53,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<unisono.Communicator rank {self.rank} of {self.size}>"
-
-    def allreduce(
-        self,
-        x: _Array,
-        op: str | Op = "sum",
-        *,
-        out: _Array | None = None,
-        algorithm: str | None = None,
-        timeout_s: float | None = None,
-    ) -> _Array:
-        """Combine the arrays of all ranks, element by element; every rank gets the result.
-
-        Args:
-            x: a numpy array of any shape, with the same shape, dtype and memory order on every rank. It is not changed.
-            op: "sum", "prod", "min", "max" or "avg". float16 and bfloat16 are computed in float32 and rounded once for
-                each combination; integers wrap; averages of integers truncate towards zero; NaN propagates.
-            out: where the result goes: contiguous, of the shape, dtype and order of `x`. It may be `x` itself.
-            algorithm: the algorithm to use, by name, on all ranks; by default the tuner chooses.
-            timeout_s: seconds until the call fails; by default the option `timeout_s`.
-
-        Returns:
-            `out`, or a new array of the shape and dtype of `x`. All ranks get the same bits.
-
-        Raises:
-            UsageError: the call is wrong; nothing has been sent.
-            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
-                contents of `out` are undefined.
-        """
-        source = arrays.source(x)
-        result, target = self._result(x, source, out)
-        call = self._call("allreduce", source, op=op, algorithm=algorithm)
-        self._run(call, source.flat, target.flat, timeout_s)
-        return result
-
-    def broadcast(
-        self,
-        x: _Array,
-        root: int = 0,
-        *,
-        out: _Array | None = None,
-        algorithm: str | None = None,
-        timeout_s: float | None = None,
-    ) -> _Array:
-        """Copy the array of rank `root` to every rank.
-
-        Args:
-            x: a numpy array, with the same shape, dtype and memory order on every rank; only the root's elements count.
-            root: the rank whose array is copied.
-            out: where the result goes, as in `allreduce`. ``out=x`` overwrites `x` on all ranks but the root.
-            algorithm: as in `allreduce`.
-            timeout_s: as in `allreduce`.
-
-        Returns:
-            `out`, or a new array.
-
-        Raises:
-            The same as `allreduce`.
-        """
-        root = self._rank_of(root, "root")
-        source = arrays.source(x)
-        result, target = self._result(x, source, out)
-        call = self._call("broadcast", source, root=root, algorithm=algorithm)
-        self._run(call, source.flat if self.rank == root else None, target.flat, timeout_s)
-        return result
-
-    def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until all ranks have called it. Raises the same as `allreduce`."""
-        self._run(self._call("barrier", None), None, None, timeout_s)
 
     def send(self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None) -> None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
@@ -162,12 +69,12 @@ class Communicator:
             UsageError: the call is wrong; nothing has been sent.
             PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
         """
-        dest, tag = self._peer_of(dest, "dest"), _integer(tag, "tag", 0, _MOST_TAG)
+        dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG)
         source = arrays.source(x)
         limit_s = self._limit_s(timeout_s)
         self._executor.send(source.flat, source.dtype, dest, tag).wait(limit_s)
 
-    def recv(self, out: _Array, source: int, tag: int = 0, *, timeout_s: float | None = None) -> _Array:
+    def recv(self, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None) -> Array:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
@@ -180,11 +87,103 @@ class Communicator:
             MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
             UsageError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `send`.
         """
-        source, tag = self._peer_of(source, "source"), _integer(tag, "tag", 0, _MOST_TAG)
+        source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG)
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
         self._executor.recv(target.flat, target.dtype, source, tag).wait(limit_s)
         return out
+
+    def sendrecv(
+        self, x: AnyArray, dest: int, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> Array:
+        """Send `x` to rank `dest` and receive `out` from rank `source`, neither after the other; return `out`.
+
+        Args:
+            x: a numpy array, as in `send`.
+            dest: another rank; or this one, if `source` is this one as well: then `x` is copied to `out`.
+            out: an array to receive into, as in `recv`, that shares no memory with `x`.
+            source: another rank; or this one, as above.
+            tag: as in `send`, for both messages.
+            timeout_s: as in `send`, for both together.
+
+        Raises:
+            The same as `send` and `recv`.
+
+        >>> import numpy as np, unisono as un
+        >>> def shift(world):
+        ...     x, out = np.full(2, world.rank), np.zeros(2, int)
+        ...     return world.sendrecv(x, (world.rank + 1) % world.size, out, (world.rank - 1) % world.size).tolist()
+        >>> un.launch(shift, 3)
+        [[2, 2], [0, 0], [1, 1]]
+        """
+        sent, received = arrays.source(x), arrays.target(out)
+        arrays.share_memory(sent, received, None)
+        limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, _MOST_TAG)
+        if self._rank_of(dest, "dest") == self._rank_of(source, "source") == self.rank:
+            self._check_usable()
+            arrays.copy(sent, received)
+            return out
+        dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
+        deadline = time.monotonic() + limit_s
+        receiving = self._executor.recv(received.flat, received.dtype, source, tag)
+        self._executor.send(sent.flat, sent.dtype, dest, tag).wait(limit_s)
+        receiving.wait(max(0.0, deadline - time.monotonic()))
+        return out
+
+    def plan(
+        self,
+        collective: str,
+        x: AnyArray | None = None,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        out: AnyArray | None = None,
+        counts: Sequence[int] | None = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Callable[[], Any]:
+        """Return a call that is checked and chosen once, to be made again and again on the same arrays.
+
+        Calling what is returned is the same as calling the method of the name `collective` with these arguments: it
+        reads what `x` holds then, overwrites `out`, or the new array that it made in the beginning, and returns it.
+        Planning is no call: ranks may mix plans and methods, as long as they make the same calls in the same order. It
+        keeps the arrays alive, and must not be called by two threads at a time.
+
+        The arguments are those of the method, with its defaults; but an `x` that is read must be contiguous, in C order
+        where its rows are shared out.
+
+        Raises:
+            UsageError: there is no such collective, or the call is wrong; so does calling it on a closed communicator.
+            NoAlgorithmError: there is no algorithm of this name, or it cannot be used here.
+
+        >>> import numpy as np, unisono as un
+        >>> def accumulate(world):
+        ...     x = np.ones(3)
+        ...     double = world.plan("allreduce", x, out=x)
+        ...     return [double().tolist() for _ in range(3)]
+        >>> un.launch(accumulate, 2)[0]
+        [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
+        """
+        name = _COUNTED.get(collective, collective)
+        if name not in CONTRACTS:
+            raise UsageError(f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *_COUNTED))}")
+        given = {"counts": counts, "send_counts": send_counts, "recv_counts": recv_counts}
+        rows = _rows_of(collective, {kind: each for kind, each in given.items() if each is not None})
+        contract = CONTRACTS[name]
+        if contract.input_at_root or contract.output_at_root:
+            root = 0 if root is None else root
+        elif root is not None:
+            raise UsageError(f"{collective} has no root")
+        if contract.reduces:
+            op = "sum" if op is None else op
+        elif op is not None:
+            raise UsageError(f"{collective} has no op")
+        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
+        if made.is_packed:
+            raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass numpy.ascontiguousarray(x)")
+        return self._executor.persistent(made.call, made.source, made.target, self._limit_s(timeout_s), made.result)
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
@@ -195,7 +194,7 @@ class Communicator:
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
-        return explain(self._question(collective, nbytes, operation(op), None))
+        return explain(self._calls.question(collective, nbytes, operation(op), None, varying=False))
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""
@@ -211,118 +210,33 @@ class Communicator:
         It may be called more than once; any other call after it raises `UsageError`.
         """
         if self._refusal is None:
-            self._refusal = "this communicator is closed: call unisono.init() for a new one"
+            self.refuse("this communicator is closed: call unisono.init() for a new one")
             self._executor.close()
             self._on_close()
 
     def refuse(self, why: str) -> None:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
         self._refusal = why
-
-    def _result(self, x: _Array, source: Operand, out: _Array | None) -> tuple[_Array, Operand]:
-        if out is None:
-            return cast("tuple[_Array, Operand]", arrays.empty_like(source))
-        if out is x and x.flags.writeable and x.flags.forc:
-            return x, source
-        target = arrays.target(out, source)
-        arrays.check_overlap(source, target)
-        return out, target
-
-    def _call(
-        self,
-        collective: str,
-        source: Operand | None,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        algorithm: str | None = None,
-    ) -> Call:
-        array = None if source is None else (source.dtype.code, source.shape, source.order)
-        key = (collective, array, op, root, algorithm)
-        try:
-            found = self._calls.get(key)
-        except TypeError:
-            raise UsageError(f"op and algorithm must be names; got {op!r} and {algorithm!r}") from None
-        if found is None:
-            if len(self._calls) >= _MOST_CALLS:
-                self._calls.clear()
-            reduction = None if op is None else operation(op)
-            found = self._calls[key] = self._prepare(collective, source, reduction, root, algorithm)
-        return found
-
-    def _prepare(
-        self, collective: str, source: Operand | None, op: Op | None, root: int | None, forced: str | None
-    ) -> Call:
-        dtype, shape, order = (source.dtype, source.shape, source.order) if source else (None, None, "C")
-        elements = 1
-        for extent in shape or ():
-            elements *= extent
-        if op is not None and dtype is not None:
-            op.check(dtype)
-        nbytes = elements * (dtype.itemsize if dtype else 1)
-        choice = choose(self._question(collective, nbytes, op, forced))
-        plan = find(collective, choice.algorithm).build(self.size, self.rank, root or 0)
-        op_name = None if op is None else op.name
-        dtype_name = None if dtype is None else dtype.name
-        signature = Signature(collective, dtype_name, shape, order, op_name, root, choice.algorithm, choice.segments)
-        _log.info(
-            "%s: %s over %d segment(s), by tier %s, %s",
-            *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
-        )
-        return Call(signature, plan, Shape((elements, elements), {}), dtype, op, choice.segments)
-
-    def _question(self, collective: str, nbytes: int, op: Op | None, forced: str | None) -> Question:
-        # The option forces an algorithm only for collectives that have it; the argument of a call must be right.
-        algorithm = forced or self._options.algorithm
-        if forced is None and algorithm not in algorithms_of(collective):
-            algorithm = "auto"
-        return Question(
-            collective=collective,
-            nbytes=nbytes,
-            size=self.size,
-            link=self._place.link,
-            commutative=op is None or op.commutative,
-            algorithm=algorithm,
-            segment_nbytes=self._options.segment_nbytes,
-        )
-
-    def _run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float | None) -> None:
-        if self._refusal is not None:
-            raise UsageError(self._refusal)
-        limit_s = self._limit_s(timeout_s)
-        if not _log.isEnabledFor(logging.DEBUG):
-            self._executor.run(call, source, target, limit_s)
-            return
-        began = time.perf_counter()
-        self._executor.run(call, source, target, limit_s)
-        _log.debug("%s took %.1f us", call.signature, (time.perf_counter() - began) * 1e6)
-
-    def _limit_s(self, timeout_s: float | None) -> float:
-        return self._options.timeout_s if timeout_s is None else _positive(timeout_s)
+        self._cache = NO_CACHE
 
     def _rank_of(self, rank: int, name: str) -> int:
-        return _integer(rank, name, 0, self.size - 1)
+        return checked_integer(rank, name, 0, self.size - 1)
 
     def _peer_of(self, peer: int, name: str) -> int:
-        if self._refusal is not None:
-            raise UsageError(self._refusal)
+        self._check_usable()
         peer = self._rank_of(peer, name)
         if peer == self.rank:
             raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
         return peer
 
 
-def _integer(value: int, name: str, least: int, most: int) -> int:
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = least - 1
-    if isinstance(value, bool) or not least <= found <= most:
-        raise UsageError(f"{name} must be an integer, {least} to {most}, not {value!r}")
-    return found
-
-
-def _positive(timeout_s: float) -> float:
-    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-    return timeout_s
+def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:
+    """Return the counts of a planned collective, which must be those that it has."""
+    wanted: tuple[str, ...] = ()
+    if collective in _COUNTED:
+        wanted = ("send_counts", "recv_counts") if collective == "alltoallv" else ("counts",)
+    if set(given) != set(wanted):
+        raise UsageError(
+            f"{collective} takes {' and '.join(wanted) or 'no counts'}; got {' and '.join(given) or 'none'}"
+        )
+    return tuple(given[name] for name in wanted) or None

@@ -13,7 +13,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from unisono import log
-from unisono.collectives.communicator import Communicator, Place
+from unisono.collectives.calls import Place
+from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import Launch, agree_on_key, detect
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
@@ -31,8 +32,8 @@ _log = logging.getLogger("unisono")
 _WORLD = 0
 # How long rank 0, when it serves the store and gives up, lets the others read why.
 _LINGER_S = 2.0
-# The options of rank 0 that all ranks adopt, because the choice of algorithms depends on them.
-_SHARED_OPTIONS = ("transport", "algorithm", "segment_nbytes")
+# The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
+_SHARED_OPTIONS = ("transport", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")
 
 
 @dataclass
@@ -65,7 +66,7 @@ def init(
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transport`,
-            `algorithm` and `segment_nbytes`.
+            `algorithm`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`.
         store: where the ranks meet, ``tcp://host:port`` (served by rank 0) or ``file:///directory``.
         rank: this rank; with `store` only.
         size: the number of ranks; with `store` only.
@@ -142,7 +143,7 @@ def _join(session: Session, store: Store | None, launch: Launch, options: Option
     else:
         roster = join(store, launch.rank, launch.size, me, options.rendezvous_timeout_s, settings=shared)
     agreed = options.adopting({name: roster.settings[name] for name in _SHARED_OPTIONS})
-    session.meet(roster, agreed.transport, options.rendezvous_timeout_s)
+    session.meet(roster, agreed)
     executor = NativeExecutor(session, _WORLD)
     world = Communicator(executor, _place(roster, agreed.transport), agreed, job.close)
     _open_worlds[world] = job

@@ -51,6 +51,16 @@ class Case:
         return make_call(self.collective, self.algorithm, size, rank, **facts)
 
 
+# Calls that differ from `Case()` in one thing.
+DIVERGENT = {
+    "dtype": Case(dtype="int32"),
+    "op": Case(op="max"),
+    "count": Case(count=9),
+    "nothing to send": Case(count=0),
+    "collective": Case("broadcast", "binomial", op=None, root=0),
+}
+
+
 # --- data and what must come of it ---------------------------------------------------------------------------------
 
 
@@ -392,10 +402,10 @@ def run_exchange(executor: Any, count: int) -> Any:
 # --- misuse and faults ---------------------------------------------------------------------------------------------
 
 
-def check_mapped_steps_are_refused(ranks: Any) -> None:
+def check_mapped_steps_are_refused(ranks: Any, reason: str) -> None:
     for kind, text, _ in ranks.run(run_mapped):
         assert kind == PlanError.__name__
-        assert "allreduce by one_shot needs mapped memory" in text
+        assert f"allreduce by one_shot {reason}" in text
 
 
 def run_mapped(executor: Any) -> tuple[str, str, str | None]:

@@ -27,6 +27,7 @@ class NativeRanks:
 
     def __init__(self, size: int, transport: str) -> None:
         self.size = size
+        self.transport = transport
         self._pool = Pool(size, options=un.Options(transport=transport))
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:

@@ -24,6 +24,7 @@ from unisono.algorithms.plan import (
     Plan,
     Recv,
     RecvReduce,
+    Reduce,
     Send,
     Span,
     Step,
@@ -122,33 +123,44 @@ def messages(plan: Plan, *kinds: type) -> dict[tuple[int, int, int, int], int]:
 # One is the other backwards, or two others one after the other.
 
 
-def test_a_binomial_broadcast_in_which_time_runs_backwards_is_a_reduce() -> None:
-    broadcast = find("broadcast", "binomial")
+@pytest.mark.parametrize(
+    ("name", "params"), [("binomial", {}), *(("knomial", {"radix": radix}) for radix in (2, 3, 4, 7)), ("binary", {})]
+)
+def test_a_broadcast_down_a_tree_in_which_time_runs_backwards_is_a_reduce(name: str, params: dict[str, int]) -> None:
+    broadcast = find("broadcast", name)
     for size in range(1, 25):
         for root in {0, size // 3, size - 1}:
-            told = [broadcast.build(size, rank, root) for rank in range(size)]
+            told = [broadcast.build(size, rank, root, **params) for rank in range(size)]
             last = max(plan.group_count(0) for plan in told)
-            reduces = [backwards(plan, last) for plan in told]
-            assert verify_plans(reduces).rounds == broadcast.cost(size).rounds
+            report = verify_plans([backwards(plan, last) for plan in told])
+            assert (report.rounds, report.messages) == (broadcast.cost_of(size, params).rounds, size - 1)
+
+
+@pytest.mark.parametrize(("name", "params"), [("binomial", {}), ("knomial", {"radix": 3}), ("knomial", {"radix": 4})])
+def test_a_reduce_up_a_tree_costs_what_its_broadcast_does_backwards(name: str, params: dict[str, int]) -> None:
+    for size in range(1, 40):
+        up, down = (find(collective, name).cost_of(size, params) for collective in ("reduce", "broadcast"))
+        assert (up.rounds, up.reduced) == (down.rounds, down.sent)
 
 
 def backwards(broadcast: Plan, groups: int) -> Plan:
     """Return the reduce in which a rank receives where it sent in `broadcast`, and sends where it received.
 
-    The broadcast ends after so many `groups`. What a rank has so far is in INPUT until something has been combined with
-    it, and then in SCRATCH.
+    The broadcast ends after so many `groups`; each becomes two, of which the second combines what has arrived. What a
+    rank has so far is in INPUT until something has been combined with it, and then in the last block of SCRATCH.
     """
+    reversed_ = list(reversed(list(broadcast.groups(0))))
+    stages = max(sum(isinstance(step, Send) for step in group.steps) for group in reversed_) if reversed_ else 0
     own = input_block()
-    lane = [Group(())] * (groups - broadcast.group_count(0))
-    for group in reversed(list(broadcast.groups(0))):
-        steps: list[Step] = []
-        for step in group.steps:
-            if isinstance(step, Recv):
-                steps.append(Send(step.peer, own))
-            elif isinstance(step, Send):
-                steps.append(RecvReduce(step.peer, scratch_block(), own))
-                own = scratch_block()
-        lane.append(Group(tuple(steps)))
+    lane = [Group(())] * 2 * (groups - len(reversed_))
+    for group in reversed_:
+        sends = [Send(step.peer, own) for step in group.steps if isinstance(step, Recv)]
+        peers_below = [step.peer for step in group.steps if isinstance(step, Send)]
+        arriving: list[Step] = [Recv(peer, scratch_block(stage)) for stage, peer in enumerate(peers_below)]
+        operands = (own, *(scratch_block(stage) for stage in range(len(peers_below))))
+        combine: tuple[Step, ...] = (Reduce(scratch_block(stages), operands),) if peers_below else ()
+        own = scratch_block(stages) if peers_below else own
+        lane += [Group((*sends, *arriving)), Group(combine)]
     is_root = broadcast.rank == broadcast.root
     finish = Group((Copy(output_block(), own, lower=True),) if is_root else ())
     return replace(
@@ -156,7 +168,7 @@ def backwards(broadcast: Plan, groups: int) -> Plan:
         collective="reduce",
         input=even(1),
         output=even(1) if is_root else Partition(0),
-        scratch=scratch_like(Buffer.INPUT, even(1)),
+        scratch=scratch_like(Buffer.INPUT, even(1), copies=stages + 1),
         lanes=((*lane, finish),),
     )
 

@@ -49,10 +49,10 @@ def test_strided_arrays_are_packed_in_c_order(view: Any) -> None:
 def test_a_result_has_the_shape_dtype_and_order_of_its_operand(shape: list[int], order: Any, turned: bool) -> None:
     array = np.zeros(shape, "float16", order=order)
     operand = arrays.source(array.T if turned else array)
-    result, target = arrays.empty_like(operand)
+    result, target = arrays.new(operand.shape, operand)
     assert (result.shape, result.dtype) == ((array.T if turned else array).shape, array.dtype)
     assert (target.dtype, target.shape, target.order) == (operand.dtype, operand.shape, operand.order)
-    assert arrays.target(result, operand).order == operand.order
+    assert arrays.target(result).order == operand.order
     target.flat[...] = np.arange(target.flat.size)
     copied = arrays.source(result)
     assert copied.flat.tolist() == target.flat.tolist()
@@ -101,21 +101,25 @@ MISFITS = {
 def test_an_out_that_does_not_fit_is_refused(what: str) -> None:
     out, why = MISFITS[what]
     with pytest.raises(UsageError, match=why):
-        arrays.target(out, arrays.source(np.zeros((2, 3), "float32")))
+        arrays.check_fit(arrays.target(out), arrays.source(np.zeros((2, 3), "float32")), ((2, 3),))
 
 
 def test_arrays_that_overlap_in_part_are_refused() -> None:
     memory = np.zeros(10)
     with pytest.raises(UsageError, match="overlap"):
-        arrays.check_overlap(arrays.source(memory[:8]), arrays.target(memory[1:9]))
+        arrays.share_memory(arrays.source(memory[:8]), arrays.target(memory[1:9]), 0)
 
 
-def test_arrays_that_are_the_same_or_apart_are_taken() -> None:
+def test_arrays_that_lie_as_in_place_or_apart_are_taken() -> None:
     memory = np.zeros(10)
-    for out in (memory[:5], memory[5:]):
-        arrays.check_overlap(arrays.source(memory[:5]), arrays.target(out))
+    for first, offset in ((0, 0), (2, 2)):
+        out = arrays.target(memory[first : first + 5])
+        assert arrays.share_memory(arrays.source(memory[:5]), out, offset)
+    assert not arrays.share_memory(arrays.source(memory[:5]), arrays.target(memory[5:]), 0)
+    with pytest.raises(UsageError, match="share memory"):
+        arrays.share_memory(arrays.source(memory[:5]), arrays.target(memory[:5]), None)
 
 
 def test_a_strided_array_may_overlap_its_out_because_it_is_packed_first() -> None:
     memory = np.zeros(10)
-    arrays.check_overlap(arrays.source(memory[::2]), arrays.target(memory[:5]))
+    assert not arrays.share_memory(arrays.source(memory[::2]), arrays.target(memory[:5]), 0)

@@ -16,7 +16,7 @@ from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, pe
 from unisono.bench.placement import UNKNOWN, Placement, cores_to_bind, measure
 from unisono.bench.report import append, document, rows
 from unisono.bench.sizes import format_size, parse_sizes
-from unisono.bench.statistics import bus_bandwidth, median, p90, paired_ratio, slowest
+from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, paired_ratio, slowest
 from unisono.cli.main import main
 from unisono.errors import UsageError
 
@@ -31,7 +31,7 @@ class Adapter:
     size = int(os.environ["UNISONO_SIZE"])
     version = "adapter of a test"
 
-    def call(self, collective, array):
+    def call(self, collective, array, out):
         if {lacks}:
             raise NotImplementedError("no such call")
         def call():
@@ -99,7 +99,8 @@ def test_p90_is_taken_over_all_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "ranks", "expected"), [("allreduce", 4, 1.5), ("allreduce", 2, 1.0), ("broadcast", 4, 1.0)]
+    ("collective", "ranks", "expected"),
+    [("allreduce", 4, 1.5), ("allreduce", 2, 1.0), ("broadcast", 4, 1.0), ("reduce", 4, 1.0), ("alltoall", 4, 0.75)],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, expected: float) -> None:
     assert bus_bandwidth(collective, 1_000_000, ranks, 1000.0) == pytest.approx(expected)
@@ -160,6 +161,7 @@ def test_sizes_are_shown_in_the_largest_unit_that_divides_them(nbytes: int, text
         (["allreduce", "--transport", "pigeon"], "no transport 'pigeon'"),
         (["allreduce", "--sizes", "many"], "'many' is not a size"),
         (["allreduce", "--sizes", "6"], "no whole number of elements"),
+        (["alltoall", "-n", "3", "--sizes", "16"], "for each of 3 ranks"),
         (["allreduce", "-n", "0"], "0 is not in the range"),
         (["allreduce", "--dtype", "complex64"], "complex64"),
         (["gossip"], "gossip"),
@@ -180,7 +182,7 @@ def test_a_peer_that_is_not_installed_is_told_how_to_be(
 
 def test_every_peer_has_a_recipe_and_an_adapter() -> None:
     for library in PEERS.values():
-        assert library.environment in ENVIRONMENTS
+        assert library.environment in {*ENVIRONMENTS, None}
         assert (REPOSITORY / "bench" / "adapters" / f"{library.adapter}.py").is_file()
         command = library.command(3, ["python", "worker.py"])
         assert command[-2:] == ["python", "worker.py"]
@@ -340,7 +342,7 @@ def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "broadcast", "barrier"])
+@pytest.mark.parametrize("collective", list(BUS_FACTORS))
 def test_unisono_is_measured_over_shared_memory_and_tcp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], collective: str
 ) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from unisono.algorithms.composed import COMPOSED
+from unisono.algorithms.encode import encode
 from unisono.algorithms.registry import ALGORITHMS
-from unisono.errors import NoAlgorithmError
-from unisono.tuning.choice import Choice, Question, choose, explain
+from unisono.algorithms.teams import Composition
+from unisono.algorithms.verify import verify_algorithm
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.choice import Candidate, Choice, Explanation, Question, choose, explain
 from unisono.tuning.model import LINKS, predicted_s, segments
 
 ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
@@ -84,7 +89,7 @@ def test_an_operation_that_does_not_commute_has_no_algorithm_that_changes_the_or
     unsuited = {
         each.name
         for each in ALGORITHMS["allreduce"].values()
-        if each.commutative_only or each.mapped or each.by_name_only
+        if each.commutative_only or each.mapped or each.by_name_only or isinstance(each, Composition)
     }
     assert refused == unsuited
     assert explanation.choice.algorithm not in unsuited
@@ -139,7 +144,7 @@ def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch
     }
     monkeypatch.setitem(ALGORITHMS, "allreduce", only)
     with pytest.raises(NoAlgorithmError) as caught:
-        choose(replace(ASKED, size=6))
+        choose(replace(ASKED, size=6, link="tcp"))
     assert "pairs does not run on 6 ranks: not a power of two" in str(caught.value)
     assert "one_shot needs memory that peers can map" in str(caught.value)
 
@@ -147,9 +152,9 @@ def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch
 def test_segments_carry_about_as_much_as_is_asked_for() -> None:
     ring = ALGORITHMS["allreduce"]["ring"]
     per_block = (8 << 20) // 4
-    assert segments(ring, 4, 8 << 20, per_block // 8) == 8
-    assert segments(ring, 4, 8 << 20, per_block) == 1
-    assert segments(ring, 4, 0, 1024) == 1
+    assert segments(ring, ring.cost(4), 8 << 20, per_block // 8) == 8
+    assert segments(ring, ring.cost(4), 8 << 20, per_block) == 1
+    assert segments(ring, ring.cost(4), 0, 1024) == 1
     assert choose(replace(ASKED, nbytes=8 << 20, algorithm="ring", segment_nbytes=per_block // 8)).segments == 8
 
 
@@ -160,7 +165,7 @@ def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
 def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
     ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
     wanted = 6 * link.latency_s + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
-    assert predicted_s(ring, 4, 1000, link) == pytest.approx(wanted)
+    assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
 
 
 def test_an_explanation_reads_as_a_table_with_the_choice_marked() -> None:
@@ -173,3 +178,122 @@ def test_an_explanation_reads_as_a_table_with_the_choice_marked() -> None:
     assert [row.split()[1] for row in rows if row.startswith(" * ")] == [explanation.choice.algorithm]
     assert any("needs a commutative operation" in row for row in rows)
     assert isinstance(explanation.choice, Choice)
+
+
+# Compositions: what stays inside hosts is priced by its link, and everything else by the slowest one.
+
+EIGHT_BY_EIGHT = tuple(tuple(range(first, first + 8)) for first in range(0, 64, 8))
+APART = replace(ASKED, size=64, link="tcp", hosts=EIGHT_BY_EIGHT)
+
+
+def composed(explanation: Explanation) -> list[Candidate]:
+    rows = ALGORITHMS[explanation.question.collective]
+    return [each for each in explanation.candidates if isinstance(rows[each.algorithm], Composition)]
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "barrier", "alltoall", "scan", "exscan"])
+def test_many_hosts_of_several_ranks_have_a_composition_for_vectors_that_are_not_long(collective: str) -> None:
+    choice = choose(replace(APART, collective=collective, nbytes=16 << 10))
+    assert isinstance(ALGORITHMS[collective][choice.algorithm], Composition)
+    params = dict(choice.params)
+    assert params.pop("hosts") == EIGHT_BY_EIGHT
+    assert {*params} == {phase.parameter for phase in ALGORITHMS[collective][choice.algorithm].phases}
+
+
+@pytest.mark.parametrize("nbytes", [4 << 10, 64 << 10, 1 << 20, 64 << 20])
+def test_an_allreduce_over_many_equal_hosts_uses_all_their_ranks_at_once(nbytes: int) -> None:
+    assert choose(replace(APART, nbytes=nbytes)).algorithm == "full_lane"
+
+
+def test_hosts_of_unequal_ranks_have_leaders() -> None:
+    hosts = (*EIGHT_BY_EIGHT[:-1], tuple(range(56, 60)))
+    explanation = explain(replace(APART, size=60, hosts=hosts, nbytes=16 << 10))
+    assert explanation.choice.algorithm == "hierarchical"
+    refusals = {each.algorithm: each.refusal for each in explanation.candidates}
+    assert refusals["full_lane"] == (
+        "does not run on these hosts: it needs equally many ranks on every host, not 4 and 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "link", "reason"),
+    [
+        ((tuple(range(8)),), "shm", "has nothing to do on one host"),
+        (tuple((rank,) for rank in range(8)), "tcp", "has nothing to do inside hosts of one rank each"),
+        ((), "tcp", "runs where it is named only, as the hosts of the ranks are not known"),
+    ],
+)
+def test_where_hosts_have_nothing_to_gain_compositions_run_by_name_only(
+    hosts: tuple[tuple[int, ...], ...], link: str, reason: str
+) -> None:
+    asked = Question("allreduce", 16 << 10, 8, link, hosts=hosts)
+    found = composed(explain(asked))
+    assert {each.refusal for each in found} == {reason}
+    for each in found:
+        assert choose(replace(asked, algorithm=each.algorithm)).tier == "forced"
+
+
+def test_all_ranks_of_a_composition_that_is_chosen_build_their_part_of_it() -> None:
+    for nbytes in (8, 16 << 10, 64 << 20):
+        choice = choose(replace(APART, nbytes=nbytes, size=6, hosts=((0, 1, 2), (3,), (4, 5))))
+        verify_algorithm(ALGORITHMS["allreduce"][choice.algorithm], 6, **dict(choice.params))
+
+
+@bounded
+@given(
+    collective=st.sampled_from([name for name, rows in COMPOSED.items() if name in ALGORITHMS]),
+    nbytes=st.integers(0, 1 << 30),
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    link=st.sampled_from(["tcp", "local"]),
+)
+def test_the_phases_of_a_composition_are_the_cheapest_that_it_declares(
+    collective: str, nbytes: int, lengths: list[int], link: str
+) -> None:
+    edges = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    hosts = tuple(tuple(range(*ends)) for ends in pairwise(edges))
+    asked = Question(collective, nbytes, edges[-1], link, hosts=hosts)
+    for each in composed(explain(asked)):
+        row = ALGORITHMS[collective][each.algorithm]
+        if each.refusal is None:
+            levels = row.levels(hosts, edges[-1])
+            predicted = predicted_s(row.between(levels), nbytes, LINKS["shm"])
+            for phase in row.phases:
+                by = LINKS["shm" if phase.is_inside else link]
+                predicted += min(predicted_s(phase.cost(levels, name), nbytes, by) for name in phase.algorithms)
+            assert each.predicted_s == pytest.approx(predicted)
+
+
+def test_plans_of_chosen_phases_stay_small_at_any_number_of_ranks() -> None:
+    unequal = [4 + 7 * number % 9 for number in range(2048)]
+    edges = [sum(unequal[:number]) for number in range(2049)]
+    for hosts in (
+        tuple(tuple(range(*ends)) for ends in pairwise(edges)),
+        tuple(tuple(range(first, first + 128)) for first in range(0, 16384, 128)),
+    ):
+        size = hosts[-1][-1] + 1
+        for collective, nbytes in product(COMPOSED, (8, 64 << 10, 64 << 20)):
+            for each in composed(explain(Question(collective, nbytes, size, "tcp", hosts=hosts))):
+                if each.refusal is None:
+                    plan = ALGORITHMS[collective][each.algorithm].build(
+                        size, hosts[-1][0], hosts=hosts, **dict(each.phases)
+                    )
+                    assert 8 * len(encode(plan)) < 100 * 1024
+
+
+def test_an_explanation_tells_the_hosts_and_the_phases() -> None:
+    head, best, *_ = str(explain(APART)).splitlines()
+    assert head.startswith("allreduce of 1048576 B over 64 ranks by tcp, on 8 hosts by shm: full_lane, ")
+    assert "with reduce_scatter=recursive_halving, across=rabenseifner, allgather=circulant" in best
+
+
+def test_a_slow_link_inside_hosts_makes_a_composition_slower() -> None:
+    times = [
+        next(each.predicted_s for each in explain(asked).candidates if each.algorithm == "hierarchical")
+        for asked in (APART, replace(APART, inside="tcp"))
+    ]
+    assert times[0] < times[1]
+
+
+def test_hosts_of_other_ranks_are_refused() -> None:
+    with pytest.raises(UsageError, match="each of the ranks 0 to 3 once"):
+        choose(replace(ASKED, hosts=((0, 1), (2,))))

@@ -12,7 +12,8 @@ import executor_contract as contract
 import handmade_plans
 import numpy as np
 import pytest
-from executor_contract import FLOATS, OPS, REDUCIBLE, Case
+from call_strategies import allreduce_cases, broadcast_cases
+from executor_contract import DIVERGENT, FLOATS, Case
 from harness import LocalRanks, by_messages, call_of
 from hypothesis import given, settings, strategies as st
 
@@ -31,8 +32,6 @@ bounded = settings(max_examples=60, deadline=None, derandomize=True)
 sizes = st.integers(1, 7)
 capacities = st.integers(0, 3)
 counts = st.one_of(st.sampled_from([0, 1, 2]), st.integers(3, 60))
-segments = st.integers(1, 5)
-offsets = st.integers(0, 3)
 
 
 @pytest.fixture(params=[(2, 0), (5, 0), (4, 2)], ids=lambda param: f"{param[0]} ranks, capacity {param[1]}")
@@ -40,47 +39,22 @@ def ranks(request: pytest.FixtureRequest) -> LocalRanks:
     return LocalRanks(*request.param)
 
 
-allreduce_cases = st.builds(
-    Case,
-    algorithm=st.sampled_from(ALLREDUCES),
-    dtype=st.sampled_from(REDUCIBLE),
-    op=st.sampled_from(OPS),
-    count=counts,
-    segments=segments,
-    in_place=st.booleans(),
-    offset=offsets,
-)
-
-
 @bounded
-@given(size=sizes, capacity=capacities, case=allreduce_cases)
+@given(size=sizes, capacity=capacities, case=allreduce_cases(ALLREDUCES, counts))
 def test_allreduce_is_exact(size: int, capacity: int, case: Case) -> None:
     contract.check_allreduce(LocalRanks(size, capacity), case)
 
 
 @bounded
-@given(size=sizes, capacity=capacities, seed=st.integers(0, 1000), case=allreduce_cases)
+@given(size=sizes, capacity=capacities, seed=st.integers(0, 1000), case=allreduce_cases(ALLREDUCES, counts))
 def test_allreduce_is_exact_when_messages_are_late_and_out_of_order(
     size: int, capacity: int, seed: int, case: Case
 ) -> None:
     contract.check_allreduce(LocalRanks(size, capacity, Faults(seed, delay=0.5)), case)
 
 
-broadcast_cases = st.builds(
-    Case,
-    collective=st.just("broadcast"),
-    algorithm=st.just("binomial"),
-    dtype=st.sampled_from(list(DTYPES)),
-    op=st.none(),
-    count=counts,
-    segments=segments,
-    in_place=st.booleans(),
-    offset=offsets,
-)
-
-
 @bounded
-@given(size=sizes, capacity=capacities, root=st.integers(0, 6), case=broadcast_cases)
+@given(size=sizes, capacity=capacities, root=st.integers(0, 6), case=broadcast_cases(counts))
 def test_broadcast_carries_every_bit(size: int, capacity: int, root: int, case: Case) -> None:
     contract.check_broadcast(LocalRanks(size, capacity), replace(case, root=root % size))
 
@@ -166,15 +140,6 @@ def test_a_missing_rank_is_named_by_a_timeout(ranks: LocalRanks, algorithm: str)
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_a_rank_that_leaves_is_lost(ranks: LocalRanks, algorithm: str) -> None:
     contract.check_a_rank_that_leaves_is_lost(ranks, algorithm)
-
-
-DIVERGENT = {
-    "dtype": Case(dtype="int32"),
-    "op": Case(op="max"),
-    "count": Case(count=9),
-    "nothing to send": Case(count=0),
-    "collective": Case("broadcast", "binomial", op=None, root=0),
-}
 
 
 @pytest.mark.parametrize("what", DIVERGENT)

@@ -23,7 +23,7 @@ from unisono.transports.base import Traffic
 from unisono.transports.faulty import Faults, FaultyTransport
 from unisono.transports.generic import GenericExecutor
 from unisono.transports.local import LocalNetwork
-from unisono.tuning.choice import Question, choose
+from unisono.tuning.choice import Question, choose, explain
 
 MAPPED = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values() if algorithm.mapped]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in MAPPED]
@@ -93,9 +93,12 @@ def test_a_window_below_one_is_refused(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("name", ALLREDUCES)
-def test_the_tuner_refuses_them_with_the_reason(name: str) -> None:
+def test_the_tuner_refuses_them_over_sockets_and_leaves_them_to_those_who_name_them_on_one_host(name: str) -> None:
     with pytest.raises(NoAlgorithmError, match=f"{name} needs memory that peers can map"):
-        choose(Question("allreduce", 64, 4, "shm", algorithm=name))
+        choose(Question("allreduce", 64, 4, "tcp", algorithm=name))
+    assert choose(Question("allreduce", 64, 4, "shm", algorithm=name)).algorithm == name
+    refusals = {each.algorithm: each.refusal for each in explain(Question("allreduce", 64, 4, "shm")).candidates}
+    assert refusals[name] == "runs where it is named only"
 
 
 # Every flag is needed.

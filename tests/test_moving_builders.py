@@ -1,4 +1,4 @@
-"""The builders of the collectives that only move data: refused where they must be, small, and run."""
+"""The builders of the collectives that only move data: small, and run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from unisono.algorithms.encode import encode
 from unisono.algorithms.plan import Plan, Send
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.algorithms.verify import verify_plans
-from unisono.errors import UsageError
 from unisono.transports.faulty import Faults
 
 MOVING = ("broadcast", "gather", "scatter", "allgather", "alltoall", "barrier")
@@ -97,40 +96,6 @@ def test_an_interior_rank_of_one_of_the_two_trees_is_a_leaf_of_the_other() -> No
 def test_a_rank_of_a_binomial_gather_has_scratch_for_those_that_it_heads_only() -> None:
     plans = plans_of(find("gather", "binomial"), 8, root=3)
     assert [plan.scratch.blocks for plan in plans] == [0, 2, 0, 0, 0, 2, 0, 4]
-
-
-# What cannot be built is refused.
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_ranks_and_roots_that_do_not_exist_are_refused(algorithm: Algorithm) -> None:
-    for arguments, message in (
-        ((0, 0, 0), "at least one rank, not 0"),
-        ((4, 4, 0), "rank 4 is out of range: there are 4 ranks"),
-        ((4, -1, 0), "rank -1 is out of range"),
-        ((4, 0, 4), "root 4 is out of range"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            algorithm.build(*arguments)
-
-
-@pytest.mark.parametrize(("collective", "name", "parameter"), sorted({case[:3] for case in PARAMETERS}))
-def test_a_radix_below_two_and_a_window_below_one_are_refused(collective: str, name: str, parameter: str) -> None:
-    least = {"radix": 2, "window": 1}[parameter]
-    with pytest.raises(UsageError, match=f"{parameter} is {least - 1}, and must be at least {least}"):
-        find(collective, name).build(4, 0, 0, **{parameter: least - 1})
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_a_number_of_ranks_that_is_not_supported_is_refused_in_the_words_of_the_declaration(
-    algorithm: Algorithm,
-) -> None:
-    for size in range(1, 10):
-        if refusal := algorithm.supports(size):
-            with pytest.raises(UsageError, match=refusal):
-                algorithm.build(size, 0)
-        else:
-            assert algorithm.build(size, 0).size == size
 
 
 # They move the data.

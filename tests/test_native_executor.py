@@ -8,12 +8,11 @@ from dataclasses import replace
 import executor_contract as contract
 import numpy as np
 import pytest
-from executor_contract import FLOATS, OPS, REDUCIBLE, Case
+from call_strategies import allreduce_cases, broadcast_cases
+from executor_contract import DIVERGENT, FLOATS, OPS, Case
 from harness import LocalRanks, by_messages
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
-
-from unisono.dtypes import DTYPES
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,8 +22,6 @@ bounded = settings(max_examples=25, deadline=None, derandomize=True)
 # A channel of shared memory carries messages in slots of 64 KiB.
 SLOT_NBYTES = 64 << 10
 counts = st.one_of(st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 + 1, 100_003]), st.integers(3, 200))
-segments = st.integers(1, 5)
-offsets = st.integers(0, 3)
 
 
 @pytest.fixture(
@@ -50,20 +47,8 @@ def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
         yield started
 
 
-allreduce_cases = st.builds(
-    Case,
-    algorithm=st.sampled_from(ALLREDUCES),
-    dtype=st.sampled_from(REDUCIBLE),
-    op=st.sampled_from(OPS),
-    count=counts,
-    segments=segments,
-    in_place=st.booleans(),
-    offset=offsets,
-)
-
-
 @bounded
-@given(case=allreduce_cases)
+@given(case=allreduce_cases(ALLREDUCES, counts))
 def test_allreduce_is_exact(ranks: NativeRanks, case: Case) -> None:
     contract.check_allreduce(ranks, case)
 
@@ -74,21 +59,8 @@ def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks, algorithm: str, dty
     contract.check_allreduce(ranks, Case(algorithm=algorithm, dtype=dtype, count=400_009, segments=7, in_place=True))
 
 
-broadcast_cases = st.builds(
-    Case,
-    collective=st.just("broadcast"),
-    algorithm=st.just("binomial"),
-    dtype=st.sampled_from(list(DTYPES)),
-    op=st.none(),
-    count=counts,
-    segments=segments,
-    in_place=st.booleans(),
-    offset=offsets,
-)
-
-
 @bounded
-@given(root=st.integers(0, 6), case=broadcast_cases)
+@given(root=st.integers(0, 6), case=broadcast_cases(counts))
 def test_broadcast_carries_every_bit(ranks: NativeRanks, root: int, case: Case) -> None:
     contract.check_broadcast(ranks, replace(case, root=root % ranks.size))
 
@@ -188,8 +160,9 @@ def test_arrays_that_do_not_fit_are_refused(ranks: NativeRanks) -> None:
     contract.check_arrays_that_do_not_fit_are_refused(ranks)
 
 
-def test_mapped_steps_are_refused(ranks: NativeRanks) -> None:
-    contract.check_mapped_steps_are_refused(ranks)
+def test_memory_of_peers_is_not_read_before_a_flag_of_theirs_and_not_at_all_over_tcp(ranks: NativeRanks) -> None:
+    reason = "reads memory of rank" if ranks.transport == "shm" else "needs mapped memory"
+    contract.check_mapped_steps_are_refused(ranks, reason)
 
 
 def test_a_late_rank_is_waited_for(ranks: NativeRanks) -> None:
@@ -204,15 +177,6 @@ def test_a_missing_rank_is_named_by_a_timeout(fresh_ranks: NativeRanks, algorith
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_a_rank_that_leaves_is_lost(fresh_ranks: NativeRanks, algorithm: str) -> None:
     contract.check_a_rank_that_leaves_is_lost(fresh_ranks, algorithm)
-
-
-DIVERGENT = {
-    "dtype": Case(dtype="int32"),
-    "op": Case(op="max"),
-    "count": Case(count=9),
-    "nothing to send": Case(count=0),
-    "collective": Case("broadcast", "binomial", op=None, root=0),
-}
 
 
 @pytest.mark.parametrize("what", DIVERGENT)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import EntryPoint
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from harness import LocalRanks, make_call
 
 import unisono as un
 from unisono.algorithms import registry
-from unisono.algorithms.algorithm import Cost
+from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.checks import needs_power_of_two
 from unisono.algorithms.plan import Group, Plan
 from unisono.algorithms.registration import PROVED_SIZES, algorithm, registered
@@ -24,11 +26,16 @@ from unisono.transports.generic import GenericExecutor
 from unisono.tuning.choice import Question, choose, explain
 
 RING = find("allreduce", "ring")
+BALANCED = find("allreduce", "balanced_tree")
 ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
 
 
 def my_ring(size: int, rank: int, root: int = 0) -> Plan:
     return replace(RING.build(size, rank, root), algorithm="my_ring")
+
+
+def two_exchanges(size: int, rank: int, root: int = 0) -> Plan:
+    return replace(BALANCED.build(size, rank, root), algorithm="two_exchanges")
 
 
 def forgetful_ring(size: int, rank: int, root: int = 0) -> Plan:
@@ -76,16 +83,34 @@ def test_without_a_cost_it_runs_where_it_is_named_only() -> None:
     assert "my_ring              not predicted" in str(forced)
 
 
-def test_it_runs_on_ranks() -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_it_runs_on_the_generic_executor_forced_by_name(size: int) -> None:
     algorithm("allreduce", "my_ring")(my_ring)
+    assert sums_of(size, "my_ring", segments=2) == [expected_sums(size)] * size
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_it_runs_on_the_generic_executor_where_the_tuner_chooses_it(size: int) -> None:
+    algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, segmentable=False, order="canonical")(two_exchanges)
+    choice = choose(Question("allreduce", nbytes=1 << 20, size=size, link="local"))
+    assert (choice.algorithm, choice.tier, choice.segments) == ("two_exchanges", "model", 1)
+    assert sums_of(size, choice.algorithm, choice.segments) == [expected_sums(size)] * size
+
+
+def sums_of(size: int, name: str, segments: int) -> list[list[int]]:
+    """Return what each rank has after an allreduce, in place, of 5 numbers that differ by rank."""
 
     def reduce(executor: GenericExecutor) -> list[int]:
-        call = make_call("allreduce", "my_ring", 3, executor.rank, dtype="int64", count=5, op="sum")
-        target = np.arange(5) + executor.rank
-        executor.run(call, target, target, timeout_s=20.0)
+        facts = {"dtype": "int64", "count": 5, "op": "sum", "segments": segments}
+        target = np.arange(5) + 10**executor.rank
+        executor.run(make_call("allreduce", name, size, executor.rank, **facts), target, target, timeout_s=20.0)
         return list(target)
 
-    assert LocalRanks(3).run(reduce) == [[3, 6, 9, 12, 15]] * 3
+    return LocalRanks(size).run(reduce)
+
+
+def expected_sums(size: int) -> list[int]:
+    return [int(total) for total in sum(np.arange(5) + 10**rank for rank in range(size))]
 
 
 def test_sizes_are_the_only_numbers_of_ranks_that_it_is_for() -> None:
@@ -116,6 +141,44 @@ def test_a_builder_with_counts_per_rank_is_noticed() -> None:
     assert find("allgather", "mine").varying
 
 
+def test_every_declaration_of_an_algorithm_can_be_declared_or_is_found_out() -> None:
+    options = set(signature(algorithm).parameters) - {"sizes"}
+    assert options == {field.name for field in fields(Algorithm)} - {"build", "varying"}
+
+
+def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
+    def bound(size: int) -> Cost:
+        return replace(RING.cost(size), rounds=2 * size)
+
+    with pytest.raises(PlanError, match="my_ring on 1 ranks: rounds is 0, declared 2"):
+        algorithm("allreduce", "my_ring", cost=bound)(my_ring)
+    with pytest.raises(PlanError, match="my_ring on 2 ranks: rounds is 2, declared 0"):
+        algorithm("allreduce", "my_ring", cost=free_cost, is_cost_exact=False)(my_ring)
+    algorithm("allreduce", "my_ring", cost=bound, is_cost_exact=False)(my_ring)
+    assert not find("allreduce", "my_ring").is_cost_exact
+
+
+def test_the_tuner_leaves_it_to_those_who_name_it_if_so_declared() -> None:
+    algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, by_name_only=True)(two_exchanges)
+    candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
+    assert candidates["two_exchanges"].refusal == "runs where it is named only"
+    assert candidates["two_exchanges"].predicted_s is not None
+    assert choose(replace(ASKED, algorithm="two_exchanges")).algorithm == "two_exchanges"
+
+
+def test_the_order_is_fixed_unless_declared_and_is_proved() -> None:
+    algorithm("allreduce", "my_ring")(my_ring)
+    algorithm("broadcast", "my_chain")(my_chain)
+    algorithm("allreduce", "two_exchanges", order="canonical")(two_exchanges)
+    orders = [find(*names).order for names in (("allreduce", "my_ring"), ("broadcast", "my_chain"))]
+    assert orders == ["fixed", "none"]
+    assert find("allreduce", "two_exchanges").order == "canonical"
+
+
+def my_chain(size: int, rank: int, root: int = 0) -> Plan:
+    return replace(find("broadcast", "chain").build(size, rank, root), algorithm="my_chain")
+
+
 # What is wrong is refused.
 
 
@@ -142,6 +205,8 @@ def test_a_wrong_builder_is_refused_with_the_place_and_the_picture() -> None:
     [
         ({"cost": free_cost}, "allreduce my_ring on 2 ranks: rounds is 2, declared 0"),
         ({"commutative_only": False}, "rank"),
+        ({"order": "rank"}, "allreduce my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and in the order 'rank'"),
+        ({"order": "canonical"}, "my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and .* 'canonical' it is 0∘1"),
     ],
 )
 def test_a_wrong_declaration_is_refused(declared: dict[str, object], message: str) -> None:
@@ -153,6 +218,70 @@ def test_a_wrong_declaration_is_refused(declared: dict[str, object], message: st
 def test_a_builder_of_plans_with_another_name_is_refused() -> None:
     with pytest.raises(PlanError, match="allreduce other builds plans of allreduce my_ring"):
         algorithm("allreduce", "other")(my_ring)
+
+
+def gives_up(size: int, rank: int, root: int = 0) -> Plan:
+    if rank == 2:
+        raise UsageError("I am for two ranks")
+    return my_ring(size, rank, root)
+
+
+def returns_nothing(size: int, rank: int, root: int = 0) -> Plan:
+    if rank < 2:
+        return my_ring(size, rank, root)
+    return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (gives_up, "allreduce my_ring on 3 ranks: rank 2: the builder raises UsageError: I am for two ranks"),
+        (returns_nothing, "allreduce my_ring on 3 ranks: rank 2: the builder returns None, which is no Plan"),
+    ],
+)
+def test_a_builder_that_fails_is_refused_with_the_rank(build: Any, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        algorithm("allreduce", "my_ring")(build)
+    assert str(caught.value) == message
+    assert (caught.value.__cause__ is not None) == (build is gives_up)
+    assert registered() == []
+
+
+def without_root(size: int, rank: int) -> Plan:
+    return my_ring(size, rank)
+
+
+def with_a_demand(size: int, rank: int, root: int = 0, *, radix: int) -> Plan:
+    return my_ring(size, rank, root)
+
+
+@pytest.mark.parametrize(("build", "told"), [(without_root, "argument 'root'"), (with_a_demand, "argument: 'radix'")])
+def test_a_builder_that_cannot_be_called_is_refused(build: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=f"a builder is called as build.*{build.__name__}.*{told}"):
+        algorithm("allreduce", "my_ring")(build)
+
+
+@pytest.mark.parametrize(
+    ("collective", "declared", "message"),
+    [
+        ("allreduce", {"order": "ranks"}, "an order is one of none, rank, .*, not 'ranks'; did you mean 'rank'?"),
+        ("allreduce", {"order": "none"}, "allreduce combines contributions, so its order cannot be 'none'"),
+        ("broadcast", {"order": "rank"}, "broadcast combines nothing, so its order cannot be 'rank'"),
+        ("allreduce", {"is_cost_exact": False}, "is_cost_exact is about a cost, and none is declared"),
+        ("allreduce", {"by_name_only": True}, "by_name_only is about a cost, and none is declared"),
+        ("allreduce", {"sizes": 8}, r"sizes are numbers of ranks, as \[2, 4, 8\], not 8"),
+        ("allreduce", {"sizes": [0, 2]}, r"sizes are numbers of ranks, .*, not \[0, 2\]"),
+        ("allreduce", {"sizes": ["2"]}, r"sizes are numbers of ranks, .*, not \['2'\]"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(collective: str, declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        algorithm(collective, "mine", **declared)
+
+
+def test_a_refusal_that_is_no_words_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"supports\(1\) returns False: it must be None, or why not, in words"):
+        algorithm("allreduce", "my_ring", supports=lambda size: size % 2 == 0)(my_ring)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "My_Ring", "my ring", "2nd", "mpi.native", "auto"])
@@ -170,7 +299,8 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
 
 def test_an_unknown_collective_is_refused() -> None:
-    with pytest.raises(NoAlgorithmError, match="no algorithm carries out 'allreduse': there are allreduce, "):
+    told = "no algorithm carries out 'allreduse': there are allreduce, .*; did you mean 'allreduce'?"
+    with pytest.raises(NoAlgorithmError, match=told):
         algorithm("allreduse", "mine")
 
 

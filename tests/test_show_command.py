@@ -125,6 +125,12 @@ def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixt
     assert "→3 i0" in shown
     _, shown, _ = show(capsys, "broadcast", "chain", "-n", "3", "--segments", "4")
     assert "segment" in shown
+    _, shown, _ = show(capsys, "allgather", "ring", "-n", "2", "--param", "varying=1")
+    assert "allgather ring varying=1 on 2 ranks" in shown
+    _, shown, _ = show(
+        capsys, "allreduce", "hierarchical", "-n", "9", "--param", "across=ring", "--param", "reduce=chain"
+    )
+    assert "cost for a vector of n: 8 rounds" in shown
 
 
 @pytest.mark.parametrize(
@@ -137,6 +143,9 @@ def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixt
         ("allgather bruck --param radix=two", 2, "'radix=two' is not of the form radix=N, with a whole number"),
         ("allgather bruck --param window=2", 2, "allgather bruck has no parameter 'window'; it has varying, radix"),
         ("allreduce ring --param root=2", 2, "allreduce ring has no parameter 'root'; it has none"),
+        ("allgather bruck --param varying=yes", 2, "'varying=yes' is not of the form varying=0 or 1"),
+        ("allreduce hierarchical --param hosts=2", 2, "allreduce hierarchical takes 'hosts' from programs only"),
+        ("allreduce hierarchical --param across=rign", 1, "no phase can be allreduce 'rign': it can be direct"),
         (
             *("allgather recursive_doubling -n 6", 1),
             "allgather 'recursive_doubling' cannot run on 6 ranks: "
@@ -166,7 +175,6 @@ def test_a_picture_without_matplotlib_names_what_installs_it(
 
 @pytest.mark.parametrize(("kind", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, begins: bytes) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "picture"
     assert show(capsys, "broadcast", "double_binary_tree", "-n", "5", f"--{kind}", str(picture))[0] == 0
     assert picture.read_bytes().startswith(begins)

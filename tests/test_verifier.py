@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from plan_edits import changed, flat, flat_plans, groups_of, step_at, with_groups, with_step
 
-from unisono.algorithms.algorithm import Algorithm, Cost
+from unisono.algorithms.algorithm import Cost
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -24,12 +24,10 @@ from unisono.algorithms.plan import (
     scratch_block,
     scratch_like,
 )
-from unisono.algorithms.registry import ALGORITHMS, find
-from unisono.algorithms.verify import verify, verify_algorithm, verify_plans, verify_sizes
+from unisono.algorithms.registry import find
+from unisono.algorithms.verify import verify, verify_algorithm, verify_plans
 from unisono.errors import NoAlgorithmError, PlanError
 
-ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
-EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
 RING = find("allreduce", "ring")
 
 
@@ -50,21 +48,6 @@ KEEP = Group((Copy(output_block(), scratch_block()),))
 
 
 # What is right is proved.
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_algorithm_is_proved_for_every_number_of_ranks_up_to_64(algorithm: Algorithm) -> None:
-    reports = verify_sizes(algorithm, range(1, 65))
-    assert list(reports) == [size for size in range(1, 65) if algorithm.supports(size) is None]
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_every_algorithm_is_proved_for_100_or_128_ranks(algorithm: Algorithm) -> None:
-    assert verify_sizes(algorithm, [100] if algorithm.supports(100) is None else [128])
-
-
-def test_the_ring_of_512_ranks_is_proved() -> None:
-    assert verify_algorithm(RING, 512).rounds == 1022
 
 
 def test_the_report_counts_what_the_plans_do() -> None:

@@ -10,7 +10,7 @@ from plan_edits import changed, flat_plans, groups_of, step_at, with_groups, wit
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.bounds import BOUNDS, least_rounds
-from unisono.algorithms.contracts import CONTRACTS, Family, Length, Origin, Promise
+from unisono.algorithms.contracts import CONTRACTS, Family, Length, Origin, Promise, are_proved_by
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -21,6 +21,7 @@ from unisono.algorithms.plan import (
     Recv,
     RecvReduce,
     Reduce,
+    Repeat,
     Send,
     Step,
     even,
@@ -236,7 +237,56 @@ def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_a
         verify_plans(early)
 
 
+def test_receiving_into_the_share_of_output_that_is_being_sent_is_a_hazard_in_place_only() -> None:
+    """Block r of OUTPUT is the memory of the INPUT of rank r in an allgather; the others are no hazard."""
+
+    def groups(rank: int, into: int) -> list[list[Step]]:
+        move = [Copy(output_block(1 - rank), output_block(into))] if into == rank else []
+        own: list[Step] = [Copy(output_block(rank), input_block())]
+        return [[Send(1 - rank, input_block()), Recv(1 - rank, output_block(into))], [*move], own]
+
+    right = plans_of("allgather", [groups(0, into=1), groups(1, into=0)], even(1), even(2))
+    assert verify_plans(right).messages == 2
+    wrong = plans_of("allgather", [groups(0, into=0), groups(1, into=0)], even(1), even(2))
+    assert verify_plans(wrong, in_place=False).messages == 2
+    message = (
+        "rank 0, lane 0, group 0, step 0: hazard: reads block 0 of INPUT while rank 0, lane 0, group 0, step 1 write"
+    )
+    with pytest.raises(PlanError, match=message):
+        verify_plans(wrong)
+
+
+def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> None:
+    """The hazards of a group that is repeated are those of its first time only if all of it moves on alike."""
+    finish = Group((Copy(output_block(0, 4), input_block(0, 4), lower=True),))
+
+    def alone(*steps: Step) -> list[Plan]:
+        scratch = scratch_like(Buffer.INPUT, even(4))
+        plan = Plan("allreduce", "test", 1, 0, 0, even(4), even(4), scratch)
+        return [replace(plan, lanes=((Repeat(4, (Group(steps),)), finish),))]
+
+    # One that stays, and one that comes to it the third time.
+    stays, comes = Copy(scratch_block(2), input_block(2)), Copy(scratch_block(0, advance=1), input_block(0, advance=1))
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 2, step 1: hazard: writes block 2 of SCRATCH while"):
+        verify_plans(alone(stays, comes))
+    # Both move on, and never meet; or they are in each other's way from the first time on.
+    apart = Copy(scratch_block(2, advance=1), input_block(2, advance=1))
+    assert verify_plans(alone(comes, apart)).scratch_blocks == 4
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 1: hazard: writes block 0 of SCRATCH while"):
+        verify_plans(alone(comes, comes))
+
+
 # Properties.
+
+
+def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = BOUNDS["allreduce"]
+    monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(sent=lambda size: bound.sent(size) + 1))
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below 5/2"):
+        verify(find("allreduce", "ring").build, 4)
+    monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(reduced=lambda size: bound.reduced(size) + 1))
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below 7/4"):
+        verify(find("allreduce", "ring").build, 4)
 
 
 def test_a_link_holds_as_many_messages_as_the_sender_may_be_ahead() -> None:
@@ -272,3 +322,32 @@ def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -
 def test_sizes_that_an_algorithm_does_not_support_are_left_out_of_the_reports() -> None:
     picky = replace(find("allreduce", "ring"), supports=lambda size: "odd" if size % 2 else None)
     assert list(verify_sizes(picky, range(1, 7))) == [2, 4, 6]
+
+
+def test_equal_counts_are_proved_by_counts_that_vary_only_if_all_ranks_do_the_same() -> None:
+    """Plans that are wrong with equal counts alone are refused."""
+    ring = find("allgather", "ring")
+
+    def short_if_equal(size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
+        plan = ring.build(size, rank, root, varying=varying)
+        return plan if varying else with_groups(plan, groups_of(plan)[:-1])
+
+    def uneven_if_equal(size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
+        plan = ring.build(size, rank, root, varying=varying)
+        return plan if varying else replace(plan, output=Partition(size, Counts.RANKS), input=even(2))
+
+    for wrong in (short_if_equal, uneven_if_equal):
+        with pytest.raises(PlanError):
+            verify_sizes(replace(ring, build=wrong), [4])
+
+
+def test_what_is_as_long_in_plans_that_are_proved_must_be_as_long_in_those_that_they_prove() -> None:
+    ring = find("reduce_scatter", "ring")
+    varying, equal = ([ring.build(3, rank, varying=form) for rank in range(3)] for form in (True, False))
+    assert are_proved_by(equal, varying)
+    # Equal shares say less about what is as long as what than counts of ranks do, in an allgather.
+    gather = find("allgather", "ring")
+    varying, equal = ([gather.build(3, rank, varying=form) for rank in range(3)] for form in (True, False))
+    assert are_proved_by(equal, varying)
+    assert not are_proved_by(varying, equal)
+    assert not are_proved_by(flat_plans(gather, 3), varying)

@@ -32,7 +32,8 @@ from unisono.algorithms.plan import (
     scratch_block,
     scratch_like,
 )
-from unisono.algorithms.verify import verify_plans
+from unisono.algorithms.registry import find
+from unisono.algorithms.verify import verify_algorithm, verify_plans
 from unisono.errors import PlanError
 
 
@@ -157,3 +158,27 @@ def test_flags_make_a_barrier() -> None:
         return Plan("barrier", "flags", size, rank, 0, even(1), Partition(0), lanes=((flags(size, rank),),))
 
     assert verify_plans(plans_of(barrier, 5)).rounds == 1
+
+
+def test_reading_what_was_never_written_of_a_peer_is_refused() -> None:
+    def lane(rank: int) -> tuple[Group, ...]:
+        met = flags(2, rank)
+        fetch = Group((Read(0, output_block(), scratch_block()),) if rank else ())
+        return (met, fetch, met)
+
+    plans = [
+        Plan("broadcast", "early", 2, rank, 0, even(1 - rank), even(1), scratch_like(Buffer.OUTPUT, even(1)))
+        for rank in range(2)
+    ]
+    message = "rank 1, lane 0, group 1, step 0: reads block 0 of SCRATCH of rank 0, which nothing was written to"
+    with pytest.raises(PlanError, match=message):
+        verify_plans([replace(plan, lanes=(lane(plan.rank),)) for plan in plans])
+
+
+def test_an_algorithm_must_declare_that_it_needs_mapped_memory() -> None:
+    algorithm = find("allreduce", "two_shot")
+    assert verify_algorithm(algorithm, 3).mapped
+    with pytest.raises(
+        PlanError, match="allreduce two_shot on 3 ranks: mapped memory is needed, which is not declared"
+    ):
+        verify_algorithm(replace(algorithm, mapped=False), 3)

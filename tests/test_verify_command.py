@@ -69,7 +69,7 @@ def test_what_a_file_registers_is_proved_and_told(capsys: pytest.CaptureFixture[
     assert (status, told) == (0, "")
     row = next(line for line in shown.splitlines() if "mine" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[:-1] == ["allreduce mine", "2-4", "24", "6", "1.5·n", "0.75·n", "same", "proved"]
+    assert cells[:-1] == ["allreduce mine", "2-4", "24", "6", "1.5·n", "0.75·n", "none", "same", "proved"]
     assert "ring" not in shown
 
 
@@ -89,8 +89,14 @@ def test_all_algorithms_are_proved(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["error"] is None for each in found)
     ring = next(each for each in found if each["algorithm"] == "ring")
     assert [report["size"] for report in ring["reports"]] == [1, 2, 3]
-    facts = {"size": 2, "messages": 4, "rounds": 2, "sent": 1.0, "reduced": 0.5, "same_bits": True}
-    assert ring["reports"][1] == facts
+    facts = {"size": 2, "messages": 4, "rounds": 2, "sent": 1.0, "reduced": 0.5, "scratch_blocks": 0, "scratch_live": 0}
+    assert ring["reports"][1] == {**facts, "same_bits": True}
+    direct = next(each for each in found if (each["collective"], each["algorithm"]) == ("allreduce", "direct"))
+    assert [(report["scratch_live"], report["scratch_blocks"]) for report in direct["reports"]] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -1,16 +1,22 @@
 """Choosing an algorithm: candidates, their predicted times, the reasons of those that are refused, and the choice.
 
 The choice depends only on what is equal on all ranks, so all ranks choose alike without a message.
+
+What a flat algorithm sends may take the slowest link, and all of it is priced so. A composition knows which of its
+phases stay inside hosts, and its costs add up; so the cheapest algorithm of each phase is found by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.algorithm import Algorithm, Cost
+from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.registry import algorithms_of, find
+from unisono.algorithms.teams import Composition, PhaseKind, total
 from unisono.errors import NoAlgorithmError
-from unisono.tuning.model import LINKS, predicted_s, segments, shown
+from unisono.tuning.model import LINKS, Link, predicted_s, segments, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class Question:
         algorithm: the name of an algorithm to force, or "auto".
         segment_nbytes: bytes of a block that travel at once, or 0 to leave it to the model.
         varying: whether the shares of the ranks differ in length.
+        hosts: the ranks of each host; none if they are not known.
+        inside: the kind of link between the ranks of a host.
     """
 
     collective: str
@@ -36,26 +44,36 @@ class Question:
     algorithm: str = "auto"
     segment_nbytes: int = 0
     varying: bool = False
+    hosts: Hosts = ()
+    inside: str = "shm"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None."""
+    """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None.
+
+    `phases` names the algorithm of each phase of a composition, by the parameter of its builder.
+    """
 
     algorithm: str
     predicted_s: float | None
     segments: int
     refusal: str | None
+    phases: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced" or "model"."""
+    """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced" or "model".
+
+    `params` are for its builder: `build(size, rank, root, **dict(params))`.
+    """
 
     algorithm: str
     segments: int
     tier: str
     predicted_s: float | None
+    params: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +87,16 @@ class Explanation:
     def __str__(self) -> str:
         """Return a table for people, best candidate first."""
         asked = self.question
+        hosts = f", on {len(asked.hosts)} hosts by {asked.inside}" if len(asked.hosts) > 1 else ""
         lines = [
-            f"{asked.collective} of {asked.nbytes} B over {asked.size} ranks by {asked.link}: "
+            f"{asked.collective} of {asked.nbytes} B over {asked.size} ranks by {asked.link}{hosts}: "
             f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}"
         ]
         for candidate in self.candidates:
             what = candidate.refusal or shown(candidate.predicted_s)
             mark = "*" if candidate.algorithm == self.choice.algorithm else " "
-            lines.append(f" {mark} {candidate.algorithm:<20} {what}")
+            phases = ", ".join(f"{parameter}={name}" for parameter, name in candidate.phases)
+            lines.append(f" {mark} {candidate.algorithm:<20} {what}{phases and f' with {phases}'}")
         return "\n".join(lines)
 
 
@@ -85,6 +105,7 @@ def explain(question: Question) -> Explanation:
 
     Raises:
         NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; says why.
+        UsageError: `hosts` does not name every rank once.
     """
     candidates = sorted(
         (_candidate(algorithm, question) for algorithm in algorithms_of(question.collective).values()),
@@ -99,7 +120,9 @@ def explain(question: Question) -> Explanation:
     if best.refusal is not None:
         refusals = "; ".join(f"{each.algorithm} {each.refusal}" for each in candidates if each.refusal)
         raise NoAlgorithmError(f"no algorithm carries out {question.collective} over {question.size} ranks: {refusals}")
-    choice = Choice(best.algorithm, best.segments, "forced" if forced else "model", best.predicted_s)
+    hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
+    params: tuple[tuple[str, Any], ...] = (*hosts, *best.phases)
+    choice = Choice(best.algorithm, best.segments, "forced" if forced else "model", best.predicted_s, params)
     return Explanation(question, tuple(candidates), choice)
 
 
@@ -109,12 +132,39 @@ def choose(question: Question) -> Choice:
 
 
 def _candidate(algorithm: Algorithm, question: Question) -> Candidate:
-    link = LINKS[question.link]
-    return Candidate(
-        algorithm=algorithm.name,
-        predicted_s=predicted_s(algorithm, question.size, question.nbytes, link),
-        segments=segments(algorithm, question.size, question.nbytes, question.segment_nbytes or link.segment_nbytes),
-        refusal=_refusal(algorithm, question),
+    refusal = _refusal(algorithm, question)
+    phases: tuple[tuple[str, str], ...] = ()
+    if not isinstance(algorithm, Composition):
+        cost = algorithm.cost_of(question.size, {})
+        predicted = None if cost is None else predicted_s(cost, question.nbytes, LINKS[question.link])
+    elif refusal is None:
+        phases, cost, predicted = _composed(algorithm, question)
+    else:
+        cost, predicted = None, None
+    segment_nbytes = question.segment_nbytes or LINKS[question.link].segment_nbytes
+    parts = segments(algorithm, cost, question.nbytes, segment_nbytes)
+    return Candidate(algorithm.name, predicted, parts, refusal, phases)
+
+
+def _composed(algorithm: Composition, question: Question) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
+    """Return the algorithms of the phases that are predicted to be fastest, their cost together, and the prediction."""
+    levels = algorithm.levels(question.hosts or None, question.size)
+    names: dict[str, str] = {}
+    costs = [algorithm.between(levels)]
+    predicted = predicted_s(costs[0], question.nbytes, LINKS[question.inside])
+    for phase in algorithm.phases:
+        link = LINKS[question.inside if phase.is_inside else question.link]
+        seconds, names[phase.parameter], cost = _fastest(phase, levels, question.nbytes, link)
+        costs.append(cost)
+        predicted += seconds
+    return tuple(names.items()), total(costs), predicted
+
+
+def _fastest(phase: PhaseKind, levels: Levels, nbytes: int, link: Link) -> tuple[float, str, Cost]:
+    """Return the prediction, the name and the cost of the algorithm of a phase that is predicted to be fastest."""
+    costs = {name: cost for name in phase.algorithms if (cost := phase.cost(levels, name)) is not None}
+    return min(
+        ((predicted_s(cost, nbytes, link), name, cost) for name, cost in costs.items()), key=lambda found: found[0]
     )
 
 
@@ -122,11 +172,26 @@ def _refusal(algorithm: Algorithm, question: Question) -> str | None:
     unsupported = algorithm.supports(question.size)
     is_named = question.algorithm == algorithm.name
     reasons = (
-        (algorithm.mapped, "needs memory that peers can map"),
+        (algorithm.mapped and question.link == "tcp", "needs memory that peers can map, so all ranks on one host"),
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
         (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
         (algorithm.by_name_only and not is_named, "runs where it is named only"),
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
+    )
+    told = next((reason for applies, reason in reasons if applies), None)
+    return told or (_refusal_of_hosts(algorithm, question) if isinstance(algorithm, Composition) else None)
+
+
+def _refusal_of_hosts(algorithm: Composition, question: Question) -> str | None:
+    """Return why a composition cannot run on the hosts or, where it is not named, would have nothing to gain there."""
+    levels = levels_of(question.hosts or None, question.size)
+    is_named = question.algorithm == algorithm.name
+    unfit = algorithm.needs(levels)
+    reasons = (
+        (unfit is not None, f"does not run on these hosts: {unfit}"),
+        (not question.hosts and not is_named, "runs where it is named only, as the hosts of the ranks are not known"),
+        (len(question.hosts) == 1 and not is_named, "has nothing to do on one host"),
+        (len(question.hosts) == question.size and not is_named, "has nothing to do inside hosts of one rank each"),
     )
     return next((reason for applies, reason in reasons if applies), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.algorithm import Algorithm, Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,8 @@ LINKS: dict[str, Link] = {
 _MOST_SEGMENTS = 4096
 
 
-def predicted_s(algorithm: Algorithm, size: int, nbytes: int, link: Link) -> float | None:
-    """Return the predicted seconds of `algorithm` on vectors of `nbytes` over `size` ranks, not pipelined.
-
-    None if the algorithm declares no cost.
-    """
-    if algorithm.cost is None:
-        return None
-    cost = algorithm.cost(size)
+def predicted_s(cost: Cost, nbytes: int, link: Link) -> float:
+    """Return the predicted seconds of what costs so much on vectors of `nbytes`, not pipelined."""
     per_byte_s = cost.sent * link.per_byte_s + cost.reduced * link.reduce_per_byte_s
     return cost.rounds * link.latency_s + nbytes * per_byte_s
 
@@ -57,12 +51,9 @@ def shown(predicted_s: float | None) -> str:
     return "not predicted" if predicted_s is None else f"predicted {predicted_s * 1e6:.1f} us"
 
 
-def segments(algorithm: Algorithm, size: int, nbytes: int, segment_nbytes: int) -> int:
+def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbytes: int) -> int:
     """Return over how many segments to run `algorithm`, so that about `segment_nbytes` of a block travel at once."""
-    if algorithm.cost is None or not algorithm.segmentable:
-        return 1
-    cost = algorithm.cost(size)
-    if cost.rounds == 0:
+    if cost is None or cost.rounds == 0 or not algorithm.segmentable:
         return 1
     message_nbytes = min(nbytes, nbytes * cost.sent / cost.rounds)
     return max(1, min(_MOST_SEGMENTS, math.ceil(message_nbytes / segment_nbytes)))

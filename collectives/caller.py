@@ -1,0 +1,208 @@
+"""How a collective call is made: checked and prepared, run, and known from then on.
+
+Theory of operation. A call is looked up by what all ranks must agree on; the first of its kind is planned by the
+tuner's choice and compiled by the executor, and later ones go straight to it. Ranks need not agree before they
+communicate: every message carries a digest of the call, so a disagreement is found by whoever receives it.
+
+The first call of a kind takes the long way through this module, where everything is checked. It is then known to the
+executor's cache by its very arguments, and each method of a communicator asks the cache first.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
+from unisono.algorithms.registry import find
+from unisono.collectives import arrays
+from unisono.collectives.arrays import Operand
+from unisono.collectives.calls import Calls, Kind, Place
+from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
+from unisono.errors import UsageError
+from unisono.operations import Op
+from unisono.options import Options
+from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+
+_log = logging.getLogger("unisono")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that is right as far as this rank can tell: what is needed to run it, start it, know it or keep it.
+
+    Attributes:
+        call: the call, planned and chosen.
+        source, target: INPUT and OUTPUT, flat; None where this rank has none.
+        result: what the user gets, with the memory of `target`; None if nothing.
+        is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
+    """
+
+    call: Call
+    source: AnyArray | None
+    target: AnyArray | None
+    result: Any
+    is_packed: bool
+
+
+class Caller:
+    """What the collectives of a communicator have in common."""
+
+    def __init__(self, executor: Executor, place: Place, options: Options) -> None:
+        self.rank = executor.rank
+        self.size = executor.size
+        self._executor = executor
+        self._options = options
+        self._calls = Calls(self.rank, self.size, place, options)
+        self._refusal: str | None = None
+        # With debugging messages every call takes the long way, where it is timed.
+        debugging = _log.isEnabledFor(logging.DEBUG)
+        self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
+
+    def _long_way(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        counts: tuple[Sequence[int], ...] | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
+
+        The arguments are those of the user; None if not given, and op and root where the collective has none. The
+        collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
+        ``(send_counts, recv_counts)``, and None for equal shares.
+        """
+        prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
+        limit_s = self._limit_s(timeout_s)
+        began = time.perf_counter()
+        self._executor.run(prepared.call, prepared.source, prepared.target, limit_s)
+        _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
+        if counts is None and not prepared.is_packed:
+            written = out if prepared.result is None else prepared.result
+            self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
+        return prepared.result
+
+    def _prepare(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        counts: tuple[Sequence[int], ...] | None = None,
+        algorithm: str | None = None,
+    ) -> Prepared:
+        """Return the call that these arguments, which are those of `_long_way`, make. Nothing is sent.
+
+        Raises:
+            UsageError: the call is wrong, or the communicator is closed.
+            NoAlgorithmError: no algorithm carries it out.
+        """
+        self._check_usable()
+        contract = CONTRACTS[collective]
+        root = None if root is None else checked_integer(root, "root", 0, self.size - 1)
+        if contract.input is Cut.TOKEN:
+            return Prepared(self._calls.find(Kind(collective, algorithm=algorithm)), None, None, None, False)
+        any_order = contract.input is Cut.VECTOR
+        rows = None if counts is None else _rows(counts, self.size)
+        # Where only the root has shares to give away, the others are told by `out` what they get.
+        has_x = contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0)
+        source = arrays.source(x, any_order=any_order) if has_x else None
+        given = self._given(contract, out, root or 0, any_order)
+        layout = self._layout(collective, source, given, rows)
+        result, target = self._result(collective, contract, root or 0, layout, source, out, given)
+        like = source or target
+        assert like is not None, "a rank without x has an out"
+        call = self._calls.find(Kind(collective, layout, like.dtype, like.order, op, root, algorithm))
+        if source and target and arrays.share_memory(source, target, layout.offset):
+            _check_in_place(call)
+        reads = source is not None and contract.has_input(self.rank, root or 0)
+        return Prepared(
+            call,
+            source.flat if source and reads else None,
+            target.flat if target else None,
+            result,
+            source is not None and reads and source.is_packed,
+        )
+
+    def _given(self, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:
+        """Return the operand of the user's `out`, unless there is none or it does not matter on this rank."""
+        if out is None or not contract.has_output(self.rank, root):
+            return None
+        given = arrays.target(out)
+        if given.order == "F" and not any_order:
+            raise UsageError("out is in F order, where the parts of the ranks are not contiguous: pass one in C order")
+        return given
+
+    def _layout(
+        self, collective: str, source: Operand | None, given: Operand | None, rows: tuple[tuple[int, ...], ...] | None
+    ) -> Layout:
+        if source is not None:
+            return layout_of(collective, source.shape, size=self.size, rank=self.rank, rows=rows)
+        if given is not None:
+            return layout_of_share(given.shape, size=self.size, rank=self.rank, rows=rows)
+        raise UsageError(f"{collective} needs an out on every rank but the root: its shape and dtype say what comes")
+
+    def _result(
+        self,
+        collective: str,
+        contract: Contract,
+        root: int,
+        layout: Layout,
+        source: Operand | None,
+        out: Any,
+        given: Operand | None,
+    ) -> tuple[Any, Operand | None]:
+        """Return the array that the user gets and the operand to write it by; nothing where this rank gets nothing."""
+        if source is None:
+            return out, given
+        if given is not None:
+            arrays.check_fit(given, source, layout.results)
+            return out, given
+        if contract.has_output(self.rank, root):
+            return arrays.new(layout.results[0], source, zeros=collective == "exscan")
+        return None, None
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise UsageError(self._refusal)
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._options.timeout_s
+        if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+            raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+        return timeout_s
+
+
+def _check_in_place(call: Call) -> None:
+    name = call.signature.algorithm
+    if not find(call.plan.collective, name).in_place:
+        what = f"{call.signature.collective} by {name!r}"
+        raise UsageError(f"{what} cannot run in place: pass an out that shares no memory with x")
+
+
+def _rows(counts: tuple[Sequence[int], ...], size: int) -> tuple[tuple[int, ...], ...]:
+    names = ("counts",) if len(counts) == 1 else ("send_counts", "recv_counts")
+    return tuple(checked_rows(name, given, size) for name, given in zip(names, counts, strict=True))
+
+
+def checked_integer(value: int, name: str, least: int, most: int) -> int:
+    """Return `value` as an integer from `least` to `most`, or raise `UsageError`, which calls it `name`."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if isinstance(value, bool) or not least <= found <= most:
+        raise UsageError(f"{name} must be an integer, {least} to {most}, not {value!r}")
+    return found

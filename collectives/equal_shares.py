@@ -1,0 +1,273 @@
+"""The collectives in which all ranks have equal shares. Each method asks the executor's cache first: see `caller`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from unisono.collectives import arrays
+from unisono.collectives.caller import Caller
+from unisono.operations import Op
+from unisono.transports.base import AnyArray
+
+Array = TypeVar("Array", bound=AnyArray)
+
+
+class EqualShares(Caller):
+    """Collective calls on numpy arrays.
+
+    All of them take:
+
+    - `x`: a numpy array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on
+      every rank. It is not changed. What is called a row is an element of the first axis.
+    - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
+      `x`), and of the shape and dtype of the result. By default, a new array. It may be in the memory of `x` where the
+      method says so; no other memory may be in both.
+    - `op`: "sum", "prod", "min", "max" or "avg". float16 and bfloat16 are computed in float32 and rounded once for each
+      combination; integers wrap; averages of integers truncate towards zero; NaN propagates.
+    - `root`: the rank that gives or gets something that the others do not; the same on every rank.
+    - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
+    - `timeout_s`: seconds until the call fails; by default the option `timeout_s`.
+
+    And raise:
+
+    - `UsageError`: the call is wrong; nothing has been sent.
+    - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here; nothing has been sent.
+    - `MismatchError`, `PeerLostError`, `CollectiveTimeoutError`, `AbortedError`: the call failed, on every rank; the
+      contents of `out` are undefined.
+    """
+
+    def allreduce(
+        self,
+        x: Array,
+        op: str | Op = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Combine the arrays of all ranks, element by element; every rank gets the result, and the same bits.
+
+        In place: ``out=x``.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.allreduce(np.array([1, world.rank])).tolist(), 3)
+        [[3, 3], [3, 3], [3, 3]]
+        """
+        target: Array = arrays.target_like(x) if out is None else out
+        if not self._cache.run("allreduce", x, target, op, None, algorithm, timeout_s):
+            target = self._long_way("allreduce", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def reduce(
+        self,
+        x: Array,
+        op: str | Op = "sum",
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array | None:
+        """Combine the arrays of all ranks, element by element; the root gets the result, and the others None.
+
+        Only the root's `out` matters; that of other ranks is left as it is. In place: ``out=x``.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.reduce(np.array([2.0, world.rank]), "prod", root=1), 2)
+        [None, array([4., 0.])]
+        """
+        target: Array | None = arrays.target_like(x) if out is None and self.rank == root else out
+        if not self._cache.run("reduce", x, target, op, root, algorithm, timeout_s):
+            target = self._long_way("reduce", x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
+        return target if self.rank == root else None
+
+    def broadcast(
+        self,
+        x: Array,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Copy the array of the root to every rank.
+
+        Only the elements of the root's `x` matter. ``out=x`` overwrites `x` on all ranks but the root.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.broadcast(np.full(2, world.rank), root=1).tolist(), 3)
+        [[1, 1], [1, 1], [1, 1]]
+        """
+        target: Array = arrays.target_like(x) if out is None else out
+        if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
+            target = self._long_way("broadcast", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def allgather(
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        r"""Put the arrays of all ranks, in their order, one after the other; every rank gets the result.
+
+        Where `x` has the shape (k, …), the result has (size·k, …); where it is 0-dimensional, (size,). An `out` of the
+        shape (size, \*x.shape) is as good. In place: `x` is this rank's part of `out`.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.allgather(np.array([world.rank, 7])).tolist(), 2)
+        [[0, 7, 1, 7], [0, 7, 1, 7]]
+        """
+        target: Array = arrays.target_of_all(x, self.size) if out is None else out
+        if not self._cache.run("allgather", x, target, None, None, algorithm, timeout_s):
+            target = self._long_way("allgather", x, out, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: str | Op = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Combine the arrays of all ranks, element by element; each rank gets an equal part of the rows of the result.
+
+        Where `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of the shape of
+        a row is as good. In place: `out` is this rank's part of `x`, the rest of which is then undefined.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.reduce_scatter(np.array([1, 2, 3, world.rank])).tolist(), 2)
+        [[2, 4], [6, 1]]
+        """
+        target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        if not self._cache.run("reduce_scatter", x, target, op, None, algorithm, timeout_s):
+            target = self._long_way("reduce_scatter", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def gather(
+        self,
+        x: Array,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array | None:
+        """Put the arrays of all ranks, in their order, one after the other; the root gets that, and the others None.
+
+        The shapes are those of `allgather`. Only the root's `out` matters; that of other ranks is left as it is. In
+        place: the root's `x` is its part of its `out`.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.gather(np.array([[world.rank, 5]]), root=1), 2)
+        [None, array([[0, 5],
+               [1, 5]])]
+        """
+        target: Array | None = arrays.target_of_all(x, self.size) if out is None and self.rank == root else out
+        if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
+            target = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+        return target if self.rank == root else None
+
+    def scatter(
+        self,
+        x: Array | None = None,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Give each rank an equal part of the rows of the root's array.
+
+        Where the root's `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of
+        the shape of a row is as good. Other ranks must give an `out`, which says what they get, and their `x` does not
+        matter. In place: the root's `out` is its part of its `x`.
+
+        >>> import numpy as np, unisono as un
+        >>> def scattered(world):
+        ...     x = np.arange(4.0) if world.rank == 0 else None
+        ...     return world.scatter(x, out=np.zeros(2)).tolist()
+        >>> un.launch(scattered, 2)
+        [[0.0, 1.0], [2.0, 3.0]]
+        """
+        x = x if self.rank == root else None
+        target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        if not self._cache.run("scatter", x, target, None, root, algorithm, timeout_s):
+            target = self._long_way("scatter", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def alltoall(
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Give each rank an equal part of the rows of every rank's array: part r of `x` goes to rank r.
+
+        The result has the shape of `x`, whose rows are divisible by the number of ranks; its part r is from rank r. It
+        cannot be in the memory of `x`.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.alltoall(np.array([10, 20]) + world.rank).tolist(), 2)
+        [[10, 11], [20, 21]]
+        """
+        target: Array = arrays.target_of_all(x, 1) if out is None else out
+        if not self._cache.run("alltoall", x, target, None, None, algorithm, timeout_s):
+            target = self._long_way("alltoall", x, out, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def scan(
+        self,
+        x: Array,
+        op: str | Op = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Combine the arrays of the ranks up to this one and its own, element by element.
+
+        The operation "avg" is not defined here. In place: ``out=x``.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: int(world.scan(np.array(world.rank + 1))), 4)
+        [1, 3, 6, 10]
+        """
+        target: Array = arrays.target_like(x) if out is None else out
+        if not self._cache.run("scan", x, target, op, None, algorithm, timeout_s):
+            target = self._long_way("scan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def exscan(
+        self,
+        x: Array,
+        op: str | Op = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Combine the arrays of the ranks before this one, element by element.
+
+        Rank 0 has none before it: its `out` is left as it is, and a new array is of zeros. The operation "avg" is not
+        defined here. In place: ``out=x``.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: int(world.exscan(np.array(world.rank + 1))), 4)
+        [0, 1, 3, 6]
+        """
+        target: Array = arrays.zeros_like(x) if out is None else out
+        if not self._cache.run("exscan", x, target, op, None, algorithm, timeout_s):
+            target = self._long_way("exscan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+        return target
+
+    def barrier(self, *, algorithm: str | None = None, timeout_s: float | None = None) -> None:
+        """Wait until all ranks have called it."""
+        if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
+            self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)

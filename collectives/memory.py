@@ -1,0 +1,68 @@
+"""Arrays in memory that the ranks of a host can map: what they send is not copied on the way."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from unisono.collectives.arrays import check_dtype
+from unisono.errors import UsageError
+from unisono.transports import _core
+from unisono.transports.base import AnyArray
+
+
+def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
+    """Return a new numpy array in memory that other ranks on this host read directly.
+
+    Collectives, sends and receives take such arrays like any other, in whole or as contiguous views, on some ranks or
+    on all; what is sent from them to a rank of the same host is read where it lies. The array works with or without a
+    communicator and outlives any. Its memory is freed when it and its views are gone and no rank that has read from it
+    still maps it: a rank drops what it has mapped when another array is sent in its place, and with its communicator.
+    In a forked child it becomes an ordinary array: neither process sees what the other writes from then on.
+
+    Args:
+        shape: a number of elements, or the extent of each dimension.
+        dtype: the type of the elements, one that collectives take.
+
+    Returns:
+        A writable array in C order that begins at a multiple of 64 bytes (in fact of a page); its elements are zero
+        until they are written. Memory is taken from the system when it is first touched, in whole pages, and each array
+        holds one file descriptor, so this is for arrays of 100 KiB and more, to be made once and used often.
+
+    Raises:
+        UsageError: there is no such shape, or elements of such a type cannot be sent.
+        MemoryError: there is not so much memory.
+        OSError: this process has no file descriptor left.
+    """
+    extents = _extents(shape)
+    element = _element(dtype)
+    nbytes = math.prod(extents) * element.itemsize
+    if nbytes == 0:
+        return np.empty(extents, element)
+    if nbytes > np.iinfo(np.intp).max:
+        raise MemoryError(f"an array of {nbytes} bytes")
+    array: AnyArray = np.ndarray(extents, element, buffer=memoryview(_core.Arena(nbytes)))
+    return array
+
+
+def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        extents = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
+    except TypeError:
+        raise UsageError(f"shape must be an integer or a sequence of integers, not {shape!r}") from None
+    if any(extent < 0 for extent in extents):
+        raise UsageError(f"shape must not be negative: {shape!r}")
+    return extents
+
+
+def _element(dtype: DTypeLike) -> np.dtype[np.generic]:
+    try:
+        element = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"dtype is not one: {error}") from None
+    check_dtype(element, "the array")
+    return element

@@ -1,0 +1,242 @@
+"""A checker of small concurrent programs on a weakly ordered memory: every execution, one by one.
+
+Theory of operation. Memory is one for all threads (as on x86-64, aarch64 and RISC-V: what one other thread sees, all
+see), but each thread performs its operations in any order that the rules of `must_wait` leave open. A thread issues
+operations in the order of its program into a window, and any operation there may be performed that need not wait for an
+earlier one. A load whose value the program needs before it has been performed is guessed: the execution goes on with
+every value that the place can have, and is dropped when the load turns out otherwise. So loads run ahead of branches,
+as they do on processors, and stores do not.
+
+A program is a generator function: it yields operations and is sent the values of its loads. Its state is what it has
+read, and so it is replayed instead of copied. States are met once; programs must read finitely often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+Place = str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read a place; later operations wait for an `acquire`.
+
+    With `expect`, the value is data: no branch depends on it, and another one is a `Violation`.
+    """
+
+    place: Place
+    acquire: bool = False
+    expect: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a place; a `release` waits for all earlier operations."""
+
+    place: Place
+    value: int
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Separate all earlier operations of the thread from all later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFence:
+    """Be a fence here and let another thread pass one, wherever it is: membarrier(2)."""
+
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Sleep until a place is not zero: poll(2) on an eventfd."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Set a place in a system call that takes its lock, and so orders what is before and after: eventfd read, write."""
+
+    place: Place
+    value: int
+
+
+Operation = Load | Store | Fence | RemoteFence | Await | Exchange
+Program = Callable[[], Generator[Operation, int, None]]
+Memory = tuple[tuple[Place, int], ...]
+
+
+class Violation(Exception):  # noqa: N818 — what a checker finds is no error of its own
+    """An execution breaks what the program promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """An operation in the window; `guess` is the value that the program has gone on with."""
+
+    operation: Operation
+    guess: int | None = None
+    performed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """What a thread has read, how many operations it has issued, and those that still are in the window."""
+
+    read: tuple[int, ...] = ()
+    issued: int = 0
+    window: tuple[Issued, ...] = ()
+    needs_value: bool = False  # the last operation issued is a load without a value yet
+
+
+State = tuple[tuple[Thread, ...], Memory]
+
+
+def must_wait(earlier: Operation, later: Operation) -> bool:
+    """Return whether `later` cannot be performed before `earlier`, which is before it in the program."""
+    if isinstance(earlier, Fence | RemoteFence | Await | Exchange) or isinstance(later, Fence | RemoteFence | Exchange):
+        return True
+    if isinstance(earlier, Load) and earlier.acquire:
+        return True
+    if isinstance(later, Store) and later.release:
+        return True
+    if getattr(earlier, "place", None) == getattr(later, "place", None):
+        return True
+    # Before a branch is decided, nothing is done that others could see.
+    decides = isinstance(earlier, Load) and earlier.expect is None
+    return decides and isinstance(later, Store | Await)
+
+
+@dataclass
+class Checker:
+    """Runs `programs`, one a thread, in every order from a memory of zeros.
+
+    Attributes:
+        programs: what the threads do.
+        values: of each place that a load may guess, those that it can have.
+        window: how many operations of a thread may be under way.
+    """
+
+    programs: Sequence[Program]
+    values: Mapping[Place, Sequence[int]] = field(default_factory=dict)
+    window: int = 4
+
+    def __post_init__(self) -> None:
+        self._next = lru_cache(maxsize=None)(self._replay)
+
+    def run(self) -> int:
+        """Return the number of states.
+
+        Raises:
+            Violation: a load got data that it must not get, or all threads sleep.
+        """
+        start: State = (tuple(self._issue(i, Thread()) for i in range(len(self.programs))), ())
+        met = {start}
+        left = [start]
+        while left:
+            state = left.pop()
+            stuck = True
+            for successor in self._successors(state):
+                stuck = False
+                if successor is not None and successor not in met:
+                    met.add(successor)
+                    left.append(successor)
+            if stuck and any(not self._ended(i, thread) for i, thread in enumerate(state[0])):
+                raise Violation("all threads sleep")
+        return len(met)
+
+    def _replay(self, index: int, read: tuple[int, ...], issued: int) -> Operation | None:
+        """Return the operation after the first `issued` ones, or None if there is none."""
+        program = self.programs[index]()
+        values = iter(read)
+        try:
+            operation = next(program)
+            for _ in range(issued):
+                decides = isinstance(operation, Load) and operation.expect is None
+                operation = program.send(next(values) if decides else 0)
+        except StopIteration:
+            return None
+        return operation
+
+    def _ended(self, index: int, thread: Thread) -> bool:
+        return not thread.window and self._next(index, thread.read, thread.issued) is None
+
+    def _issue(self, index: int, thread: Thread) -> Thread:
+        """Fill the window, as far as that needs no value."""
+        first = next((i for i, issued in enumerate(thread.window) if not issued.performed), len(thread.window))
+        window = thread.window[first:]
+        count, needs_value = thread.issued, thread.needs_value
+        while not needs_value and len(window) < self.window:
+            operation = self._next(index, thread.read, count)
+            if operation is None:
+                break
+            if not window and isinstance(operation, Fence):
+                count += 1
+                continue
+            window += (Issued(operation),)
+            needs_value = isinstance(operation, Load) and operation.expect is None
+            count += not needs_value
+        return Thread(thread.read, count, window, needs_value)
+
+    def _successors(self, state: State) -> Iterator[State | None]:
+        """Give the states after each possible next step; None stands for one that cannot have been."""
+        threads, memory = state
+        for index, thread in enumerate(threads):
+            if thread.needs_value:
+                yield from self._guesses(state, index)
+            for place, issued in enumerate(thread.window):
+                if issued.performed or any(
+                    not earlier.performed and must_wait(earlier.operation, issued.operation)
+                    for earlier in thread.window[:place]
+                ):
+                    continue
+                yield from self._perform(threads, dict(memory), index, place)
+
+    def _guesses(self, state: State, index: int) -> Iterator[State]:
+        thread = state[0][index]
+        operation = thread.window[-1].operation
+        assert isinstance(operation, Load)
+        if operation.acquire or len(thread.window) == self.window:
+            return  # nothing could come before it
+        for value in self.values[operation.place]:
+            window = (*thread.window[:-1], Issued(operation, value))
+            guessed = Thread((*thread.read, value), thread.issued + 1, window)
+            yield _with(state[0], index, self._issue(index, guessed)), state[1]
+
+    def _perform(
+        self, threads: tuple[Thread, ...], memory: dict[Place, int], index: int, place: int
+    ) -> Iterator[State | None]:
+        thread = threads[index]
+        issued = thread.window[place]
+        operation = issued.operation
+        read, count, needs_value = thread.read, thread.issued, thread.needs_value
+        if isinstance(operation, Load):
+            value = memory.get(operation.place, 0)
+            if operation.expect is not None and value != operation.expect:
+                raise Violation(f"{operation.place} is {value} where {operation.expect} is expected")
+            if issued.guess is not None and value != issued.guess:
+                yield None
+                return
+            if operation.expect is None and issued.guess is None:
+                read, count, needs_value = (*read, value), count + 1, False
+        elif isinstance(operation, Store | Exchange):
+            memory[operation.place] = operation.value
+        elif isinstance(operation, Await) and memory.get(operation.place, 0) == 0:
+            return
+        elif isinstance(operation, RemoteFence) and any(other.performed for other in threads[operation.thread].window):
+            return  # it passes the fence where what it has performed is all that it has issued before
+        window = (*thread.window[:place], Issued(operation, issued.guess, True), *thread.window[place + 1 :])
+        moved = self._issue(index, Thread(read, count, window, needs_value))
+        yield _with(threads, index, moved), tuple(sorted(memory.items()))
+
+
+def _with(threads: tuple[Any, ...], index: int, thread: Thread) -> tuple[Thread, ...]:
+    return (*threads[:index], thread, *threads[index + 1 :])
