@@ -38,7 +38,7 @@ class Settings:
     Attributes:
         collective: a name in `statistics.BUS_FACTORS`.
         ranks: number of processes of each library.
-        sizes: sizes in bytes of one rank's buffer.
+        sizes: sizes in bytes of the vector: of one rank's larger buffer.
         dtype, itemsize: a name in `unisono.dtypes`, and its bytes per element, of which the sizes are multiples.
         libraries: in the order of the tables.
         rounds: rounds per size.

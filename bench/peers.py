@@ -101,6 +101,7 @@ ONE_CCL = {
 # mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
+UNISONO_RUN = "{python} -m unisono run -n {ranks} --no-label -- {worker}"
 TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node {ranks} --monitor-interval 5 --no-python"
 
 PEERS: dict[str, Library] = {
@@ -124,6 +125,8 @@ PEERS: dict[str, Library] = {
         Library("mpich-tcp", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", MPI_OVER_TCP),
         Library("impi", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "impi", INTEL),
         Library("oneccl", "oneccl", f"{HYDRA} {{worker}}", "PMI_RANK", "oneccl", ONE_CCL),
+        # No library: what two processes of a few lines of C make of one socket.
+        Library("bare-tcp", "bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
     )
 }
 
@@ -133,7 +136,7 @@ def unisono_over(transport: str) -> Library:
     return Library(
         f"unisono-{transport}",
         "unisono_api",
-        "{python} -m unisono run -n {ranks} --no-label -- {worker}",
+        UNISONO_RUN,
         "UNISONO_RANK",
         variables={"UNISONO_TRANSPORT": transport},
     )
@@ -147,7 +150,7 @@ def peer(name: str) -> Library:
     """
     if name not in PEERS:
         raise UsageError(f"there is no peer {name!r}; those there are: {', '.join(PEERS)}")
-    if not (PEERS[name].folder / COMPLETE).exists():
+    if PEERS[name].environment is not None and not (PEERS[name].folder / COMPLETE).exists():
         raise UsageError(f"the peer {name!r} is not installed in {ROOT}/; run `make peers`")
     return PEERS[name]
 

@@ -27,7 +27,7 @@ class Row:
     """One library at one size, in the rounds of one placement.
 
     Attributes:
-        nbytes: size of one rank's buffer.
+        nbytes: size of the vector.
         placement: "near", "far" or "unknown".
         latency_ns: median over the rounds of the one-way latency of a flag between the first two ranks' cores.
         library: its name, as asked for.
@@ -90,7 +90,7 @@ def _row(settings: Settings, key: tuple[int, str, str], found: dict[tuple[int, s
 
 def _baselines(settings: Settings) -> list[str]:
     """Return the libraries that others are compared with: the variants of Unisono."""
-    return [library.name for library in settings.libraries if library.environment is None]
+    return [library.name for library in settings.libraries if library.adapter == "unisono_api"]
 
 
 def _shared(one: Iterable[Sample], other: Iterable[Sample]) -> list[int]:

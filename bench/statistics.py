@@ -17,7 +17,11 @@ CONFIDENCE = 0.95
 # speed of the hardware whatever p is; None where no data moves. As in nccl-tests, doc/PERFORMANCE.md.
 BUS_FACTORS: dict[str, Callable[[int], float] | None] = {
     "allreduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "reduce": lambda ranks: 1.0,
     "broadcast": lambda ranks: 1.0,
+    "allgather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "alltoall": lambda ranks: (ranks - 1) / ranks,
     "barrier": None,
 }
 

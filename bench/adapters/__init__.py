@@ -10,8 +10,12 @@ and what it returns has:
 
     size: int               the number of ranks
     version: str            the library and its version, in one line
-    call(collective, array) a callable that runs the collective once on the flat numpy `array`, in place, as users do:
-                            "allreduce" sums, "broadcast" sends from rank 0, "barrier" ignores the array.
+    call(collective, array, out)
+                            a callable that runs the collective once, as users do, on the flat numpy arrays: `array` is
+                            what this rank puts in, `out` what it gets. They are the same one where users would say so:
+                            "allreduce" sums, "reduce" sums on rank 0, "broadcast" sends from rank 0, and "barrier"
+                            ignores it; and they are separate in "allgather", "reduce_scatter" (a sum) and "alltoall",
+                            of equal shares.
                             Raises NotImplementedError where the library lacks the collective or the dtype.
     barrier()               returns when all ranks have called it
     close()                 leaves the job in order

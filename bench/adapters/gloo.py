@@ -19,11 +19,16 @@ class GlooAdapter:
         self.version = f"Gloo of torch {self._torch.__version__}"
         self.barrier = self._distributed.barrier
 
-    def call(self, collective: str, array: Any) -> Callable[[], object]:
-        """Return the call to measure, on a tensor that shares the array's memory."""
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
+        """Return the call to measure, on tensors that share the arrays' memory."""
+        tensor, result = self._tensor(array), self._tensor(out)
         calls: dict[str, Callable[[], object]] = {
-            "allreduce": partial(self._distributed.all_reduce, self._tensor(array)),
-            "broadcast": partial(self._distributed.broadcast, self._tensor(array), 0),
+            "allreduce": partial(self._distributed.all_reduce, tensor),
+            "reduce": partial(self._distributed.reduce, tensor, 0),
+            "broadcast": partial(self._distributed.broadcast, tensor, 0),
+            "allgather": partial(self._distributed.all_gather_into_tensor, result, tensor),
+            "reduce_scatter": partial(self._distributed.reduce_scatter_tensor, result, tensor),
+            "alltoall": partial(self._distributed.all_to_all_single, result, tensor),
             "barrier": self._distributed.barrier,
         }
         return calls[collective]

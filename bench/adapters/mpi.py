@@ -19,15 +19,20 @@ class MpiAdapter:
         self.version = " ".join(first_line.partition(",")[0].strip("\0").split())
         self.barrier = self._world.Barrier
 
-    def call(self, collective: str, array: Any) -> Callable[[], object]:
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure; the calls are blocking, in place where MPI has a form of them in place."""
         try:
             self._mpi.Datatype.fromcode(array.dtype.char)
         except ValueError:
             raise NotImplementedError(f"mpi4py has no MPI datatype for {array.dtype}") from None
+        reduced = (self._mpi.IN_PLACE, array) if self._world.rank == 0 else (array, None)
         calls: dict[str, Callable[[], object]] = {
             "allreduce": partial(self._world.Allreduce, self._mpi.IN_PLACE, array, self._mpi.SUM),
+            "reduce": partial(self._world.Reduce, *reduced, self._mpi.SUM, 0),
             "broadcast": partial(self._world.Bcast, array, 0),
+            "allgather": partial(self._world.Allgather, array, out),
+            "reduce_scatter": partial(self._world.Reduce_scatter_block, array, out, self._mpi.SUM),
+            "alltoall": partial(self._world.Alltoall, array, out),
             "barrier": self._world.Barrier,
         }
         return calls[collective]

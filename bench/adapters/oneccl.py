@@ -16,6 +16,7 @@ from typing import Any
 
 UNIQUE_ID_NBYTES = 4096
 SUM = 0
+ROOT = 0
 
 # The enumeration onecclDataType_t.
 DATATYPES = {
@@ -40,13 +41,25 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("data", ctypes.c_byte * UNIQUE_ID_NBYTES)]
 
 
+# Collective → the function, and what it takes between the type of the elements and the communicator.
+COLLECTIVES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "allreduce": ("onecclAllReduce", (SUM,)),
+    "reduce": ("onecclReduce", (SUM, ROOT)),
+    "broadcast": ("onecclBroadcast", (ROOT,)),
+    "allgather": ("onecclAllGather", ()),
+    "reduce_scatter": ("onecclReduceScatter", (SUM,)),
+    "alltoall": ("onecclAllToAll", ()),
+}
+
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "onecclGetVersion": (ctypes.POINTER(ctypes.c_int),),
     "onecclGetUniqueId": (ctypes.POINTER(UniqueId),),
     "onecclCommInitRank": (ctypes.POINTER(Pointer), ctypes.c_size_t, UniqueId, ctypes.c_int),
     "onecclCommDestroy": (Pointer,),
-    "onecclAllReduce": (Pointer, Pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, Pointer, Pointer),
-    "onecclBroadcast": (Pointer, Pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, Pointer, Pointer),
+    **{
+        name: (Pointer, Pointer, ctypes.c_size_t, ctypes.c_int, *[ctypes.c_int] * len(more), Pointer, Pointer)
+        for name, more in COLLECTIVES.values()
+    },
 }
 
 
@@ -67,16 +80,17 @@ class OneCclAdapter:
         self.version = f"oneCCL {self._version()}"
         self.barrier = world.Barrier
 
-    def call(self, collective: str, array: Any) -> Callable[[], object]:
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure; without a stream a call on host memory returns when it is complete."""
-        functions = {"allreduce": (self._ccl.onecclAllReduce, SUM), "broadcast": (self._ccl.onecclBroadcast, 0)}
-        if collective not in functions:
+        if collective not in COLLECTIVES:
             raise NotImplementedError(f"oneCCL's C interface has no {collective}")
         if array.dtype.name not in DATATYPES:
             raise NotImplementedError(f"oneCCL does not reduce {array.dtype}")
-        function, op_or_root = functions[collective]
-        address, datatype = array.ctypes.data, DATATYPES[array.dtype.name]
-        return partial(function, address, address, array.size, datatype, op_or_root, self._communicator, None)
+        name, more = COLLECTIVES[collective]
+        # Of shares, the elements of one are counted.
+        count = array.size // self.size if collective == "alltoall" else min(array.size, out.size)
+        addresses, datatype = (array.ctypes.data, out.ctypes.data), DATATYPES[array.dtype.name]
+        return partial(getattr(self._ccl, name), *addresses, count, datatype, *more, self._communicator, None)
 
     def close(self) -> None:
         """Destroy the communicator and finalise MPI."""

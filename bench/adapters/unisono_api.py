@@ -18,11 +18,15 @@ class UnisonoAdapter:
         self.version = f"Unisono {un.__version__}"
         self.barrier = self._world.barrier
 
-    def call(self, collective: str, array: Any) -> Callable[[], object]:
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure."""
         calls: dict[str, Callable[[], object]] = {
-            "allreduce": partial(self._world.allreduce, array, out=array),
-            "broadcast": partial(self._world.broadcast, array, root=0, out=array),
+            "allreduce": partial(self._world.allreduce, array, out=out),
+            "reduce": partial(self._world.reduce, array, out=out),
+            "broadcast": partial(self._world.broadcast, array, out=out),
+            "allgather": partial(self._world.allgather, array, out=out),
+            "reduce_scatter": partial(self._world.reduce_scatter, array, out=out),
+            "alltoall": partial(self._world.alltoall, array, out=out),
             "barrier": self._world.barrier,
         }
         return calls[collective]

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -31,7 +31,20 @@ PR_SET_PDEATHSIG = 1
 PERIOD = 5
 RANK_PERIOD = 3
 
-Expected = Callable[[int, int, Any], Any]
+
+class Form(NamedTuple):
+    """What a collective does with a vector of `count` elements, of which each rank has all, or an equal share.
+
+    Attributes:
+        expected: (size, rank, count, dtype) → what the rank gets; None if nothing.
+        puts_share, gets_share: whether a rank puts in, or gets, a share only.
+        in_place: whether it puts in and gets by the same array.
+    """
+
+    expected: Callable[[int, int, int, Any], Any]
+    puts_share: bool = False
+    gets_share: bool = False
+    in_place: bool = True
 
 
 def contribution(rank: int, count: int, dtype: Any) -> Any:
@@ -39,16 +52,39 @@ def contribution(rank: int, count: int, dtype: Any) -> Any:
     return (np.arange(count) % PERIOD + rank % RANK_PERIOD).astype(dtype)
 
 
-def _sum(size: int, count: int, dtype: Any) -> Any:
-    return np.asarray(sum(contribution(rank, count, np.int64) for rank in range(size))).astype(dtype)
+def _sum(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return np.asarray(sum(contribution(other, count, np.int64) for other in range(size))).astype(dtype)
 
 
-def _of_root(size: int, count: int, dtype: Any) -> Any:
+def _sum_at_root(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return _sum(size, rank, count, dtype) if rank == 0 else None
+
+
+def _share_of_sum(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return np.split(_sum(size, rank, count, dtype), size)[rank]
+
+
+def _of_root(size: int, rank: int, count: int, dtype: Any) -> Any:
     return contribution(0, count, dtype)
 
 
-# Collective → the result on every rank.
-EXPECTED: dict[str, Expected] = {"allreduce": _sum, "broadcast": _of_root, "barrier": _of_root}
+def _of_all(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return np.concatenate([contribution(other, count // size, dtype) for other in range(size)])
+
+
+def _share_of_each(size: int, rank: int, count: int, dtype: Any) -> Any:
+    return np.concatenate([np.split(contribution(other, count, dtype), size)[rank] for other in range(size)])
+
+
+FORMS: dict[str, Form] = {
+    "allreduce": Form(_sum),
+    "reduce": Form(_sum_at_root),
+    "broadcast": Form(_of_root),
+    "allgather": Form(_of_all, puts_share=True, in_place=False),
+    "reduce_scatter": Form(_share_of_sum, gets_share=True, in_place=False),
+    "alltoall": Form(_share_of_each, in_place=False),
+    "barrier": Form(_of_root),
+}
 
 
 class Worker:
@@ -64,14 +100,16 @@ class Worker:
         return {"version": self._adapter.version, "size": self._adapter.size}
 
     def prepare(self, collective: str, dtype: str, count: int) -> dict[str, Any]:
-        """Make the arrays of a call; nothing is sent."""
+        """Make the arrays of a call on a vector of `count` elements; nothing is sent."""
         if dtype == "bfloat16":
             importlib.import_module("ml_dtypes")  # Registers the dtype's name with numpy.
         element = np.dtype(dtype)
-        self._source = contribution(self._rank, count, element)
-        self._expected = EXPECTED[collective](self._adapter.size, count, element)
-        self._array = np.empty(count, element)
-        self._call = self._adapter.call(collective, self._array)
+        form, size = FORMS[collective], self._adapter.size
+        self._source = contribution(self._rank, count // size if form.puts_share else count, element)
+        self._expected = form.expected(size, self._rank, count, element)
+        self._array = np.empty_like(self._source)
+        self._out = self._array if form.in_place else np.empty(count // size if form.gets_share else count, element)
+        self._call = self._adapter.call(collective, self._array, self._out)
         return {}
 
     def verify(self) -> dict[str, Any]:
@@ -106,11 +144,13 @@ class Worker:
         return {}
 
     def _difference(self) -> str | None:
-        wrong = np.flatnonzero(self._array != self._expected)
+        if self._expected is None:
+            return None
+        wrong = np.flatnonzero(self._out != self._expected)
         if not wrong.size:
             return None
         first = wrong[0]
-        return f"element {first} is {self._array[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
+        return f"element {first} is {self._out[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
 
 
 def serve(worker: Worker, stream: TextIO) -> None:
