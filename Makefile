@@ -15,14 +15,23 @@ NATIVE := $(shell find transports/native -type f | LC_ALL=C sort)
 KEY := $(shell cat pyproject.toml CMakeLists.txt $(NATIVE) | sha256sum | cut -c1-16)
 TOOLS := $(STAMPS)/tools-$(KEY)
 
+has = $(shell command -v $(1))
+# The native core with its tests and without Python.
+NATIVE_BUILD = $(BIN)/cmake -S . -G Ninja -DUNISONO_MODULE=OFF -DUNISONO_TESTS=ON -DUNISONO_WERROR=ON \
+  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) --log-level=WARNING
+FUZZERS := frames plans shm tcp
+
 # What the targets pass on: make bench BENCH="broadcast -n 2", make peers PEERS="gloo", make test PYTEST="-k plans".
 BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 PYTEST ?=
+# Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
+FUZZ_S ?= 15
+UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test torch coverage lint sanitize package bench peers docs clean help
+.PHONY: setup demo test torch coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -46,17 +55,45 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp \
+	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp
 
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers
 
 sanitize-%: $(STAMPS)/dev-$(KEY)
-	$(BIN)/cmake -S . -B build/sanitize-$* -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=$* \
-	  -DUNISONO_MODULE=OFF -DUNISONO_TESTS=ON -DUNISONO_WERROR=ON -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-	  --log-level=WARNING
+	$(NATIVE_BUILD) -B build/sanitize-$* -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=$*
 	$(BIN)/cmake --build build/sanitize-$*
 	$(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure --timeout 120
+
+debian: ## Install the compilers and tools of the targets aarch64, fuzz and counts, if root
+	@scripts/debian-packages.sh
+
+# What there is, is looked up when the tools have been installed: the recipes below are expanded only then.
+aarch64: $(STAMPS)/dev-$(KEY) debian ## Build the native core for aarch64 and run its tests under qemu
+	@$(if $(and $(call has,aarch64-linux-gnu-g++),$(call has,qemu-aarch64-static)),$(MAKE) --no-print-directory aarch64-tests,\
+	  echo "skipped: no aarch64-linux-gnu-g++ or no qemu-aarch64-static")
+
+aarch64-tests:
+	$(NATIVE_BUILD) -B build/aarch64 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_TOOLCHAIN_FILE=$(abspath scripts/aarch64.cmake)
+	$(BIN)/cmake --build build/aarch64
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --timeout 120
+
+# Inputs that were found interesting stay in build/fuzz, and are where the next run begins.
+fuzz: $(STAMPS)/dev-$(KEY) debian ## Fuzz the native core with clang; with another compiler, run the seeds and changes of them
+	$(NATIVE_BUILD) -B build/fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=address,undefined \
+	  $(if $(call has,clang++),-DUNISONO_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++)
+	$(BIN)/cmake --build build/fuzz --target $(FUZZERS:%=fuzz_%)
+	@$(if $(call has,clang++),scripts/fuzz.sh build/fuzz $(FUZZ_S) $(FUZZERS),\
+	  $(BIN)/ctest --test-dir build/fuzz --output-on-failure --timeout 120 -R fuzz_)
+
+counts: $(STAMPS)/dev-$(KEY) debian ## Compare the instructions of the hot paths with those recorded (UPDATE=1 records them)
+	@$(if $(call has,valgrind),$(MAKE) --no-print-directory counted-paths,echo "skipped: no valgrind")
+
+counted-paths:
+	$(NATIVE_BUILD) -B build/counts -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/counts --target hot_paths
+	@$(BIN)/python scripts/count_instructions.py build/counts/tests/native/hot_paths $(if $(UPDATE),--update)
 
 package: $(STAMPS)/dev-$(KEY) ## Build sdist and wheel, install them in fresh environments and import them
 	@$(BIN)/pytest -m packaging

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from inspect import signature
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
 from unisono.algorithms.plan import Plan
-from unisono.errors import NoAlgorithmError
+from unisono.errors import NoAlgorithmError, UsageError
 
-Order = Literal["none", "rank", "fixed"]
+# In which order contributions are combined: there is no reduction; in ascending order of ranks, one after the other;
+# by one balanced binary tree over the ranks; in some order that depends on nothing but the number of ranks, the root
+# and the block.
+Order = Literal["none", "rank", "canonical", "fixed"]
 
+
+_PARAMETERS_OF_ALL = ("size", "rank", "root")
 
 # A builder, `build(size, rank, root=0, **params) -> Plan`: pure and deterministic, for one rank at a time. Each builder
 # takes parameters of its own, which a callable type can only leave open.
@@ -46,8 +52,10 @@ class Algorithm:
             is not known: the tuner then leaves the algorithm to those who name it.
         reference: where the algorithm and its cost are from.
         commutative_only: whether the operation must be commutative.
-        order: in which order contributions are combined: "none" (no reduction), "rank" (ascending ranks), "fixed" (some
-            order that depends on nothing but the number of ranks and the block).
+        order: in which order contributions are combined, as `algorithms.orders` proves: "none" (no reduction), "rank"
+            (one after the other, in ascending order of ranks), "canonical" (by one balanced binary tree over the ranks:
+            all algorithms of this order give the same bits), or "fixed" (some order that depends on nothing but the
+            number of ranks, the root and the block).
         same_bits: whether all ranks get the same bits for floating-point reductions.
         in_place: whether INPUT and OUTPUT may be the same memory.
         segmentable: whether running it over several segments overlaps its groups usefully.
@@ -83,9 +91,36 @@ class Algorithm:
         if reason := self.supports(size):
             raise NoAlgorithmError(f"{self.collective} {self.name!r} cannot run on {size} ranks: {reason}")
 
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of the builder's own, by name: all but the number of ranks, the rank and the root."""
+        every = signature(self.build).parameters
+        return {name: every[name] for name in every if name not in _PARAMETERS_OF_ALL}
+
+    def check_parameters(self, names: Iterable[str]) -> None:
+        """Check that the builder takes parameters of these names.
+
+        Raises:
+            UsageError: there is one that it does not take; names those that it does.
+        """
+        own = self.parameters()
+        for name in names:
+            if name not in own:
+                those = f"{', '.join(own) or 'none'}{suggestion(name, own)}"
+                raise UsageError(f"{self.collective} {self.name} has no parameter {name!r}; it has {those}")
+
     def cost_of(self, size: int, params: Mapping[str, Any]) -> Cost | None:
         """Return the cost with the builder's parameters `params`, of which it takes those that matter, if declared."""
         if self.cost is None:
             return None
         accepted = signature(self.cost).parameters
         return self.cost(size, **{name: value for name, value in params.items() if name in accepted})
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about a name that is not known: which one may have been meant, if one is near.
+
+    >>> suggestion("rign", ["direct", "ring"]), suggestion("xyz", ["direct", "ring"])
+    ("; did you mean 'ring'?", '')
+    """
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

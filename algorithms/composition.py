@@ -35,18 +35,30 @@ from unisono.errors import UsageError
 
 
 class Window(NamedTuple):
-    """Where the blocks of a phase lie: block i is `width` blocks of `buffer`, `stride` apart, from start + i·step."""
+    """Where the blocks of a phase lie: block i is `width` blocks of `buffer`, `stride` apart, from start + i·step.
+
+    Where `edges` are given, the blocks are runs of different widths instead: block i is from edges[i] to edges[i + 1].
+    """
 
     buffer: Buffer
     start: int
     width: int
     step: int
     stride: int = 1
+    edges: tuple[int, ...] = ()
 
 
 def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
     """Return the window whose blocks are runs of `width` consecutive blocks, one after the other from `start`."""
     return Window(buffer, start, width, width)
+
+
+def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
+    """Return the window whose blocks are the runs between neighbouring `edges`, which ascend."""
+    widths = {after - before for before, after in pairwise(edges)}
+    if len(widths) == 1:
+        return run_of_blocks(buffer, edges[0], widths.pop())
+    return Window(buffer, edges[0], 0, 0, edges=edges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +155,10 @@ def embed(phase: Phase, memory: Memory) -> tuple[Lane, ...]:
     A `Repeat` stays one as long as what it names advances evenly in the whole, too.
 
     Raises:
-        UsageError: the phase names blocks that no span of the whole can name.
+        UsageError: the phase names blocks that no span of the whole can name, or its blocks are permuted.
     """
+    if phase.plan.permutation:
+        raise UsageError(f"{_named(phase.plan)} cannot be a phase here: its blocks are permuted in memory")
     renaming = _Renaming(phase, _frames(phase, memory))
     return tuple(tuple(item for written in lane for item in renaming.items(written)) for lane in phase.plan.lanes)
 
@@ -160,13 +174,17 @@ class _Frame(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Return how many blocks follow evenly on each other in the whole: all of them or those of a copy."""
+        """Return how many blocks follow evenly on each other in the whole: one, those of a copy, or all of them."""
+        if self.window.edges:
+            return 1
         return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
 
     def placed(self, span: Span) -> Span | None:
         """Return the span of the whole that names the blocks of `span`; None if there is none."""
         window, first = self.window, span.start % (self.blocks * self.copies)
         copy, block = divmod(first, self.blocks)
+        if window.edges:
+            return self._between_edges(span, copy, block)
         start = window.start + copy * self.pitch + block * window.step
         at = Span(window.buffer, start, advance=span.advance * window.step)
         if span.count == 1:
@@ -178,23 +196,51 @@ class _Frame(NamedTuple):
             return replace(at, count=span.count * window.width)
         return None
 
+    def _between_edges(self, span: Span, copy: int, block: int) -> Span | None:
+        """Return the span of the whole of a run of blocks of different widths, which may wrap around the end."""
+        edges, end = self.window.edges, block + span.count
+        if span.count > 1 and (span.stride != 1 or (end > self.blocks and not self.is_cyclic)):
+            return None
+        wrapped = edges[end - self.blocks] - edges[0] if end > self.blocks else 0
+        count = edges[min(end, self.blocks)] - edges[block] + wrapped
+        return Span(self.window.buffer, edges[block] + copy * self.pitch, count)
+
 
 def _frames(phase: Phase, memory: Memory) -> dict[Buffer, _Frame]:
     """Return where the buffers of a phase lie; its SCRATCH is on the same blocks of copies of the whole vector."""
+    windows, scratch = {Buffer.INPUT: phase.input, Buffer.OUTPUT: phase.output}, phase.plan.scratch
     found: dict[Buffer, _Frame] = {}
-    for buffer, window in ((Buffer.INPUT, phase.input), (Buffer.OUTPUT, phase.output)):
+    for buffer, window in windows.items():
         blocks = phase.plan.partition(buffer).blocks
-        is_whole = blocks * window.width == memory.size_of(window.buffer)
-        found[buffer] = _Frame(window, blocks, 1, blocks * window.step, is_whole)
-    scratch = phase.plan.scratch
-    if scratch.like is not None:
-        like = found[scratch.like]
-        first, blocks = (0, like.blocks) if scratch.block is None else (scratch.block, 1)
-        start = memory.kept * memory.blocks + (like.window.start + first * like.window.step) % memory.blocks
-        window = like.window._replace(buffer=Buffer.SCRATCH, start=start)
-        is_whole = scratch.blocks * window.width == memory.size_of(Buffer.SCRATCH)
+        found[buffer] = _Frame(window, blocks, 1, blocks * window.step, _is_whole(window, blocks, memory))
+    if scratch.blocks:
+        blocks = scratch.blocks // scratch.copies
+        like = _shared(phase.plan) if scratch.like is None else scratch.like
+        window = _in_scratch(windows[like], scratch.block, memory)
+        is_whole = _is_whole(window, scratch.blocks, memory)
         found[Buffer.SCRATCH] = _Frame(window, blocks, scratch.copies, memory.blocks, is_whole)
     return found
+
+
+def _is_whole(window: Window, blocks: int, memory: Memory) -> bool:
+    length = window.edges[-1] - window.edges[0] if window.edges else blocks * window.width
+    return length == memory.size_of(window.buffer)
+
+
+def _shared(plan: Plan) -> Buffer:
+    """Return the buffer that has the shares of all ranks, by whose counts SCRATCH is cut; this rank may have none."""
+    return Buffer.INPUT if plan.input.blocks in (0, plan.scratch.blocks) else Buffer.OUTPUT
+
+
+def _in_scratch(window: Window, block: int | None, memory: Memory) -> Window:
+    """Return the same blocks of the vector, or the only one of them that is named, in the first copy for phases."""
+    if block is not None and window.edges:
+        window = run_of_blocks(window.buffer, window.edges[block], window.edges[block + 1] - window.edges[block])
+    elif block is not None:
+        window = window._replace(start=window.start + block * window.step)
+    moved = memory.kept * memory.blocks + window.start % memory.blocks - window.start
+    edges = tuple(edge + moved for edge in window.edges)
+    return window._replace(buffer=Buffer.SCRATCH, start=window.start + moved, edges=edges)
 
 
 class _Advance(NamedTuple):
@@ -263,9 +309,8 @@ class _Renaming:
         parts = [self._renamed(part, iteration) for part in _by_block(step)]
         found = [part for part in parts if part is not None]
         if not found:
-            plan = self._phase.plan
             raise UsageError(
-                f"{plan.collective} {plan.algorithm} cannot be a phase here: one of its messages has blocks that do "
+                f"{_named(self._phase.plan)} cannot be a phase here: one of its messages has blocks that do "
                 "not follow each other in the whole vector"
             )
         return found
@@ -291,6 +336,10 @@ class _Renaming:
         if isinstance(step, (RecvReduce, Copy, Reduce)):
             changes["lower"] = step.lower and self._phase.lower
         return replace(step, **changes)
+
+
+def _named(plan: Plan) -> str:
+    return f"{plan.collective} {plan.algorithm}"
 
 
 def _spans(step: Step) -> dict[str, Span]:

@@ -149,6 +149,7 @@ class Family:
             for plan in plans
             for buffer in (Buffer.INPUT, Buffer.OUTPUT)
         )
+        self._of_all_ranks: list[Origin] = []  # what INPUT is about where all ranks' are combined, the same on each
         self.blocks = max(1, *(max(plan.input.blocks, plan.output.blocks) for plan in plans))
         for plan in plans:
             self._check_buffer(plan, Buffer.INPUT, self.contract.input, self.contract.has_input(plan.rank, self.root))
@@ -157,9 +158,14 @@ class Family:
             )
             _check_scratch(plan)
 
-    def origin(self, rank: int, block: int) -> Origin:
-        """Return what a block of INPUT is about."""
-        return Origin(ALL_RANKS if self.contract.reduces else rank, block)
+    def origins(self, rank: int) -> Sequence[Origin]:
+        """Return what each block of INPUT is about."""
+        blocks = range(self.plans[rank].input.blocks)
+        if not self.contract.reduces:
+            return [Origin(rank, block) for block in blocks]
+        if not self._of_all_ranks:
+            self._of_all_ranks = [Origin(ALL_RANKS, block) for block in blocks]
+        return self._of_all_ranks
 
     def promise(self, rank: int, block: int) -> Promise:
         """Return what a block of OUTPUT must hold in the end."""
@@ -168,16 +174,21 @@ class Family:
     def length_numbers(self) -> list[list[int]]:
         """Return the lengths of the cells of every rank as numbers, equal for equal lengths."""
         numbers: dict[Length, int] = {}
-        return [
-            [numbers.setdefault(length, len(numbers)) for length in self.lengths(rank)] for rank in range(self.size)
-        ]
+        known: dict[object, list[int]] = {}
+        found: list[list[int]] = []
+        for rank in range(self.size):
+            of_rank: list[int] = []
+            for buffer in Buffer:
+                facts = self._facts_of_lengths(rank, buffer)
+                if facts not in known:
+                    known[facts] = [numbers.setdefault(length, len(numbers)) for length in self._lengths(rank, buffer)]
+                of_rank += known[facts]
+            found.append(of_rank)
+        return found
 
     def lengths(self, rank: int) -> list[Length]:
         """Return the length of each cell of a rank."""
-        plan = self.plans[rank]
-        return [
-            self._length(rank, buffer, block) for buffer in Buffer for block in range(plan.partition(buffer).blocks)
-        ]
+        return [length for buffer in Buffer for length in self._lengths(rank, buffer)]
 
     def parts(self) -> int:
         """Return how many blocks of the plans make up the vector that costs are multiples of."""
@@ -199,20 +210,30 @@ class Family:
             homes[shared] = inputs + (rank if self.contract.input is Cut.SHARE else 0)
         return homes
 
-    def _length(self, rank: int, buffer: Buffer, block: int) -> Length:
+    def _facts_of_lengths(self, rank: int, buffer: Buffer) -> tuple[object, ...]:
+        """Return all that the lengths of the blocks of a buffer depend on, of which many ranks have the same."""
+        partition = self.plans[rank].partition(buffer)
+        whole_of = buffer if partition.like is None else partition.like
+        whole = self.plans[rank].partition(whole_of)
+        cut = self.contract.input if whole_of is Buffer.INPUT else self.contract.output
+        by_rank = whole.counts in {Counts.SEND, Counts.RECEIVE} or cut is Cut.SHARE
+        return (buffer, partition, whole, rank if by_rank else None)
+
+    def _lengths(self, rank: int, buffer: Buffer) -> list[Length]:
+        """Return the length of each block of a buffer."""
         partition = self.plans[rank].partition(buffer)
         if partition.like is not None:
-            block = block % (partition.blocks // partition.copies) if partition.block is None else partition.block
-            return self._length(rank, partition.like, block)
+            whole = self._lengths(rank, partition.like)
+            return (whole if partition.block is None else [whole[partition.block]]) * partition.copies
+        blocks = range(partition.blocks)
         if partition.counts is Counts.RANKS:
-            return Length("count of rank", block)
+            return [Length("count of rank", block) for block in blocks]
         if partition.counts is Counts.SEND:
-            return Length("count of pair", rank, block)
+            return [Length("count of pair", rank, block) for block in blocks]
         if partition.counts is Counts.RECEIVE:
-            return Length("count of pair", block, rank)
+            return [Length("count of pair", block, rank) for block in blocks]
         cut = self.contract.input if buffer is Buffer.INPUT else self.contract.output
-        assert cut is not None, "a collective without an OUTPUT has no blocks there"
-        return self._own_length(rank, cut, block)
+        return [] if cut is None else [self._own_length(rank, cut, block) for block in blocks]
 
     def _own_length(self, rank: int, cut: Cut, block: int) -> Length:
         """Return the length of a block of a buffer that is cut evenly.
@@ -243,6 +264,30 @@ class Family:
                 f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(found)}, "
                 f"expected {_describe(expected)}"
             )
+
+
+def are_proved_by(plans: Sequence[Plan], proved: Sequence[Plan]) -> bool:
+    """Return whether `plans` are right because the plans of `proved` are.
+
+    So it is if all ranks do the same and blocks that are equally long in `proved` are equally long in `plans`.
+
+    Raises:
+        PlanError: as `Family`.
+    """
+    families = Family(plans), Family(proved)
+    if any(_without_counts(one) != _without_counts(other) for one, other in zip(plans, proved, strict=True)):
+        return False
+    becomes: dict[int, int] = {}
+    return all(
+        becomes.setdefault(length_proved, length) == length
+        for lengths in zip(*(family.length_numbers() for family in families), strict=True)
+        for length, length_proved in zip(*lengths, strict=True)
+    )
+
+
+def _without_counts(plan: Plan) -> tuple[object, ...]:
+    blocks = [plan.partition(buffer).blocks for buffer in Buffer]
+    return (plan.collective, plan.algorithm, plan.root, blocks, plan.permutation, plan.lanes)
 
 
 def _check_belong_together(plans: Sequence[Plan]) -> None:

@@ -10,8 +10,8 @@ The array is a header of 19 words, then tables, one after the other::
     group       first step, steps, first dependency, dependencies
     dependency  lane, group as run
     step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source,
-                sources, 0
-    operand     peer (-1: own), 0, buffer, start, count, stride, advance, 0
+                sources
+    operand     peer (-1: own), buffer, start, count, stride, advance
     permutation one word per block
 
 Counts refer to tables by index; the reader checks every one of them.
@@ -42,7 +42,10 @@ from unisono.algorithms.plan import (
     Write,
 )
 
-VERSION = 2
+VERSION = 3
+
+_STEP_WORDS = 7
+_OPERAND_WORDS = 6
 
 OPCODES: dict[type[object], int] = {
     Send: 0,
@@ -73,7 +76,7 @@ class _Tables:
             self._add_group(group)
 
     def _add_group(self, group: Group) -> None:
-        self.groups += [len(self.steps) // 8, len(group.steps), len(self.dependencies) // 2, len(group.after)]
+        self.groups += [len(self.steps) // _STEP_WORDS, len(group.steps), len(self.dependencies) // 2, len(group.after)]
         for lane, index in group.after:
             self.dependencies += [lane, index]
         for step in group.steps:
@@ -82,17 +85,17 @@ class _Tables:
     def _add_step(self, step: Step) -> None:
         dst = getattr(step, "dst", None)
         dst_index = self._add_operand(-1, dst) if dst is not None else -1
-        first_source = len(self.operands) // 8
+        first_source = len(self.operands) // _OPERAND_WORDS
         sources = list(_sources(step))
         for peer, span in sources:
             self._add_operand(peer, span)
         flags = bool(getattr(step, "received_first", False)) + 2 * bool(getattr(step, "lower", False))
         peer, peer_advance = getattr(step, "peer", 0), getattr(step, "peer_advance", 0)
-        self.steps += [OPCODES[type(step)], flags, peer, peer_advance, dst_index, first_source, len(sources), 0]
+        self.steps += [OPCODES[type(step)], flags, peer, peer_advance, dst_index, first_source, len(sources)]
 
     def _add_operand(self, peer: int, span: Span) -> int:
-        self.operands += [peer, 0, int(span.buffer), span.start, span.count, span.stride, span.advance, 0]
-        return len(self.operands) // 8 - 1
+        self.operands += [peer, int(span.buffer), span.start, span.count, span.stride, span.advance]
+        return len(self.operands) // _OPERAND_WORDS - 1
 
 
 def _sources(step: Step) -> Iterable[tuple[int, Span]]:
@@ -101,7 +104,8 @@ def _sources(step: Step) -> Iterable[tuple[int, Span]]:
     if isinstance(step, Reduce):
         return ((-1, span) for span in step.sources)
     src = getattr(step, "src", None)
-    return () if src is None else ((-1, src),)
+    peer = step.peer if isinstance(step, Read) else -1
+    return () if src is None else ((peer, src),)
 
 
 def encode(plan: Plan) -> array[int]:
@@ -114,7 +118,12 @@ def encode(plan: Plan) -> array[int]:
             tables.add_item(item)
     header = [
         *(VERSION, plan.size, plan.rank, len(plan.lanes), len(tables.items) // 3, len(tables.groups) // 4),
-        *(len(tables.dependencies) // 2, len(tables.steps) // 8, len(tables.operands) // 8, len(plan.permutation)),
+        *(
+            len(tables.dependencies) // 2,
+            len(tables.steps) // _STEP_WORDS,
+            len(tables.operands) // _OPERAND_WORDS,
+            len(plan.permutation),
+        ),
         *(plan.input.blocks, int(plan.input.counts), plan.output.blocks, int(plan.output.counts)),
         *_scratch(plan.scratch),
     ]

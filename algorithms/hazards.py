@@ -8,13 +8,17 @@ Different groups of one lane run at the same time only in different segments. Th
 segment s of a block is the same elements wherever the block is named, blocks of a buffer do not overlap, and blocks
 that share memory in place have the same length (`algorithms.contracts`).
 
+Nor is a group looked at again when it has merely moved on (`Row.moved`). Buffers that are the same memory as a whole
+are moved through alike, and of those that share one block, one has that block alone: it is not moved through alike with
+the other one unless there is one rank.
+
 What is done to a peer's mapped memory is the subject of `algorithms.sharing`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import combinations
 from typing import TypeAlias
 
@@ -36,16 +40,17 @@ def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[
     """
     posted: list[list[_Node]] = [[] for _ in programs]
     for event in events:
-        if type(event) is Posted:
+        if isinstance(event, Posted):
             posted[event.rank].append((event.lane, event.group))
     for program in programs:
         homes = family.homes(program.plan.rank)
         apart = list(range(len(homes)))
         layouts = (apart, homes) if in_place and homes != apart else (apart,)
         _check_groups(program, layouts)
-        if len(program.lanes) > 1:
-            for home in layouts:
-                _check_lanes(program, home, posted[program.plan.rank])
+        touched = [_touched(rows, program.plan.rank) for rows in program.lanes] if len(program.lanes) > 1 else []
+        for home in layouts:
+            if shared := _shared(touched, home):
+                _check_lanes(program, home, shared, posted[program.plan.rank])
 
 
 def _check_groups(program: Program, layouts: Sequence[Sequence[int]]) -> None:
@@ -53,6 +58,8 @@ def _check_groups(program: Program, layouts: Sequence[Sequence[int]]) -> None:
     rank = program.plan.rank
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
+            if row.moved:
+                continue
             written = [cell for action in row.actions for cell in _own(action.writes, rank)]
             if written:
                 read = [cell for action in row.actions for cell in _own(action.reads, rank)]
@@ -108,19 +115,41 @@ def _clobbered(action: Action, home: Sequence[int]) -> int | None:
     return None
 
 
-def _check_lanes(program: Program, home: Sequence[int], posted: Sequence[_Node]) -> None:
-    """Check the steps of different lanes with each other; `posted` are the groups, in a possible order."""
+def _touched(rows: Sequence[Row], rank: int) -> tuple[set[int], set[int]]:
+    """Return the cells of the rank's own that a lane touches, and those of them that it writes."""
+    read: set[int] = set()
+    written: set[int] = set()
+    for row in rows:
+        for action in row.actions:
+            read.update(_own(action.reads, rank))
+            written.update(_own(action.writes, rank))
+    return read | written, written
+
+
+def _shared(touched: Sequence[tuple[set[int], set[int]]], home: Sequence[int]) -> set[int]:
+    """Return the memory that one lane writes and another one touches."""
+    shared: set[int] = set()
+    at_home = [({home[cell] for cell in every}, {home[cell] for cell in written}) for every, written in touched]
+    for (every, written), (other_every, other_written) in combinations(at_home, 2):
+        shared |= every & other_written | written & other_every
+    return shared
+
+
+def _check_lanes(program: Program, home: Sequence[int], shared: Set[int], posted: Sequence[_Node]) -> None:
+    """Check what the steps of different lanes do to the memory that they share.
+
+    `posted` are the groups, in a possible order.
+    """
     accesses: dict[int, dict[_Node, tuple[_Access, int]]] = defaultdict(dict)
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
             for index, action in enumerate(row.actions):
                 for cell, writes in _accesses(action, program.plan.rank, home):
-                    if writes or (lane, number) not in accesses[home[cell]]:
+                    if home[cell] in shared and (writes or (lane, number) not in accesses[home[cell]]):
                         access = (Place(program.plan.rank, lane, number, 0), index, writes)
                         accesses[home[cell]][lane, number] = (access, cell)
-    shared = [of_cell for of_cell in accesses.values() if len({lane for lane, _ in of_cell}) > 1]
-    ended_before = _ended_before(program, posted) if shared else {}
-    for of_cell in shared:
+    ended_before = _ended_before(program, posted)
+    for of_cell in accesses.values():
         for (a, (first, cell)), (b, (second, _)) in combinations(of_cell.items(), 2):
             writes = first[2] or second[2]
             if writes and a[0] != b[0] and ended_before[b][a[0]] <= a[1] and ended_before[a][b[0]] <= b[1]:

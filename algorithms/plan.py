@@ -310,13 +310,13 @@ class Plan:
 
 
 def peers(plan: Plan) -> list[tuple[int, int]]:
-    """Return the (lane, peer) pairs that the messages of `plan` use, sorted, without duplicates."""
+    """Return the (lane, peer) pairs that the messages and flags of `plan` use, sorted, without duplicates."""
     found = {
         (lane, step.peer)
         for lane in range(len(plan.lanes))
         for group in plan.groups(lane)
         for step in group.steps
-        if isinstance(step, (Send, Recv, RecvReduce))
+        if isinstance(step, (Send, Recv, RecvReduce, Signal, Wait))
     }
     return sorted(found)
 

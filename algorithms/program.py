@@ -7,13 +7,16 @@ memory, in a peer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
+    Group,
     Plan,
     Read,
     ReadReduce,
@@ -65,11 +68,20 @@ class Action(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A group as run; `alone` are those of its actions that are neither messages nor flags."""
+    """A group as run.
+
+    Attributes:
+        actions: its steps.
+        alone: those of them that are neither messages nor flags.
+        after: what it waits for in other lanes.
+        moved: whether it is an earlier group of which everything in its own rank's memory has moved on by as many
+            blocks, in buffers of equally many. What is the same memory there is the same memory here.
+    """
 
     actions: tuple[Action, ...]
     alone: tuple[Action, ...]
     after: tuple[tuple[int, int], ...]
+    moved: bool
 
 
 SENDING = frozenset((Send, Signal))
@@ -118,12 +130,6 @@ class Program:
     plan: Plan
     lanes: tuple[tuple[Row, ...], ...]
 
-    def actions(self) -> Iterator[Action]:
-        """Yield every action."""
-        for rows in self.lanes:
-            for row in rows:
-                yield from row.actions
-
     def place(self, lane: int, group: int, action: Action) -> Place:
         """Return the place of an action of a group."""
         return Place(self.plan.rank, lane, group, self.lanes[lane][group].actions.index(action))
@@ -131,6 +137,17 @@ class Program:
     def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
         """Return the (lane, group) of the groups that must have ended before this group starts, in its segment."""
         return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
+
+
+def as_written(item: Group | Repeat) -> tuple[int, tuple[Group, ...]]:
+    """Return how many times the groups of an item of a lane are run, and the groups."""
+    return (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
+
+
+def is_mapped(plan: Plan) -> bool:
+    """Return whether a plan has steps that need mapped memory."""
+    items = [as_written(item) for lane in plan.lanes for item in lane]
+    return any(type(step) in MAPPED for times, groups in items if times for group in groups for step in group.steps)
 
 
 def first_cell(plan: Plan, buffer: Buffer) -> int:
@@ -180,89 +197,145 @@ def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]
     """Yield the groups of a lane as run."""
     number = 0
     for item in plan.lanes[lane]:
-        times, groups = (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
-        written = []
-        for offset, group in enumerate(groups):
-            first = Place(plan.rank, lane, number + offset, 0)
-            steps = [_WrittenStep(step, first._replace(step=i), operands) for i, step in enumerate(group.steps)]
-            written.append((steps, any(type(step) in _ALONE for step in group.steps), group.after))
-        for iteration in range(times):
-            for steps, some_alone, after in written:
-                actions = tuple([step.at(iteration) for step in steps])
-                alone = tuple([action for action in actions if type(action.step) in _ALONE]) if some_alone else ()
-                yield Row(actions, alone, after)
+        times, groups = as_written(item)
+        runs = [
+            _runs(group, Place(plan.rank, lane, number + offset, 0), operands, times)
+            for offset, group in enumerate(groups)
+        ]
+        for iteration in zip(*runs, strict=True):
+            yield from iteration
         number += times * len(groups)
 
 
-class _WrittenStep:
-    """A step as written, at `place` in the first iteration of what repeats it."""
+def _runs(group: Group, first: Place, operands: Sequence[_Operands], times: int) -> Iterator[Row]:
+    """Return a group that runs first at `first`, as run so many times."""
+    steps = [_WrittenStep(step, first, index, operands) for index, step in enumerate(group.steps)]
+    columns = [step.run(times) for step in steps]
+    alone = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _ALONE]
+    moves_alike = times > 1 and len({move for step in steps for move in step.moves()}) <= 1
+    rows = zip(
+        zip(*columns, strict=True) if columns else repeat((), times),
+        zip(*alone, strict=True) if alone else repeat((), times),
+        repeat(group.after, times),
+        chain((False,), repeat(moves_alike)),
+        strict=False,
+    )
+    return map(Row._make, rows)
 
-    def __init__(self, step: Step, place: Place, operands: Sequence[_Operands]) -> None:
+
+class _WrittenStep:
+    """A step as written: the step `index` of a group that runs first at `first`."""
+
+    def __init__(self, step: Step, first: Place, index: int, operands: Sequence[_Operands]) -> None:
         self._step = step
-        self._place = place
+        self._first, self._index = first, index
         self._operands = operands
-        self._peer = getattr(step, "peer", NO_PEER)
-        self._peer_advance = getattr(step, "peer_advance", 0)
+        self._peer: int = getattr(step, "peer", NO_PEER)
+        self._peer_advance: int = getattr(step, "peer_advance", 0)
         reading, writing = _SPANS[type(step)]
-        self._reads, self._writes = list(reading(step, place.rank)), list(writing(step, place.rank))
+        self._reads, self._writes = reading(step, first.rank), writing(step, first.rank)
         self._check()
 
-    def at(self, iteration: int) -> Action:
-        """Return the step as run in an iteration."""
-        size, peer = len(self._operands), self._peer
-        moved = iteration * self._peer_advance
-        if moved:
-            peer = (peer + moved) % size
-        if peer == self._place.rank:
-            raise self._place.error(f"rank {peer} cannot be the peer of rank {peer} of {size}")
-        reads, writes = self._named(self._reads, iteration, moved), self._named(self._writes, iteration, moved)
-        return Action(self._step, peer, reads, writes)
+    def run(self, times: int) -> list[Action]:
+        """Return the step as run, in so many iterations."""
+        size, rank = len(self._operands), self._first.rank
+        peers = [self._peer] * times
+        if self._peer_advance:
+            peers = [(self._peer + iteration * self._peer_advance) % size for iteration in range(times)]
+        if rank in peers:
+            raise self._error(f"rank {rank} cannot be the peer of rank {rank} of {size}")
+        if times == 1:
+            reads = tuple([self._operands[owner].at(span, 0) for owner, span in self._reads])
+            writes = tuple([self._operands[owner].at(span, 0) for owner, span in self._writes])
+            return [Action(self._step, self._peer, reads, writes)]
+        columns = (repeat(self._step), peers, self._named(self._reads, peers), self._named(self._writes, peers))
+        return list(map(Action._make, zip(*columns, strict=False)))
 
-    def _named(self, spans: Sequence[tuple[int, Span]], iteration: int, moved: int) -> tuple[Operand, ...]:
-        """Return the operands that spans are in an iteration, where peers have moved on so far."""
-        if len(spans) != 1:
-            return tuple([self._operands[owner].named(span, iteration)[0] for owner, span in spans])
-        owner, span = spans[0]
-        if moved and owner != self._place.rank:
-            owner = (owner + moved) % len(self._operands)
-        return self._operands[owner].named(span, iteration)
+    def moves(self) -> Iterator[tuple[int, int]]:
+        """Yield, for what is in the memory of the rank itself, how far each iteration moves it, in how many blocks."""
+        for owner, span in (*self._reads, *self._writes):
+            if owner == self._first.rank:
+                blocks = self._operands[owner].blocks(span)
+                yield span.advance % blocks, blocks
+
+    def _named(self, spans: Sequence[tuple[int, Span]], peers: Sequence[int]) -> Iterable[tuple[Operand, ...]]:
+        """Return the operands that spans are in each iteration, where the peer is the one given."""
+        columns = [
+            self._operands[owner].named(span, len(peers))
+            if owner == self._first.rank or not self._peer_advance
+            else [self._operands[peer].at(span, iteration) for iteration, peer in enumerate(peers)]
+            for owner, span in spans
+        ]
+        return zip(*columns, strict=True) if columns else repeat(())
 
     def _check(self) -> None:
         """Check that the ranks and blocks exist, that operands have equally many, and that no INPUT is written."""
-        size, spans = len(self._operands), [*self._reads, *self._writes]
+        size, spans = len(self._operands), (*self._reads, *self._writes)
         if self._peer != NO_PEER and not 0 <= self._peer < size:
-            raise self._place.error(f"rank {self._peer} cannot be the peer of rank {self._place.rank} of {size}")
+            raise self._error(f"rank {self._peer} cannot be the peer of rank {self._first.rank} of {size}")
         for owner, span in spans:
             if not 0 <= owner < size:
-                raise self._place.error(f"rank {owner} is none of {size}")
-            blocks = self._operands[owner].plan.partition(span.buffer).blocks
-            if not 0 < span.count <= blocks or len(set(span.blocks(blocks))) < span.count:
-                raise self._place.error(f"{span} does not name different blocks of the {blocks} of {span.buffer.name}")
-        if len({span.count for _, span in spans}) > 1:
-            raise self._place.error(f"operands have {' and '.join(str(span.count) for _, span in spans)} blocks")
+                raise self._error(f"rank {owner} is none of {size}")
+            blocks, count = self._operands[owner].blocks(span), span.count
+            if not 0 < count <= blocks or (count > 1 and len(set(span.blocks(blocks))) < count):
+                raise self._error(f"{span} does not name different blocks of the {blocks} of {span.buffer.name}")
+        if len(spans) > 1 and len({span.count for _, span in spans}) > 1:
+            raise self._error(f"operands have {' and '.join(str(span.count) for _, span in spans)} blocks")
         if not self._reads and isinstance(self._step, (Reduce, ReadReduce)):
-            raise self._place.error("reduces nothing")
-        if any(span.buffer is Buffer.INPUT for _, span in self._writes):
-            raise self._place.error("writes INPUT")
+            raise self._error("reduces nothing")
+        for _, span in self._writes:
+            if span.buffer is Buffer.INPUT:
+                raise self._error("writes INPUT")
+
+    def _error(self, problem: str) -> PlanError:
+        return self._first._replace(step=self._index).error(problem)
 
 
 class _Operands:
     """The operands that spans of the memory of one rank are; each is made once, however often it is named."""
 
     def __init__(self, plan: Plan, lengths: Sequence[int]) -> None:
-        self.plan = plan
+        self._rank = plan.rank
         self._lengths = lengths
-        self._buffers = [(first_cell(plan, buffer), plan.partition(buffer).blocks) for buffer in Buffer]
-        self._known: dict[tuple[int, int, int], tuple[Operand]] = {}
+        self._cells = [_cells(plan, buffer) for buffer in Buffer]
+        # By buffer, count and stride, and then by start.
+        self._known: dict[tuple[int, int, int], dict[int, Operand]] = defaultdict(dict)
 
-    def named(self, span: Span, iteration: int) -> tuple[Operand]:
-        """Return the operand that `span` is in an iteration, as a tuple of one."""
-        first, blocks = self._buffers[span.buffer]
-        start = (span.start + iteration * span.advance) % blocks
-        key = (first + start, span.count, span.stride)
-        found = self._known.get(key)
-        if found is None:
-            run = Span(span.buffer, start, span.count, span.stride)
-            cells = tuple([first + block for block in self.plan.physical_blocks(run)])
-            found = self._known[key] = (Operand(self.plan.rank, cells, tuple([self._lengths[cell] for cell in cells])),)
-        return found
+    def blocks(self, span: Span) -> int:
+        """Return the number of blocks of the buffer of a span."""
+        return len(self._cells[span.buffer])
+
+    def named(self, span: Span, times: int) -> list[Operand]:
+        """Return the operand that `span` is in each iteration."""
+        blocks = len(self._cells[span.buffer])
+        if not span.advance % blocks:
+            return [self.at(span, 0)] * times
+        starts = [(span.start + iteration * span.advance) % blocks for iteration in range(times)]
+        known = self._known[span.buffer, span.count, span.stride]
+        known.update({start: self._operand(span, start) for start in set(starts) - known.keys()})
+        return [known[start] for start in starts]
+
+    def at(self, span: Span, iteration: int) -> Operand:
+        """Return the operand that `span` is in an iteration."""
+        start = (span.start + iteration * span.advance) % len(self._cells[span.buffer])
+        known = self._known[span.buffer, span.count, span.stride]
+        if start not in known:
+            known[start] = self._operand(span, start)
+        return known[start]
+
+    def _operand(self, span: Span, start: int) -> Operand:
+        of_buffer, lengths = self._cells[span.buffer], self._lengths
+        if span.count == 1:
+            cell = of_buffer[start]
+            return Operand(self._rank, (cell,), (lengths[cell],))
+        blocks, stop = len(of_buffer), start + span.count * span.stride
+        cells = tuple([of_buffer[block % blocks] for block in range(start, stop, span.stride)])
+        return Operand(self._rank, cells, tuple([lengths[cell] for cell in cells]))
+
+
+def _cells(plan: Plan, buffer: Buffer) -> list[int]:
+    """Return the cells of the blocks of a buffer as spans name them."""
+    blocks, first = plan.partition(buffer).blocks, first_cell(plan, buffer)
+    if not blocks:
+        return []
+    return [first + block for block in plan.physical_blocks(Span(buffer, 0, blocks))]

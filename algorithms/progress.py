@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from unisono.algorithms.picture import cycle
-from unisono.algorithms.plan import Signal, canonical_order
+from unisono.algorithms.plan import Recv, RecvReduce, Send, Signal, Wait, canonical_order
 from unisono.algorithms.program import FLAGS, RECEIVING, SENDING, Action, Place, Program
 from unisono.errors import PlanError
 
@@ -46,6 +46,9 @@ class Delivered(NamedTuple):
 
 
 Event: TypeAlias = Posted | Delivered
+
+# Where messages, or flags, are sent and where they are received, by (sender, receiver).
+_Ends: TypeAlias = tuple[dict[tuple[int, int], Action], dict[tuple[int, int], Action]]
 
 
 class _Channel(NamedTuple):
@@ -100,7 +103,7 @@ def _in_step(programs: Sequence[Program]) -> list[Event] | None:
     for lane in range(max(len(program.lanes) for program in programs)):
         running = [program for program in programs if lane < len(program.lanes)]
         for group in range(max(len(program.lanes[lane]) for program in running)):
-            matched = _match(running, lane, group, events)
+            matched = _match([program for program in running if group < len(program.lanes[lane])], lane, group, events)
             if not matched:
                 return None
     return events
@@ -108,33 +111,32 @@ def _in_step(programs: Sequence[Program]) -> list[Event] | None:
 
 def _match(programs: Sequence[Program], lane: int, group: int, events: list[Event]) -> bool:
     """Append the events of one group of all ranks; return whether its messages have two ends each."""
-    sends: dict[tuple[int, int, bool], Action] = {}
-    receives: dict[tuple[int, int, bool], Action] = {}
+    messages: _Ends = ({}, {})
+    flags: _Ends = ({}, {})
+    sides = {Send: messages[0], Recv: messages[1], RecvReduce: messages[1], Signal: flags[0], Wait: flags[1]}
     for program in programs:
-        rank, rows = program.plan.rank, program.lanes[lane]
-        if group >= len(rows):
-            continue
+        rank, row = program.plan.rank, program.lanes[lane][group]
         events.append(Posted(rank, lane, group))
-        for action in rows[group].actions:
+        for action in row.actions:
             kind = type(action.step)
-            if kind in SENDING:
-                side, key = sends, (rank, action.peer, kind in FLAGS)
-            elif kind in RECEIVING:
-                side, key = receives, (action.peer, rank, kind in FLAGS)
-            else:
+            side: dict[tuple[int, int], Action] | None = sides.get(kind)
+            if side is None:
                 continue
-            if key in side:
-                direction = "sends to" if side is sends else "receives from"
+            ends = (rank, action.peer) if kind in SENDING else (action.peer, rank)
+            if ends in side:
+                direction = "sends to" if kind in SENDING else "receives from"
                 raise program.place(lane, group, action).error(
                     f"the group {direction} rank {action.peer} twice; one message is all it may"
                 )
-            side[key] = action
-    for (sender, receiver, flag), sending in sends.items():
-        receiving = receives.pop((sender, receiver, flag), None)
-        if receiving is None:
+            side[ends] = action
+    for sent, received in (messages, flags):
+        if sent.keys() != received.keys():
             return False
-        events.append(Delivered(lane, group, sender, sending, receiver, receiving))
-    return not receives
+        events += [
+            Delivered(lane, group, sender, sending, receiver, received[sender, receiver])
+            for (sender, receiver), sending in sent.items()
+        ]
+    return True
 
 
 def _check_pairs(programs: Sequence[Program]) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import wraps
 from inspect import signature
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
-from unisono.algorithms.algorithm import Algorithm, Build, Cost, Order
+from unisono.algorithms.algorithm import Algorithm, Build, Cost, Order, suggestion
+from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.orders import check_order
+from unisono.algorithms.plan import Plan
 from unisono.algorithms.registry import REGISTERED, algorithms_of
 from unisono.algorithms.verify import Report, verify_sizes
 from unisono.errors import PlanError, UsageError
@@ -30,17 +35,23 @@ def algorithm(
     sizes: Collection[int] | None = None,
     supports: Callable[[int], str | None] = lambda size: None,
     commutative_only: bool = True,
-    order: Order = "none",
+    order: Order | None = None,
     same_bits: bool = True,
     in_place: bool = True,
     segmentable: bool = True,
     mapped: bool = False,
+    is_cost_exact: bool = True,
+    by_name_only: bool = False,
 ) -> Callable[[_Builder], _Builder]:
     """Return a decorator that proves a builder and registers it as algorithm `name` of `collective`.
 
     From then on `algorithm=name` runs it, and the tuner weighs it against the others by its cost; without a cost it
-    runs only where it is named. All ranks of a job must register the same. The builder is returned as it is; it is
-    proved with its parameters at their defaults.
+    runs only where it is named. The builder is returned as it is; it is proved with its parameters at their defaults.
+
+    All ranks of a job must register the same, between the same two calls. A kind of call (collective, shape, dtype,
+    operation, root and so on) that a communicator has made, and remembers, keeps the algorithm that it has: what is
+    registered later is weighed for other kinds of calls, and by communicators made later. Ranks that registered at
+    different times may choose differently, which is a `MismatchError` on every rank.
 
     Args:
         collective: "allreduce", "broadcast", …
@@ -51,21 +62,28 @@ def algorithm(
             refuse, of which `PROVED_SIZES` are proved.
         supports: as in `Algorithm`.
         commutative_only: as in `Algorithm`; if it is False, the proof keeps to the order of ranks.
-        order: as in `Algorithm`.
+        order: as in `Algorithm`; "rank" and "canonical" are proved. None: "fixed", or "none" if nothing is reduced.
         same_bits: as in `Algorithm`.
         in_place: as in `Algorithm`.
         segmentable: as in `Algorithm`.
         mapped: as in `Algorithm`.
+        is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
+        by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
 
     Raises:
         NoAlgorithmError: there is no such collective.
-        UsageError: the name is taken or is none, or no number of ranks is left to prove.
-        PlanError: the builder is wrong, or costs other than declared; says where. Raised by the decorator, which then
-            registers nothing.
+        UsageError: the name is taken or is none, what is declared contradicts itself, the builder cannot be called as
+            `Build` says, or no number of ranks is left to prove.
+        PlanError: the builder is wrong, or costs or combines other than declared; says where. Raised by the decorator,
+            which then registers nothing.
     """
     _check_name(collective, name)
+    _check_order(collective, order)
+    _check_has_cost(cost, is_cost_exact=is_cost_exact, by_name_only=by_name_only)
+    proved = PROVED_SIZES if sizes is None else _numbers_of_ranks(sizes)
 
     def register(build: _Builder) -> _Builder:
+        _check_builder(build)
         declared = Algorithm(
             collective=collective,
             name=name,
@@ -73,15 +91,18 @@ def algorithm(
             cost=cost,
             reference=reference or f"{build.__module__}.{build.__qualname__}",
             commutative_only=commutative_only,
-            order=order,
+            order=order or _least_order(collective),
             same_bits=same_bits,
             in_place=in_place,
             segmentable=segmentable,
             mapped=mapped,
             varying="varying" in signature(build).parameters,
-            supports=supports if sizes is None else _only(sizes, supports),
+            is_cost_exact=is_cost_exact,
+            by_name_only=by_name_only,
+            supports=supports if sizes is None else _only(proved, supports),
         )
-        reports = [prove(declared, size) for size in (PROVED_SIZES if sizes is None else sizes)]
+        _check_refusals(declared, proved)
+        reports = [prove(declared, size) for size in proved]
         if not any(reports):
             raise UsageError(f"{collective} {name!r} supports no number of ranks that it could be proved for")
         REGISTERED.setdefault(collective, {})[name] = declared
@@ -91,16 +112,36 @@ def algorithm(
 
 
 def prove(declared: Algorithm, size: int) -> Report | None:
-    """Prove an algorithm for `size` ranks, as `verify_sizes` does; return None if it does not support so many.
+    """Prove an algorithm for `size` ranks, as `verify_sizes` and `check_order` do; None if it does not support so many.
 
     Raises:
-        PlanError: it is wrong; names the algorithm and the number of ranks before all else.
+        PlanError: it is wrong, or its builder raises; names the algorithm and the number of ranks before all else.
     """
+    watched = replace(declared, build=_watched(declared.build))
     try:
-        return verify_sizes(declared, [size]).get(size)
+        report = verify_sizes(watched, [size]).get(size)
+        if report is not None:
+            check_order(watched, size)
     except PlanError as error:
         named, told = f"{declared.collective} {declared.name} on {size} ranks: ", str(error)
-        raise PlanError(told if told.startswith(named) else named + told) from None
+        raise PlanError(told if told.startswith(named) else named + told) from error.__cause__
+    return report
+
+
+def _watched(build: Build) -> Build:
+    """Return a builder of which every failure is a `PlanError` that names the rank."""
+
+    @wraps(build)
+    def watched(size: int, rank: int, *arguments: Any, **params: Any) -> Plan:
+        try:
+            plan = build(size, rank, *arguments, **params)
+        except Exception as error:
+            raise PlanError(f"rank {rank}: the builder raises {type(error).__name__}: {error}") from error
+        if not isinstance(plan, Plan):
+            raise PlanError(f"rank {rank}: the builder returns {plan!r}, which is no Plan")
+        return plan
+
+    return watched
 
 
 def registered() -> list[Algorithm]:
@@ -114,6 +155,54 @@ def _check_name(collective: str, name: str) -> None:
         raise UsageError(f"an algorithm cannot be called {name!r}: lower-case letters, digits and underscores only")
     if name in taken:
         raise UsageError(f"{collective} has an algorithm {name!r} already; it has {', '.join(taken)}")
+
+
+def _check_order(collective: str, order: Order | None) -> None:
+    orders = get_args(Order)
+    if order not in (None, *orders):
+        raise UsageError(f"an order is one of {', '.join(orders)}, not {order!r}{suggestion(str(order), orders)}")
+    if order is not None and (order == "none") == CONTRACTS[collective].reduces:
+        combines = "combines contributions" if order == "none" else "combines nothing"
+        raise UsageError(f"{collective} {combines}, so its order cannot be {order!r}")
+
+
+def _least_order(collective: str) -> Order:
+    return "fixed" if CONTRACTS[collective].reduces else "none"
+
+
+def _check_has_cost(cost: Callable[..., Cost] | None, **about_cost: bool) -> None:
+    """Check that what is declared about a cost is declared with one."""
+    if cost is None and (not about_cost["is_cost_exact"] or about_cost["by_name_only"]):
+        name = "by_name_only" if about_cost["by_name_only"] else "is_cost_exact"
+        raise UsageError(f"{name} is about a cost, and none is declared: the algorithm runs where it is named only")
+
+
+def _numbers_of_ranks(sizes: Collection[int]) -> tuple[int, ...]:
+    found = tuple(sizes) if isinstance(sizes, Collection) else (sizes,)
+    if not isinstance(sizes, Collection) or not all(type(size) is int and size > 0 for size in found):
+        raise UsageError(f"sizes are numbers of ranks, as [2, 4, 8], not {sizes!r}")
+    return found
+
+
+def _check_builder(build: Build) -> None:
+    """Check that a builder can be called with the number of ranks, a rank and a root, and with nothing else."""
+    parameters = signature(build)
+    try:
+        parameters.bind(size=1, rank=0, root=0)
+        parameters.bind(1, 0, 0)
+    except TypeError as error:
+        raise UsageError(
+            f"a builder is called as build(size, rank, root, **params), with a default for each of params; "
+            f"{build.__qualname__}{parameters}: {error}"
+        ) from None
+
+
+def _check_refusals(declared: Algorithm, sizes: Collection[int]) -> None:
+    """Check that `supports` returns words or None: True would be taken for a refusal."""
+    for size in sizes:
+        refusal = declared.supports(size)
+        if refusal is not None and not isinstance(refusal, str):
+            raise UsageError(f"supports({size}) returns {refusal!r}: it must be None, or why not, in words")
 
 
 def _only(sizes: Collection[int], supports: Callable[[int], str | None]) -> Callable[[int], str | None]:

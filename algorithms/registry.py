@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from unisono.algorithms.algorithm import Algorithm
+from unisono.algorithms.algorithm import Algorithm, suggestion
 from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
@@ -21,11 +21,11 @@ from unisono.errors import NoAlgorithmError
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
     "reduce": {**REDUCE, **COMPOSED["reduce"]},
-    "reduce_scatter": REDUCE_SCATTER,
+    "reduce_scatter": {**REDUCE_SCATTER, **COMPOSED["reduce_scatter"]},
     "scan": {**SCAN, **COMPOSED["scan"]},
     "exscan": {**EXSCAN, **COMPOSED["exscan"]},
     "broadcast": {**BROADCAST, **COMPOSED["broadcast"]},
-    "allgather": ALLGATHER,
+    "allgather": {**ALLGATHER, **COMPOSED["allgather"]},
     "gather": GATHER,
     "scatter": SCATTER,
     "alltoall": {**ALLTOALL, **COMPOSED["alltoall"]},
@@ -43,10 +43,11 @@ def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
     """Return all algorithms of `collective`, by name: those that Unisono comes with, then those that were registered.
 
     Raises:
-        NoAlgorithmError: there is no such collective; the message lists those there are.
+        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest.
     """
     if collective not in ALGORITHMS:
-        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {', '.join(ALGORITHMS)}")
+        known = f"{', '.join(ALGORITHMS)}{suggestion(collective, ALGORITHMS)}"
+        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {known}")
     _load_installed()
     return {**ALGORITHMS[collective], **REGISTERED.get(collective, {})}
 
@@ -67,9 +68,10 @@ def find(collective: str, name: str) -> Algorithm:
     """Return the algorithm of `collective` that is called `name`.
 
     Raises:
-        NoAlgorithmError: there is none; the message lists those there are.
+        NoAlgorithmError: there is none; the message lists those there are, and suggests the nearest.
     """
     of_collective = algorithms_of(collective)
     if name not in of_collective:
-        raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {', '.join(of_collective)}")
+        known = f"{', '.join(of_collective)}{suggestion(name, of_collective)}"
+        raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {known}")
     return of_collective[name]

@@ -8,18 +8,25 @@ nothing here, because a message of zero bytes is not sent.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from unisono.algorithms.clocks import Clocks
 from unisono.algorithms.contracts import Family
-from unisono.algorithms.program import MAPPED, Place, Program, cell_name
+from unisono.algorithms.program import Place, Program, cell_name, is_mapped
 from unisono.algorithms.progress import Event
 from unisono.errors import PlanError
 
 
 class _Access(NamedTuple):
+    place: Place
+    cells: Sequence[int]
+    writes: bool
+
+
+class _Touch(NamedTuple):
+    """An access to one cell."""
+
     place: Place
     cell: int
     writes: bool
@@ -31,24 +38,28 @@ def check_sharing(family: Family, programs: Sequence[Program], events: Sequence[
     Raises:
         PlanError: names an access, and what may happen before, at the same time, or after.
     """
-    if not is_mapped(programs):
+    if not any(is_mapped(program.plan) for program in programs):
         return
     clocks = Clocks(programs, events, flags_only=True)
+    accesses: list[list[_Access]] = [[] for _ in programs]
+    for program in programs:
+        for owner, access in _accesses(program):
+            accesses[owner].append(access)
+    foreign = [[access for access in of_owner if access.place.rank != rank] for rank, of_owner in enumerate(accesses)]
+    for program, of_owner in zip(programs, foreign, strict=True):
+        for access in of_owner:
+            _check_lifetime(program, access, clocks)
     homes = [family.homes(rank) for rank in range(family.size)]
     apart = [list(range(len(home))) for home in homes]
-    for layout in (apart, homes) if in_place else (apart,):
-        accesses: dict[tuple[int, int], list[_Access]] = defaultdict(list)
-        for program in programs:
-            for owner, access in _accesses(program):
-                accesses[owner, layout[owner][access.cell]].append(access)
-        for (owner, _), of_cell in accesses.items():
-            if any(access.place.rank != owner for access in of_cell):
-                _check_cell(programs[owner], of_cell, clocks)
-
-
-def is_mapped(programs: Sequence[Program]) -> bool:
-    """Return whether programs have steps that need mapped memory."""
-    return any(type(action.step) in MAPPED for program in programs for action in program.actions())
+    for layout in (apart, homes) if in_place and homes != apart else (apart,):
+        for program, home, of_owner, peers in zip(programs, layout, accesses, foreign, strict=True):
+            touches: dict[int, list[_Touch]] = {home[cell]: [] for access in peers for cell in access.cells}
+            for place, cells, writes in of_owner if peers else ():
+                for cell in cells:
+                    if home[cell] in touches:
+                        touches[home[cell]].append(_Touch(place, cell, writes))
+            for of_cell in touches.values():
+                _check_cell(program, of_cell, clocks)
 
 
 def _accesses(program: Program) -> Iterator[tuple[int, _Access]]:
@@ -59,20 +70,14 @@ def _accesses(program: Program) -> Iterator[tuple[int, _Access]]:
                 place = Place(program.plan.rank, lane, number, index)
                 for writes, operands in ((False, action.reads), (True, action.writes)):
                     for operand in operands:
-                        for cell in operand.cells:
-                            yield operand.owner, _Access(place, cell, writes)
+                        yield operand.owner, _Access(place, operand.cells, writes)
 
 
-def _check_cell(program: Program, accesses: Sequence[_Access], clocks: Clocks) -> None:
-    """Check all accesses to one block of the memory of the rank of `program`."""
+def _check_cell(program: Program, touches: Sequence[_Touch], clocks: Clocks) -> None:
+    """Check that all that touch one block of the memory of the rank of `program` are ordered, unless none writes."""
     owner = program.plan.rank
-    for access in accesses:
-        if access.place.rank != owner:
-            _check_lifetime(program, access, clocks)
-    for index, written in enumerate(accesses):
-        for other_index, other in enumerate(accesses):
-            if not written.writes or index == other_index or (other.writes and other_index < index):
-                continue
+    for written in touches:
+        for other in touches if written.writes else ():
             foreign = written.place.rank != owner or other.place.rank != owner
             if foreign and written.place != other.place and not _ordered(written.place, other.place, clocks):
                 raise _race(program, written, other)
@@ -81,11 +86,14 @@ def _check_cell(program: Program, accesses: Sequence[_Access], clocks: Clocks) -
 def _check_lifetime(program: Program, access: _Access, clocks: Clocks) -> None:
     """Check that the rank of `program` has begun when a peer uses its memory, and does not end before that ends."""
     owner, (rank, lane, group, _) = program.plan.rank, access.place
-    does = f"{'writes' if access.writes else 'reads'} {cell_name(program.plan, access.cell)} of rank {owner}"
     if not clocks.has_heard(clocks.started[rank, lane, group], owner):
-        raise access.place.error(f"{does}, which is not known to have begun: no flag comes from it before")
-    if clocks.final[owner][clocks.slot(rank, lane)] <= group:
-        raise access.place.error(f"{does}, which may have ended before: no flag tells it that this has ended")
+        problem = "which is not known to have begun: no flag comes from it before"
+    elif not clocks.knows(clocks.final[owner], rank, lane, group):
+        problem = "which may have ended before: no flag tells it that this has ended"
+    else:
+        return
+    does = "writes" if access.writes else "reads"
+    raise access.place.error(f"{does} {cell_name(program.plan, access.cells[0])} of rank {owner}, {problem}")
 
 
 def _ordered(one: Place, other: Place, clocks: Clocks) -> bool:
@@ -93,10 +101,10 @@ def _ordered(one: Place, other: Place, clocks: Clocks) -> bool:
 
 
 def _ended_before(one: Place, other: Place, clocks: Clocks) -> bool:
-    return clocks.started[other.rank, other.lane, other.group][clocks.slot(one.rank, one.lane)] > one.group
+    return clocks.knows(clocks.started[other.rank, other.lane, other.group], one.rank, one.lane, one.group)
 
 
-def _race(program: Program, one: _Access, other: _Access) -> PlanError:
+def _race(program: Program, one: _Touch, other: _Touch) -> PlanError:
     does = {True: "writes", False: "reads"}
     return one.place.error(
         f"race: {does[one.writes]} {cell_name(program.plan, one.cell)} of rank {program.plan.rank} while {other.place} "

@@ -1,8 +1,8 @@
 """Symbolic execution: what every block holds at the end, as expressions over contributions instead of numbers.
 
-The value of a block is (origin, ranks, lowered): which data it is about, whose contributions are in it, and whether it
-is a result already. Only values of one origin and of disjoint ranks may be combined, so that "contains all ranks" means
-"contains each exactly once".
+The value of a block is (origin, ranks, lowered): which data it is about, whose contributions are in it (an integer with
+bit r set if that of rank r is), and whether it is a result already. Only values of one origin and of disjoint ranks may
+be combined, so that "contains all ranks" means "contains each exactly once".
 
 A value is known by the number of the expression that computes it, and equal expressions have equal numbers, so each
 combination is judged once, however often it is made, and memory is lists of small integers.
@@ -11,24 +11,15 @@ combination is judged once, however often it is made, and memory is lists of sma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from unisono.algorithms.contracts import Family, Origin
+from unisono.algorithms.contracts import Family, Origin, Promise
 from unisono.algorithms.picture import contributions
-from unisono.algorithms.plan import Buffer, Copy, ReadReduce, RecvReduce, Reduce, Wait
+from unisono.algorithms.plan import Buffer, Plan, RecvReduce, Wait
 from unisono.algorithms.program import Action, Operand, Place, Program, cell_name, first_cell
 from unisono.algorithms.progress import Delivered, Event, Posted
 from unisono.errors import PlanError
 
 NOTHING = 0  # the number of what a block holds before anything is written to it
-
-
-class Value(NamedTuple):
-    """What a block holds. `ranks` has bit r set if the contribution of rank r is in it."""
-
-    origin: Origin
-    ranks: int
-    lowered: bool
 
 
 class _RefusedError(Exception):
@@ -40,72 +31,77 @@ class _RefusedError(Exception):
 
 
 class Values:
-    """All values that occur, by number; `commutative` says whether operands may change places."""
+    """All values that occur: by number, their `origins`, their `ranks`, and whether they are `lowered`.
+
+    `commutative` says whether operands may change places.
+    """
 
     def __init__(self, size: int, *, commutative: bool) -> None:
+        self.origins = [Origin(0, 0)]
+        self.ranks = [0]
+        self.lowered = [False]
+        self.combined: dict[tuple[int, ...], int] = {}  # the numbers of combinations made before, by operands
         self._size = size
         self._commutative = commutative
-        self._values = [Value(Origin(0, 0), 0, False)]
-        self._leaves: dict[Value, int] = {}
-        self._combined: dict[tuple[int, ...], int] = {}
-        self._lowered: dict[int, int] = {}
+        self._results: dict[int, int] = {}
 
-    def __getitem__(self, number: int) -> Value:
-        return self._values[number]
-
-    def contribution(self, origin: Origin, rank: int) -> int:
-        """Return the value of a block of INPUT."""
-        value = Value(origin, 1 << rank, False)
-        if value not in self._leaves:
-            self._leaves[value] = self._add(value)
-        return self._leaves[value]
+    def contributions(self, origins: Sequence[Origin], rank: int) -> list[int]:
+        """Return the values of blocks of the INPUT of a rank, of which each is about another origin."""
+        first = len(self.origins)
+        self.origins += origins
+        self.ranks += [1 << rank] * len(origins)
+        self.lowered += [False] * len(origins)
+        return list(range(first, len(self.origins)))
 
     def combine(self, operands: tuple[int, ...]) -> int:
-        """Return the combination of the operands, in this order."""
-        found = self._combined.get(operands)
-        if found is not None:
-            return found
-        values = [self._values[operand] for operand in operands]
-        ranks = 0
-        for value in values:
-            self._check_operand(values[0].origin, ranks, value)
-            ranks |= value.ranks
+        """Return the combination of the operands, in this order, which is not one of those made before."""
+        origin, ranks = self.origins[operands[0]], 0
+        for operand in operands:
+            of_operand = self.ranks[operand]
+            if (
+                ranks & of_operand
+                or self.lowered[operand]
+                or self.origins[operand] != origin
+                or not (self._commutative or not ranks or ranks.bit_length() == lowest(of_operand))
+            ):
+                raise self._refusal(origin, ranks, operand)
+            ranks |= of_operand
         # Two operands give the same bits in either order; more are combined in theirs and rounded once.
-        turned = self._combined.get(operands[::-1]) if len(operands) == 2 else None
-        number = self._add(Value(values[0].origin, ranks, False)) if turned is None else turned
-        self._combined[operands] = number
+        turned = self.combined.get(operands[::-1]) if len(operands) == 2 else None
+        number = self._add(origin, ranks, lowered=False) if turned is None else turned
+        self.combined[operands] = number
         return number
 
     def lower(self, number: int) -> int:
         """Return the value lowered."""
-        value = self._values[number]
-        if value.lowered:
-            raise _RefusedError(f"lowers {describe(value.origin)} a second time")
-        if number not in self._lowered:
-            self._lowered[number] = self._add(value._replace(lowered=True))
-        return self._lowered[number]
+        if self.lowered[number]:
+            raise _RefusedError(f"lowers {describe(self.origins[number])} a second time")
+        if number not in self._results:
+            self._results[number] = self._add(self.origins[number], self.ranks[number], lowered=True)
+        return self._results[number]
 
-    def _add(self, value: Value) -> int:
-        self._values.append(value)
-        return len(self._values) - 1
+    def _add(self, origin: Origin, ranks: int, *, lowered: bool) -> int:
+        self.origins.append(origin)
+        self.ranks.append(ranks)
+        self.lowered.append(lowered)
+        return len(self.origins) - 1
 
-    def _check_operand(self, origin: Origin, ranks: int, value: Value) -> None:
-        """Check that `value` can be combined with what has the contributions of `ranks` to `origin`."""
-        if value.origin != origin:
-            raise _RefusedError(f"combines {describe(value.origin)} with {describe(origin)}")
-        if value.lowered:
-            raise _RefusedError(f"combines a value of {describe(origin)} that is lowered already")
-        problem, twice = "", ranks & value.ranks
-        if twice:
+    def _refusal(self, origin: Origin, ranks: int, operand: int) -> _RefusedError:
+        """Return why a value cannot be combined with what has the contributions of `ranks` to `origin`."""
+        others = self.ranks[operand]
+        if self.origins[operand] != origin:
+            return _RefusedError(f"combines {describe(self.origins[operand])} with {describe(origin)}")
+        if self.lowered[operand]:
+            return _RefusedError(f"combines a value of {describe(origin)} that is lowered already")
+        if twice := ranks & others:
             problem = f"the contribution of rank {lowest(twice)} to {describe(origin)} is combined twice"
-        elif ranks and not self._commutative and ranks.bit_length() != lowest(value.ranks):
+        else:
             problem = (
-                f"rank {lowest(value.ranks)} follows rank {ranks.bit_length() - 1} in the combination of "
+                f"rank {lowest(others)} follows rank {ranks.bit_length() - 1} in the combination of "
                 f"{describe(origin)}: contributions must be combined in the order of ranks"
             )
-        if problem:
-            rows = {"so far": (ranks, ranks & ~twice), "combined with": (value.ranks, value.ranks & ~twice)}
-            raise _RefusedError(problem, contributions("contributions, by rank", rows, self._size))
+        rows = {"so far": (ranks, ranks & ~twice), "combined with": (others, others & ~twice)}
+        return _RefusedError(problem, contributions("contributions, by rank", rows, self._size))
 
 
 class Execution:
@@ -139,41 +135,52 @@ class Execution:
         self._values = Values(family.size, commutative=commutative)
         self._homes = [family.homes(rank) for rank in range(family.size)] if in_place else None
         self._inputs = [program.plan.input.blocks for program in programs]
-        self._memory = [[NOTHING] * len(family.homes(rank)) for rank in range(family.size)]
-        for program in programs:
-            rank = program.plan.rank
-            for block in range(program.plan.input.blocks):
-                self._memory[rank][block] = self._values.contribution(family.origin(rank, block), rank)
+        self._memory = [self._at_the_start(program.plan) for program in programs]
         for event in events:
-            self._run(event)
+            if isinstance(event, Posted):
+                self._post(event)
+            elif type(event.receiving.step) is not Wait:
+                self._deliver(event)
 
-    def check(self) -> None:
-        """Check that every rank's OUTPUT holds what the collective promises."""
+    def check(self) -> bool:
+        """Check that every rank's OUTPUT holds what the collective promises.
+
+        Return whether ranks that are promised the same compute it by the same expression.
+        """
+        values, reduces, same = self._values, self._family.contract.reduces, True
+        expressions: dict[Promise, int] = {}
         for rank, block, number in self._outputs():
-            promise, value = self._family.promise(rank, block), self._values[number]
-            name = f"block {block} of OUTPUT"
-            if number == NOTHING and promise.ranks:
-                raise PlanError(f"rank {rank}: {name} is never written")
-            if number != NOTHING and not promise.ranks:
-                raise self._error(rank, block, f"{name} is written, and is to be left untouched")
-            if number == NOTHING:
-                continue
-            if value.origin != promise.origin:
-                raise self._error(rank, block, f"{name} holds {describe(value.origin)}, not {describe(promise.origin)}")
-            if missing := promise.ranks & ~value.ranks:
-                raise self._error(rank, block, f"{name} is left without the contribution of rank {lowest(missing)}")
-            if surplus := value.ranks & ~promise.ranks:
-                raise self._error(rank, block, f"{name} has the contribution of rank {lowest(surplus)} too many")
-            if value.lowered != self._family.contract.reduces:
-                raise self._error(rank, block, f"{name} is left {'' if value.lowered else 'not '}lowered")
+            promise = self._family.promise(rank, block)
+            origin, ranks = promise
+            if values.ranks[number] != ranks or (
+                ranks and (values.origins[number] != origin or values.lowered[number] != reduces)
+            ):
+                raise self._broken(rank, block, number, promise)
+            same = same and expressions.setdefault(promise, number) == number
+        return same
 
-    def same_bits(self) -> bool:
-        """Return whether ranks that are promised the same compute it by the same expression."""
-        expressions: dict[object, int] = {}
-        return all(
-            expressions.setdefault(self._family.promise(rank, block), number) == number
-            for rank, block, number in self._outputs()
-        )
+    def _broken(self, rank: int, block: int, number: int, promise: Promise) -> PlanError:
+        """Return how a block of OUTPUT that holds the value of this number breaks what is promised of it."""
+        name, origin = f"block {block} of OUTPUT", self._values.origins[number]
+        ranks, lowered = self._values.ranks[number], self._values.lowered[number]
+        if number == NOTHING:
+            return PlanError(f"rank {rank}: {name} is never written")
+        if not promise.ranks:
+            problem = f"{name} is written, and is to be left untouched"
+        elif origin != promise.origin:
+            problem = f"{name} holds {describe(origin)}, not {describe(promise.origin)}"
+        elif missing := promise.ranks & ~ranks:
+            problem = f"{name} is left without the contribution of rank {lowest(missing)}"
+        elif surplus := ranks & ~promise.ranks:
+            problem = f"{name} has the contribution of rank {lowest(surplus)} too many"
+        else:
+            problem = f"{name} is left {'' if lowered else 'not '}lowered"
+        return self._error(rank, block, problem)
+
+    def _at_the_start(self, plan: Plan) -> list[int]:
+        """Return the memory of a rank before it has done anything."""
+        empty = [NOTHING] * (plan.output.blocks + plan.scratch.blocks)
+        return self._values.contributions(self._family.origins(plan.rank), plan.rank) + empty
 
     def _outputs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (rank, block, value) of every block of OUTPUT."""
@@ -183,31 +190,32 @@ class Execution:
             for block in range(plan.output.blocks):
                 yield plan.rank, block, self._memory[plan.rank][first + block]
 
-    def _run(self, event: Event) -> None:
-        if isinstance(event, Posted):
-            for action in self._programs[event.rank].lanes[event.lane][event.group].alone:
-                operands = [self._read(event, action, read) for read in action.reads]
-                self._write(event, action, operands, action.reads)
-        elif type(event.receiving.step) is not Wait:
-            self._deliver(event)
+    def _post(self, event: Posted) -> None:
+        rank, lane, group = event
+        for action in self._programs[rank].lanes[lane][group].alone:
+            operands = [self._read(event, action, read) for read in action.reads]
+            self._write(event, action, operands, action.reads)
 
     def _deliver(self, event: Delivered) -> None:
         sending, receiving = event.sending, event.receiving
-        sent = self._read(event, sending, sending.reads[0])
-        if len(sent) != len(receiving.writes[0].cells):
-            room = len(receiving.writes[0].cells)
-            raise self._place(event, receiving).error(f"receives {room} blocks of the {len(sent)} that are sent")
-        if type(receiving.step) is RecvReduce:
-            own = self._read(event, receiving, receiving.reads[0])
-            operands = [sent, own] if receiving.step.received_first else [own, sent]
-            self._write(event, receiving, operands, (sending.reads[0], receiving.reads[0]))
+        source, target, step = sending.reads[0], receiving.writes[0], receiving.step
+        sent = self._read(event, sending, source)
+        if len(sent) != len(target.cells):
+            raise self._place(event, receiving).error(
+                f"receives {len(target.cells)} blocks of the {len(sent)} that are sent"
+            )
+        if type(step) is RecvReduce:
+            of_rank = receiving.reads[0]
+            own = self._read(event, receiving, of_rank)
+            operands = (sent, own) if step.received_first else (own, sent)
+            self._write(event, receiving, operands, (source, of_rank))
         else:
-            self._write(event, receiving, [sent], sending.reads)
+            self._write(event, receiving, (sent,), (source,))
 
     def _read(self, event: Event, action: Action, operand: Operand) -> list[int]:
-        owner, cells = operand.owner, operand.cells
+        owner, cells, _ = operand
         memory = self._memory[owner]
-        values = [memory[cell] for cell in cells]
+        values = [memory[cell] for cell in cells] if len(cells) > 1 else [memory[cells[0]]]
         if NOTHING in values:
             name = cell_name(self._programs[owner].plan, cells[values.index(NOTHING)])
             place = self._place(event, action)
@@ -230,19 +238,19 @@ class Execution:
 
     def _write(self, event: Event, action: Action, operands: Sequence[list[int]], sources: Sequence[Operand]) -> None:
         """Combine the operands, block by block, lower the results if that is said, and write them."""
-        target, step = action.writes[0], action.step
-        memory = self._memory[target.owner]
+        target, results = action.writes[0], operands[0]
         try:
-            results = operands[0]
             if len(operands) > 1:
-                results = [self._values.combine(together) for together in zip(*operands, strict=True)]
-            if isinstance(step, (RecvReduce, Copy, Reduce, ReadReduce)) and step.lower:
+                found, combine = self._values.combined.get, self._values.combine
+                results = [found(together) or combine(together) for together in zip(*operands, strict=True)]
+            if getattr(action.step, "lower", False):
                 results = [self._values.lower(result) for result in results]
         except _RefusedError as error:
             raise self._place(event, action).error(error.problem, error.picture) from None
         for source in sources:
             if source.lengths != target.lengths:
                 raise self._other_length(event, action, target, source)
+        memory = self._memory[target.owner]
         for cell, result in zip(target.cells, results, strict=True):
             memory[cell] = result
 
@@ -264,7 +272,7 @@ class Execution:
         """Return an error about a block of OUTPUT, which names the step that wrote it last and shows all ranks'."""
         promise = self._family.promise(rank, block)
         rows = {
-            f"rank {other}": (self._values[number].ranks, promise.ranks)
+            f"rank {other}": (self._values.ranks[number], promise.ranks)
             for other, of_other, number in self._outputs()
             if of_other == block and self._family.promise(other, block) == promise
         }

@@ -23,6 +23,7 @@ from unisono.algorithms.plan import (
     Plan,
     Recv,
     RecvReduce,
+    Reduce,
     Send,
     Span,
     Step,
@@ -108,28 +109,20 @@ def broadcast_binary(size: int, rank: int, root: int = 0) -> Plan:
 def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a reduce up a binomial tree, in ⌈log2 size⌉ rounds, for any root.
 
-    In round k, runs of 2^k ranks merge in pairs: each run has its partial result at the root if it is in the run, and
-    at its first rank if not. So contributions are combined in ascending order, for any root. INPUT, and OUTPUT of the
-    root, are one block each, and may be the same memory; the other ranks have as much SCRATCH.
+    The order of combination is the canonical one (`algorithms.balanced_tree`), for any root. INPUT, and OUTPUT of the
+    root, are one block each, and may be the same memory; the ranks on the way have as much SCRATCH.
     """
     check_ranks(size, rank, root)
     into, current = output_block() if rank == root else scratch_block(), input_block()
-
-    def holder(run: int, bit: int) -> int:
-        return root if root >> bit == run else run << bit
-
+    merges = list(_merges(size, rank, root, radix=2))
     groups: list[Group] = []
-    bits = (size - 1).bit_length()
-    for bit in range(bits):
-        other = holder((rank >> bit) ^ 1, bit)
-        if holder(rank >> (bit + 1), bit + 1) != rank:
-            groups.append(Group((Send(other, current),)))
-            break
-        if other >= size:
-            groups.append(Group(()))
-            continue
-        groups.append(Group((RecvReduce(other, into, current, received_first=other < rank, lower=bit == bits - 1),)))
-        current = into
+    for number, links in enumerate(merges, start=1):
+        steps: list[Step] = [Send(above, current) for above in links.above]
+        for below in links.below:
+            lower = rank == root and number == len(merges)
+            steps.append(RecvReduce(below, into, current, received_first=below < rank, lower=lower))
+        current = into if links.below else current
+        groups.append(Group(tuple(steps)))
     vector = even(1)
     return Plan(
         collective="reduce",
@@ -142,6 +135,62 @@ def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
         scratch=Partition(0) if current.buffer is not Buffer.SCRATCH else scratch_like(Buffer.INPUT, vector),
         lanes=(tuple(groups) if size > 1 else alone(),),
     )
+
+
+def reduce_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
+    """Return the plan of a reduce up a k-nomial tree, where k is the radix, in ⌈log_radix size⌉ rounds, for any root.
+
+    Contributions are combined in ascending order, those that arrive in a round at once. INPUT, and OUTPUT of the root,
+    are one block each, and may be the same memory; SCRATCH holds what arrives in a round and, on the way, what is made
+    of it.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("radix", radix, 2)
+    merges = list(_merges(size, rank, root, radix))
+    stages = max((len(links.below) for links in merges), default=0)
+    into, current = output_block() if rank == root else scratch_block(stages), input_block()
+    groups: list[Group] = []
+    for number, links in enumerate(merges, start=1):
+        arriving = [(below, scratch_block(index)) for index, below in enumerate(links.below)]
+        receives = [Recv(below, stage) for below, stage in arriving]
+        groups.append(Group((*receives, *(Send(above, current) for above in links.above))))
+        operands = sorted([*arriving, (rank, current)], key=lambda operand: operand[0])
+        lower = rank == root and number == len(merges)
+        combine = Reduce(into, tuple(span for _, span in operands), lower=lower)
+        groups.append(Group((combine,) if arriving else ()))
+        current = into if arriving else current
+    vector = even(1)
+    return Plan(
+        collective="reduce",
+        algorithm="knomial",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=at_root(rank, root, vector),
+        scratch=scratch_like(Buffer.INPUT, vector, copies=stages + (current.buffer is Buffer.SCRATCH)),
+        lanes=(tuple(groups) if size > 1 else alone(),),
+    )
+
+
+def _merges(size: int, rank: int, root: int, radix: int) -> Iterator[Links]:
+    """Yield the ranks that a rank is linked with in each round in which data flows up, until it has sent its own.
+
+    In each round, `radix` neighbouring runs of ranks merge into one. Each run has its partial result at the root if
+    that is in the run, and at its first rank if not. So contributions are combined in ascending order, for any root.
+    """
+
+    def holder(run: int, length: int) -> int:
+        return root if root // length == run else run * length
+
+    for length in distances(size, radix):
+        merged = rank // (radix * length)
+        above = holder(merged, radix * length)
+        if above != rank:
+            yield Links((above,), ())
+            return
+        runs = range(merged * radix, min((merged + 1) * radix, -(-size // length)))
+        yield Links((), tuple(other for run in runs if (other := holder(run, length)) != rank))
 
 
 def barrier_tree(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:

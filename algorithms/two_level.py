@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from unisono.algorithms.checks import check_ranks, check_supported
 from unisono.algorithms.composition import Stage, Window, run_of_blocks
-from unisono.algorithms.hosts import Hosts, equal_hosts, runs_of_ranks, unequal
+from unisono.algorithms.hosts import Hosts, levels_of, needs_equal, runs_of_ranks
 from unisono.algorithms.plan import Buffer, Copy, Group, Plan, Reduce, even
 from unisono.algorithms.teams import Part, Team, composed, method
 
@@ -41,7 +41,7 @@ class _Place(NamedTuple):
 
 
 def _place(size: int, rank: int, hosts: Hosts | None) -> _Place:
-    runs = runs_of_ranks(equal_hosts(size) if hosts is None else hosts, size)
+    runs = runs_of_ranks(hosts, size)
     return _Place(runs, bisect_right(runs, rank, key=lambda run: run[0]) - 1, rank)
 
 
@@ -60,10 +60,11 @@ def alltoall_two_level(
 
     Raises:
         UsageError: hosts are not equal or not consecutive, or an algorithm cannot be a phase.
+        NoAlgorithmError: there is no such algorithm, or it does not support so many ranks.
     """
     check_ranks(size, rank, root)
     place = _place(size, rank, hosts)
-    check_supported(unequal(place.runs))
+    check_supported(needs_equal(levels_of(place.runs, size)))
     own, number = place.own, len(place.runs)
     lane = tuple(run[own.index(rank)] for run in place.runs)
     inner = Team(method("alltoall", inside, place.sizes), own, rank)
@@ -105,6 +106,7 @@ def scan_two_level(
 
     Raises:
         UsageError: hosts are not consecutive, or an algorithm cannot be a phase.
+        NoAlgorithmError: as the alltoall.
     """
     check_ranks(size, rank, root)
     scan = _scan("scan", _place(size, rank, hosts), inside, across, broadcast)
@@ -137,9 +139,9 @@ def exscan_two_level(
     scan = _scan("exscan", _place(size, rank, hosts), inside, across, broadcast)
     whole, team, is_first = Part(0, scan.blocks), scan.inside, scan.place.own[0] == rank
     prefix, carried = scan.copy(0), scan.copy(1)
-    # Only the last rank of a host goes on with all that the host contributes.
-    total = whole if is_first else whole.within(Buffer.OUTPUT)
-    adds = rank == scan.place.own[-1] and not is_first
+    # The last rank of a host goes on with all that the host contributes, if there are hosts after it.
+    adds = rank == scan.place.own[-1] and not is_first and rank < size - 1
+    total = whole.within(Buffer.OUTPUT) if adds else whole
     known = ((carried,) if scan.place.host else ()) + (() if is_first else (prefix,))
     stages = (
         team.idle() if team.is_idle else team.stage(whole, prefix),

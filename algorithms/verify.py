@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 from unisono.algorithms.algorithm import Algorithm, Build
 from unisono.algorithms.bounds import BOUNDS, least_rounds
 from unisono.algorithms.clocks import Clocks, count_rounds, queue_depth
-from unisono.algorithms.contracts import CONTRACTS, Family
+from unisono.algorithms.contracts import CONTRACTS, Family, are_proved_by
 from unisono.algorithms.hazards import check_hazards
-from unisono.algorithms.plan import Plan, RecvReduce, Send
-from unisono.algorithms.program import MAPPED, RECEIVING, REDUCING, SENDING, Program, unroll
-from unisono.algorithms.progress import Delivered, Event, run
-from unisono.algorithms.sharing import check_sharing, is_mapped
+from unisono.algorithms.liveness import scratch_high_water
+from unisono.algorithms.plan import Plan, Read, ReadReduce, RecvReduce, Reduce, Send, Write
+from unisono.algorithms.program import RECEIVING, SENDING, Program, as_written, is_mapped, unroll
+from unisono.algorithms.progress import Event, run
+from unisono.algorithms.sharing import check_sharing
 from unisono.algorithms.symbolic import Execution
 from unisono.errors import PlanError
 
@@ -53,7 +54,9 @@ class Report:
         sent: what the rank that sends most sends, as a multiple of the vector, exactly; reading or writing a peer's
             memory counts as sending.
         reduced: what the rank that combines most combines, as a multiple of the vector, exactly.
-        scratch_blocks: blocks of SCRATCH in the rank that has most.
+        scratch_blocks: blocks of SCRATCH in the rank that has most, as declared.
+        scratch_live: most blocks of SCRATCH of a rank that hold a value still to be read at a time, when the plans run
+            as `algorithms.liveness` says.
         same_bits: whether all ranks that are to get the same compute it by the same expression, up to the order of the
             two operands of a pairwise combination.
         ports: messages and flags that a rank has under way at most at a time, in either direction, in one segment.
@@ -66,6 +69,7 @@ class Report:
     sent: Fraction
     reduced: Fraction
     scratch_blocks: int
+    scratch_live: int
     same_bits: bool
     ports: int
     queue: int | None
@@ -86,24 +90,40 @@ def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> d
 
     A few ranks are tried with every root and with 1, 2 and 3 segments, more with two roots and one segment: progress
     with one is progress with any number (`algorithms.progress`). A builder with the parameter `varying` is tried with
-    counts that vary, too.
+    counts that vary, which proves it for equal ones if the ranks do the same.
 
     Raises:
         PlanError: as `verify_algorithm`.
     """
-    forms = ({}, {"varying": True}) if "varying" in signature(algorithm.build).parameters else ({},)
     reports: dict[int, Report] = {}
     for size in sizes:
         if algorithm.supports(size) is None:
-            found = [
-                verify_algorithm(algorithm, size, root, segments, **form, **params)
-                for form in forms
-                for root in _roots(algorithm, size)
-                for segments in ((1, 2, 3) if size <= _FEW else (1,))
-            ]
+            with _paused_collector():
+                found = _prove_size(algorithm, size, params)
             _check_cost(algorithm, size, params, found, exactly=algorithm.is_cost_exact)
             reports[size] = found[0]
     return reports
+
+
+def _prove_size(algorithm: Algorithm, size: int, params: Mapping[str, Any]) -> list[Report]:
+    return [
+        report
+        for root in _roots(algorithm, size)
+        for segments in ((1, 2, 3) if size <= _FEW else (1,))
+        for report in _prove_forms(algorithm, size, root, segments, params)
+    ]
+
+
+def _prove_forms(
+    algorithm: Algorithm, size: int, root: int, segments: int, params: Mapping[str, Any]
+) -> Iterator[Report]:
+    """Yield a report for each form of an algorithm that has to be proved by itself."""
+    proved: list[Plan] = []
+    for form in ({"varying": True}, {}) if "varying" in signature(algorithm.build).parameters else ({},):
+        plans = [algorithm.build(size, rank, root, **form, **params) for rank in range(size)]
+        if not proved or not are_proved_by(plans, proved):
+            yield _verify_built(algorithm, plans, segments, {**form, **params})
+        proved = plans
 
 
 def _roots(algorithm: Algorithm, size: int) -> Iterable[int]:
@@ -121,6 +141,12 @@ def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: i
     """
     algorithm.check_supports(size)
     plans = [algorithm.build(size, rank, root, **params) for rank in range(size)]
+    return _verify_built(algorithm, plans, segments, params)
+
+
+def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, params: Mapping[str, Any]) -> Report:
+    """Prove that `plans`, which an algorithm has built with `params`, do what it declares."""
+    size = len(plans)
     names = (algorithm.collective, algorithm.name)
     if (plans[0].collective, plans[0].algorithm) != names:
         raise PlanError(f"{' '.join(names)} builds plans of {plans[0].collective} {plans[0].algorithm}")
@@ -170,17 +196,21 @@ def verify_plans(
             that wait for each other.
     """
     with _paused_collector():
-        family = Family(plans)
-        programs = unroll(plans, family.length_numbers())
-        events = run(programs, segments)
-        check_hazards(family, programs, events, in_place=in_place)
-        check_sharing(family, programs, events, in_place=in_place)
-        execution = Execution(family, programs, events, in_place=in_place, commutative=commutative)
-        execution.check()
-        _check_synchronization(family, programs, events)
-        report = _report(family, programs, events, same_bits=execution.same_bits())
+        report = _prove(plans, segments, in_place=in_place, commutative=commutative)
     _check_bounds(plans[0], report)
     return report
+
+
+def _prove(plans: Sequence[Plan], segments: int, *, in_place: bool, commutative: bool) -> Report:
+    """Prove all but the bounds; what it makes on the way is gone when it returns, before a collector could walk it."""
+    family = Family(plans)
+    programs = unroll(plans, family.length_numbers())
+    events = run(programs, segments)
+    check_hazards(family, programs, events, in_place=in_place)
+    check_sharing(family, programs, events, in_place=in_place)
+    same_bits = Execution(family, programs, events, in_place=in_place, commutative=commutative).check()
+    _check_synchronization(family, programs, events)
+    return _report(family, programs, events, same_bits=same_bits)
 
 
 @contextmanager
@@ -196,18 +226,18 @@ def _paused_collector() -> Iterator[None]:
 
 
 def _report(family: Family, programs: Sequence[Program], events: Sequence[Event], *, same_bits: bool) -> Report:
-    loads = [_load(program) for program in programs]
-    messages = sum(type(event) is Delivered and type(event.sending.step) is Send for event in events)
+    loads = [_load(plan) for plan in family.plans]
     return Report(
-        messages=messages,
+        messages=sum(load.messages for load in loads),
         rounds=count_rounds(programs, events),
         sent=Fraction(max(load.sent for load in loads), family.parts()),
         reduced=Fraction(max(load.reduced for load in loads), family.parts()),
         scratch_blocks=max(plan.scratch.blocks for plan in family.plans),
+        scratch_live=scratch_high_water(programs, events),
         same_bits=same_bits,
         ports=max(load.ports for load in loads),
         queue=queue_depth(programs, events) if family.size <= _MANY else None,
-        mapped=is_mapped(programs),
+        mapped=any(map(is_mapped, family.plans)),
     )
 
 
@@ -238,29 +268,46 @@ def _check_bounds(plan: Plan, report: Report) -> None:
 
 
 class _Load(NamedTuple):
-    """What one rank does: blocks sent, blocks combined, and most messages and flags at a time in one direction."""
+    """What one rank does: messages and blocks sent, blocks combined, most messages and flags at a time in one way."""
 
+    messages: int
     sent: int
     reduced: int
     ports: int
 
 
-def _load(program: Program) -> _Load:
-    rank = program.plan.rank
-    sent = reduced = 0
+def _load(plan: Plan) -> _Load:
+    """Return what the rank of a plan does; what is repeated does as much each time."""
+    messages = sent = reduced = 0
     ports: Counter[bool] = Counter()
-    for rows in program.lanes:
-        sends, receives = [0], [0]
-        for row in rows:
-            kinds = [type(action.step) for action in row.actions]
-            sends.append(sum([kind in SENDING for kind in kinds]))
-            receives.append(sum([kind in RECEIVING for kind in kinds]))
-            for kind, action in zip(kinds, row.actions, strict=True):
-                if kind is Send:
-                    sent += len(action.reads[0].cells)
-                elif kind in MAPPED:
-                    sent += sum(len(operand.cells) for operand in action.reads + action.writes if operand.owner != rank)
-                if kind in REDUCING:
-                    reduced += (len(action.reads) - (kind is not RecvReduce)) * len(action.writes[0].cells)
-        ports.update({True: max(sends), False: max(receives)})
-    return _Load(sent, reduced, max(ports.values(), default=0))
+    for lane in plan.lanes:
+        most = {True: 0, False: 0}
+        for times, groups in map(as_written, lane):
+            for group in groups if times else ():
+                kinds = [type(step) for step in group.steps]
+                messages += times * kinds.count(Send)
+                for kind, step in zip(kinds, group.steps, strict=True):
+                    if kind in _SENT:
+                        sent += times * _SENT[kind](step, plan.rank)
+                    if kind in _REDUCED:
+                        reduced += times * _REDUCED[kind](step)
+                for sends, of_direction in ((True, SENDING), (False, RECEIVING)):
+                    most[sends] = max(most[sends], sum([kind in of_direction for kind in kinds]))
+        ports.update(most)
+    return _Load(messages, sent, reduced, max(ports.values(), default=0))
+
+
+# How many blocks a step of each kind moves between a rank and a peer, other than by receiving them.
+_SENT: dict[type, Callable[[Any, int], int]] = {
+    Send: lambda step, rank: step.src.count,
+    Read: lambda step, rank: step.src.count,
+    Write: lambda step, rank: step.src.count,
+    ReadReduce: lambda step, rank: sum(span.count for owner, span in step.sources if owner != rank),
+}
+
+# How many blocks a step of each kind combines with others.
+_REDUCED: dict[type, Callable[[Any], int]] = {
+    RecvReduce: lambda step: step.dst.count,
+    Reduce: lambda step: (len(step.sources) - 1) * step.dst.count,
+    ReadReduce: lambda step: (len(step.sources) - 1) * step.dst.count,
+}

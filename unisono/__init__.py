@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
+    from unisono.collectives.memory import empty as empty
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
@@ -50,6 +51,7 @@ _ERRORS = (
 _NAMES = {
     "algorithm": "unisono.algorithms.registration",
     "Communicator": "unisono.collectives.communicator",
+    "empty": "unisono.collectives.memory",
     "init": "unisono.collectives.init",
     "launch": "unisono.launchers.launch",
     "Op": "unisono.operations",

@@ -15,6 +15,7 @@ from typing import Any
 from unisono.errors import UsageError
 
 PREFIX = "UNISONO_"
+MOST_TCP_STREAMS = 16
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -51,6 +52,19 @@ def parse_nbytes(text: str) -> int:
     return int(number) * units[unit]
 
 
+def _switch(text: str) -> bool:
+    try:
+        return {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}[text.lower()]
+    except KeyError:
+        raise ValueError("on or off") from None
+
+
+def _streams(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_TCP_STREAMS):
+        raise ValueError(f"a number from 1 to {MOST_TCP_STREAMS}")
+    return int(text)
+
+
 def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("not empty")
@@ -69,6 +83,9 @@ class Options:
         algorithm: name of the algorithm to force for every collective that has it; "auto" lets the tuner choose.
         segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
         bind_address: the address that this rank listens on for TCP links.
+        tcp_streams: connections between two ranks that share the load of large messages, where one alone does not
+            fill the link; at most 16.
+        tcp_checksum: whether payloads over TCP carry checksums (CRC-32C), which find what the network's own miss.
     """
 
     log: str = "warning"
@@ -78,6 +95,8 @@ class Options:
     algorithm: str = "auto"
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
+    tcp_streams: int = 1
+    tcp_checksum: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> Options:
@@ -109,6 +128,8 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "algorithm": _text,
     "segment_nbytes": parse_nbytes,
     "bind_address": _text,
+    "tcp_streams": _streams,
+    "tcp_checksum": _switch,
 }
 
 # What a launcher tells each rank; `collectives.environment` reads these.

@@ -18,6 +18,8 @@ from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 
 TRANSPORTS = ("shm", "tcp")
+# Collectives whose vector is divided equally among the ranks.
+SHARED = ("allgather", "reduce_scatter", "alltoall")
 SAVED = Path("bench", "results")
 DTYPE_NAMES = [dtype.name for dtype in DTYPES.values() if dtype.kind in {"integer", "float"}]
 
@@ -48,13 +50,15 @@ def _libraries(transports: str, against: str) -> tuple[Library, ...]:
     return (*map(unisono_over, chosen), *map(peer, _names(against, "peer")))
 
 
-def _sizes(text: str, collective: str, itemsize: int) -> tuple[int, ...]:
+def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, ...]:
     if BUS_FACTORS[collective] is None:
         return (0,)
     sizes = parse_sizes(text)
+    shares = ranks if collective in SHARED else 1
     for size in sizes:
-        if size % itemsize:
-            raise UsageError(f"{format_size(size)} is no whole number of elements of {itemsize} bytes")
+        if size % (itemsize * shares):
+            each = f" for each of {ranks} ranks" if shares > 1 else ""
+            raise UsageError(f"{format_size(size)} is no whole number of elements of {itemsize} bytes{each}")
     return sizes
 
 
@@ -81,7 +85,7 @@ def _sizes(text: str, collective: str, itemsize: int) -> tuple[int, ...]:
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
-def command(  # noqa: PLR0917
+def command(
     collective: str,
     ranks: int,
     sizes: str,
@@ -105,7 +109,7 @@ def command(  # noqa: PLR0917
     settings = Settings(
         collective,
         ranks,
-        _sizes(sizes, collective, itemsize),
+        _sizes(sizes, collective, itemsize, ranks),
         dtype,
         itemsize,
         _libraries(transport, against),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.box import ROUNDED
@@ -29,10 +29,10 @@ MOST_INCHES = 300.0
 @click.option("--rank", type=int, help=f"Show this rank only; above {SIDE_BY_SIDE} ranks, rank 0 if none is named.")
 @click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="Segments of each block.")
-@click.option("--param", "params", multiple=True, metavar="NAME=N", help="Parameter of the algorithm, as radix=4.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm, as radix=4.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
-def command(  # noqa: PLR0917
+def command(
     collective: str,
     algorithm: str,
     size: int,
@@ -62,23 +62,32 @@ def command(  # noqa: PLR0917
             _draw(path, kind, title, plans, schedule)
 
 
-def _parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, int]:
-    """Return the builder's parameters that are given as NAME=N.
+# How the text of a parameter is read, by the type of its default, and the form that it must have.
+_FORMS: dict[type, tuple[Callable[[str], Any], str]] = {
+    int: (int, "N, with a whole number"),
+    bool: ({"0": False, "1": True}.__getitem__, "0 or 1"),
+    str: (str, "NAME"),
+}
+
+
+def _parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, Any]:
+    """Return the builder's parameters that are given as NAME=VALUE.
 
     Raises:
-        UsageError: the builder does not take one, or its value is no number.
+        UsageError: the builder does not take one, or it cannot be read, or not be given as text.
     """
-    accepted = [name for name in signature(algorithm.build).parameters if name not in ("size", "rank", "root")]
+    texts = {name: value for name, _, value in (text.partition("=") for text in params)}
+    algorithm.check_parameters(texts)
     given = {}
-    for text in params:
-        name, _, value = text.partition("=")
-        if name not in accepted:
-            those = ", ".join(accepted) or "none"
-            raise UsageError(f"{algorithm.collective} {algorithm.name} has no parameter {name!r}; it has {those}")
+    for name, value in texts.items():
+        kind = type(algorithm.parameters()[name].default)
+        if kind not in _FORMS:
+            raise UsageError(f"{algorithm.collective} {algorithm.name} takes {name!r} from programs only")
+        read, form = _FORMS[kind]
         try:
-            given[name] = int(value)
-        except ValueError:
-            raise UsageError(f"{text!r} is not of the form {name}=N, with a whole number") from None
+            given[name] = read(value)
+        except (KeyError, ValueError):
+            raise UsageError(f"'{name}={value}' is not of the form {name}={form}") from None
     return given
 
 
@@ -100,7 +109,7 @@ def _table(plans: Sequence[Plan], schedule: Sequence[Row]) -> Table:
     return table
 
 
-def _facts(algorithm: Algorithm, size: int, params: dict[str, int]) -> list[str]:
+def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]:
     cost = algorithm.cost_of(size, params)
     told = "not declared"
     if cost is not None:

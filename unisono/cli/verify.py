@@ -21,9 +21,9 @@ from unisono.algorithms.verify import Report
 from unisono.cli.terminal import console, progress
 from unisono.errors import PlanError, UsageError
 
-HEADINGS = ("algorithm", "sizes", "messages", "rounds", "sent", "reduced", "bits", "", "seconds")
+HEADINGS = ("algorithm", "sizes", "messages", "rounds", "sent", "reduced", "scratch", "bits", "", "seconds")
 LONGEST = 16
-RIGHT = ("messages", "rounds", "sent", "reduced", "seconds")
+RIGHT = ("messages", "rounds", "sent", "reduced", "scratch", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Outcome:
 def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool) -> int:
     """Prove the algorithms that FILE registers, for every number of ranks up to --max-size.
 
-    FILE is run, but not as __main__. Costs are shown for the largest number of ranks. The exit code is 1 if an
+    FILE is run, but not as __main__. Costs are shown for the largest number of ranks; of the
+    blocks of scratch, those that are in use at a time. The exit code is 1 if an
     algorithm is wrong, with a picture of where.
     """
     if everything == (file is not None):
@@ -121,14 +122,15 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
     """Return the cells from the sizes to the bits."""
     if not reports:
-        return ("none", "", "", "", "", "")
+        return ("none", *[""] * 6)
     last = reports[max(reports)]
     sent, reduced = (f"{float(value):.4g}·n" for value in (last.sent, last.reduced))
     bits = "same" if last.same_bits else "differ"
     sizes = ranges(reports)
     if len(sizes) > LONGEST:
         sizes = f"{len(reports)} up to {max(reports)}"
-    return (sizes, str(last.messages), str(last.rounds), sent, reduced, bits)
+    scratch = f"{last.scratch_live} of {last.scratch_blocks}" if last.scratch_blocks else "none"
+    return (sizes, str(last.messages), str(last.rounds), sent, reduced, scratch, bits)
 
 
 def _facts(outcome: Outcome) -> dict[str, object]:
@@ -144,6 +146,8 @@ def _facts(outcome: Outcome) -> dict[str, object]:
                 "rounds": report.rounds,
                 "sent": float(report.sent),
                 "reduced": float(report.reduced),
+                "scratch_blocks": report.scratch_blocks,
+                "scratch_live": report.scratch_live,
                 "same_bits": report.same_bits,
             }
             for size, report in outcome.reports.items()
