@@ -96,7 +96,8 @@ def reduce_below_a_limit(
 
 
 def outcomes(directory: Path, limited: int, limit: Callable[[int], None], by: int = 0, transport: str = "shm") -> Any:
-    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, directory / "limit", transport=transport) as job:
+    is_set = directory / "limit"
+    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, transport=transport) as job:
         return job.hear_all()
 
 
