@@ -23,6 +23,7 @@ from unisono.collectives import arrays
 from unisono.collectives.arrays import Operand
 from unisono.collectives.calls import Calls, Kind, Place
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
+from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
@@ -62,6 +63,7 @@ class Caller:
         # With debugging messages every call takes the long way, where it is timed.
         debugging = _log.isEnabledFor(logging.DEBUG)
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
+        self._works = Works(executor)
 
     def _long_way(
         self,
@@ -86,10 +88,67 @@ class Caller:
         began = time.perf_counter()
         self._executor.run(prepared.call, prepared.source, prepared.target, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
+        self._remember(prepared, collective, x, out, op, root, counts, algorithm)
+        return prepared.result
+
+    def _start(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        target: Any,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Any]:
+        """Start a call, which goes on by itself; the arguments are those of `_long_way`, and `target` what is written.
+
+        A `target` that is None, or another array than `out`, is used where the call is known.
+        """
+        limit_s = self._limit_s(timeout_s)
+        operation = self._cache.start(collective, x, target, op, root, algorithm, limit_s)
+        if operation is None:
+            return self._start_long_way(collective, x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
+        has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
+        return self._works.add(operation, target if has_result else None, limit_s)
+
+    def _start_long_way(
+        self,
+        collective: str,
+        x: Any,
+        out: Any,
+        *,
+        op: str | Op | None = None,
+        root: int | None = None,
+        counts: tuple[Sequence[int], ...] | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Work[Any]:
+        """The same as `_long_way`, for a call that goes on by itself."""
+        prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
+        limit_s = self._limit_s(timeout_s)
+        operation = self._executor.start(prepared.call, prepared.source, prepared.target)
+        operation.go_on(limit_s)
+        self._remember(prepared, collective, x, out, op, root, counts, algorithm)
+        return self._works.add(operation, prepared.result, limit_s)
+
+    def _remember(
+        self,
+        prepared: Prepared,
+        collective: str,
+        x: Any,
+        out: Any,
+        op: str | Op | None,
+        root: int | None,
+        counts: tuple[Sequence[int], ...] | None,
+        algorithm: str | None,
+    ) -> None:
+        """Let a call be known by its arguments from now on, if it can be."""
         if counts is None and not prepared.is_packed:
             written = out if prepared.result is None else prepared.result
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
-        return prepared.result
 
     def _prepare(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
@@ -13,11 +14,12 @@ from unisono.collectives.caller import checked_integer
 from unisono.collectives.calls import Place
 from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import Array, EqualShares
+from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import NO_CACHE, AnyArray, Executor, Traffic
+from unisono.transports.base import NO_CACHE, AnyArray, Executor, Operation, Traffic
 from unisono.tuning.choice import Explanation, explain
 
 _MOST_TAG = (1 << 31) - 1
@@ -54,7 +56,19 @@ class Communicator(EqualShares, CountedShares):
     def __repr__(self) -> str:
         return f"<unisono.Communicator rank {self.rank} of {self.size}>"
 
-    def send(self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None) -> None:
+    @overload
+    def send(
+        self, x: AnyArray, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+    ) -> Work[None]: ...
+
+    @overload
+    def send(
+        self, x: AnyArray, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+    ) -> None: ...
+
+    def send(
+        self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+    ) -> Work[None] | None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
 
         Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
@@ -64,6 +78,8 @@ class Communicator(EqualShares, CountedShares):
             dest: another rank.
             tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
+            wait: with False, the call goes on by itself, and a `Work` is returned at once; `x` must not be changed
+                until it has ended.
 
         Raises:
             UsageError: the call is wrong; nothing has been sent.
@@ -72,9 +88,26 @@ class Communicator(EqualShares, CountedShares):
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG)
         source = arrays.source(x)
         limit_s = self._limit_s(timeout_s)
-        self._executor.send(source.flat, source.dtype, dest, tag).wait(limit_s)
+        operation = self._executor.send(source.flat, source.dtype, dest, tag)
+        if not wait:
+            operation.go_on(limit_s)
+            return self._works.add(operation, None, limit_s)
+        operation.wait(limit_s)
+        return None
 
-    def recv(self, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None) -> Array:
+    @overload
+    def recv(
+        self, out: Array, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+    ) -> Work[Array]: ...
+
+    @overload
+    def recv(
+        self, out: Array, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+    ) -> Array: ...
+
+    def recv(
+        self, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+    ) -> Array | Work[Array]:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
@@ -82,6 +115,7 @@ class Communicator(EqualShares, CountedShares):
             source: another rank.
             tag: as in `send`.
             timeout_s: as in `send`.
+            wait: as in `send`; until the call has ended, `out` must not be read.
 
         Raises:
             MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
@@ -90,7 +124,11 @@ class Communicator(EqualShares, CountedShares):
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG)
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
-        self._executor.recv(target.flat, target.dtype, source, tag).wait(limit_s)
+        operation = self._executor.recv(target.flat, target.dtype, source, tag)
+        if not wait:
+            operation.go_on(limit_s)
+            return self._works.add(operation, out, limit_s)
+        operation.wait(limit_s)
         return out
 
     def sendrecv(
@@ -143,11 +181,12 @@ class Communicator(EqualShares, CountedShares):
         recv_counts: Sequence[int] | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Callable[[], Any]:
+    ) -> Callable[..., Any]:
         """Return a call that is checked and chosen once, to be made again and again on the same arrays.
 
         Calling what is returned is the same as calling the method of the name `collective` with these arguments: it
         reads what `x` holds then, overwrites `out`, or the new array that it made in the beginning, and returns it.
+        Called with ``wait=False``, it returns a `Work`, and must not be called again until that has ended.
         Planning is no call: ranks may mix plans and methods, as long as they make the same calls in the same order. It
         keeps the arrays alive, and must not be called by two threads at a time.
 
@@ -183,7 +222,9 @@ class Communicator(EqualShares, CountedShares):
         made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
         if made.is_packed:
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass numpy.ascontiguousarray(x)")
-        return self._executor.persistent(made.call, made.source, made.target, self._limit_s(timeout_s), made.result)
+        limit_s = self._limit_s(timeout_s)
+        on_start = partial(_work_of, self._works, limit_s)
+        return self._executor.persistent(made.call, made.source, made.target, limit_s, made.result, on_start)
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
@@ -228,6 +269,10 @@ class Communicator(EqualShares, CountedShares):
         if peer == self.rank:
             raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
         return peer
+
+
+def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) -> Work[Any]:
+    return works.add(operation, result, limit_s)
 
 
 def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, overload
 
 from unisono.collectives.caller import Caller
 from unisono.collectives.equal_shares import Array
+from unisono.collectives.work import Work
 from unisono.operations import Op
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from unisono.collectives.equal_shares import Given
 
 
 class CountedShares(Caller):
     """Collective calls on numpy arrays of which each rank has `counts` rows of its own.
 
-    What `EqualShares` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s` and errors holds here too. All arrays
-    have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All ranks
-    give the same `counts`, but for `alltoallv`. What is called often is quicker as a plan: see `Communicator.plan`.
+    What `EqualShares` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and errors holds here too. All
+    arrays have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All
+    ranks give the same `counts`, but for `alltoallv`. What is called often is quicker as a plan: see
+    `Communicator.plan`.
     """
+
+    @overload
+    def allgatherv(
+        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def allgatherv(
+        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def allgatherv(
         self,
@@ -25,7 +43,8 @@ class CountedShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Put the rows of all ranks, in their order, one after the other; every rank gets all of them.
 
         In place: `x` is this rank's part of `out`.
@@ -34,8 +53,27 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.allgatherv(np.full(world.rank, 7), counts=(0, 1, 2)).tolist(), 3)
         [[7, 7, 7], [7, 7, 7], [7, 7, 7]]
         """
-        result: Array = self._long_way("allgather", x, out, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s)
+        call = self._long_way if wait else self._start_long_way
+        result: Array | Work[Array] = call(
+            "allgather", x, out, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+        )
         return result
+
+    @overload
+    def gatherv(
+        self, x: Array, counts: Sequence[int], root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array | None]: ...
+
+    @overload
+    def gatherv(
+        self,
+        x: Array,
+        counts: Sequence[int],
+        root: int = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[Given[Array]],
+    ) -> Array | None: ...
 
     def gatherv(
         self,
@@ -46,7 +84,8 @@ class CountedShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array | None:
+        wait: bool = True,
+    ) -> Array | Work[Array | None] | None:
         """Put the rows of all ranks, in their order, one after the other; the root gets them, and the others None.
 
         Only the root's `out` matters. In place: the root's `x` is its part of its `out`.
@@ -55,10 +94,33 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.gatherv(np.full(world.rank, 7), counts=(0, 1)), 2)
         [array([7]), None]
         """
-        result: Array | None = self._long_way(
+        call = self._long_way if wait else self._start_long_way
+        result: Array | Work[Array | None] | None = call(
             "gather", x, out, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
+
+    @overload
+    def scatterv(
+        self,
+        x: Array | None,
+        counts: Sequence[int],
+        root: int = ...,
+        *,
+        wait: Literal[False],
+        **given: Unpack[Given[Array]],
+    ) -> Work[Array]: ...
+
+    @overload
+    def scatterv(
+        self,
+        x: Array | None,
+        counts: Sequence[int],
+        root: int = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[Given[Array]],
+    ) -> Array: ...
 
     def scatterv(
         self,
@@ -69,7 +131,8 @@ class CountedShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Give rank r the next `counts[r]` rows of the root's array.
 
         Other ranks than the root must give an `out`, and their `x` does not matter. In place: the root's `out` is its
@@ -82,7 +145,8 @@ class CountedShares(Caller):
         >>> un.launch(scattered, 2)
         [[0], [1, 2]]
         """
-        result: Array = self._long_way(
+        call = self._long_way if wait else self._start_long_way
+        result: Array | Work[Array] = call(
             "scatter",
             x if self.rank == root else None,
             out,
@@ -93,6 +157,28 @@ class CountedShares(Caller):
         )
         return result
 
+    @overload
+    def reduce_scatterv(
+        self,
+        x: Array,
+        counts: Sequence[int],
+        op: str | Op = ...,
+        *,
+        wait: Literal[False],
+        **given: Unpack[Given[Array]],
+    ) -> Work[Array]: ...
+
+    @overload
+    def reduce_scatterv(
+        self,
+        x: Array,
+        counts: Sequence[int],
+        op: str | Op = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[Given[Array]],
+    ) -> Array: ...
+
     def reduce_scatterv(
         self,
         x: Array,
@@ -102,7 +188,8 @@ class CountedShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Combine the arrays of all ranks, element by element; rank r gets the next `counts[r]` rows of the result.
 
         In place: `out` is this rank's part of `x`, the rest of which is then undefined.
@@ -111,10 +198,33 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.reduce_scatterv(np.arange(3), counts=(1, 2)).tolist(), 2)
         [[0], [2, 4]]
         """
-        result: Array = self._long_way(
+        call = self._long_way if wait else self._start_long_way
+        result: Array | Work[Array] = call(
             "reduce_scatter", x, out, op=op, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
+
+    @overload
+    def alltoallv(
+        self,
+        x: Array,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        *,
+        wait: Literal[False],
+        **given: Unpack[Given[Array]],
+    ) -> Work[Array]: ...
+
+    @overload
+    def alltoallv(
+        self,
+        x: Array,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[Given[Array]],
+    ) -> Array: ...
 
     def alltoallv(
         self,
@@ -125,7 +235,8 @@ class CountedShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Send rank r the next `send_counts[r]` rows of `x`, and receive `recv_counts[r]` rows from it.
 
         The rows that are received stand in the order of ranks. What a rank receives from another one must be what that
@@ -141,7 +252,8 @@ class CountedShares(Caller):
         >>> un.launch(exchanged, 2)
         [[0], [0, 0, 1]]
         """
-        result: Array = self._long_way(
+        call = self._long_way if wait else self._start_long_way
+        result: Array | Work[Array] = call(
             "alltoall", x, out, counts=(send_counts, recv_counts), algorithm=algorithm, timeout_s=timeout_s
         )
         return result

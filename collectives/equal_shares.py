@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from unisono.collectives import arrays
 from unisono.collectives.caller import Caller
+from unisono.collectives.work import Work
 from unisono.operations import Op
 from unisono.transports.base import AnyArray
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
 Array = TypeVar("Array", bound=AnyArray)
+
+if TYPE_CHECKING:
+
+    class Given(TypedDict, Generic[Array], total=False):
+        """What every collective takes, whether or not it waits."""
+
+        out: Array | None
+        algorithm: str | None
+        timeout_s: float | None
 
 
 class EqualShares(Caller):
@@ -27,6 +40,9 @@ class EqualShares(Caller):
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
     - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
     - `timeout_s`: seconds until the call fails; by default the option `timeout_s`.
+    - `wait`: with False, the call goes on by itself, and a `Work` is returned at once, whose `wait` returns the result.
+      Until it has ended, `x` must not be changed nor `out` be read. Calls are carried out one after the other, in the
+      order in which they are made, with and without waiting.
 
     And raise:
 
@@ -36,6 +52,16 @@ class EqualShares(Caller):
       contents of `out` are undefined.
     """
 
+    @overload
+    def allreduce(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def allreduce(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
+
     def allreduce(
         self,
         x: Array,
@@ -44,7 +70,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Combine the arrays of all ranks, element by element; every rank gets the result, and the same bits.
 
         In place: ``out=x``.
@@ -54,9 +81,21 @@ class EqualShares(Caller):
         [[3, 3], [3, 3], [3, 3]]
         """
         target: Array = arrays.target_like(x) if out is None else out
+        if not wait:
+            return self._start("allreduce", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, algorithm, timeout_s):
             target = self._long_way("allreduce", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def reduce(
+        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array | None: ...
 
     def reduce(
         self,
@@ -67,7 +106,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array | None:
+        wait: bool = True,
+    ) -> Array | Work[Array | None] | None:
         """Combine the arrays of all ranks, element by element; the root gets the result, and the others None.
 
         Only the root's `out` matters; that of other ranks is left as it is. In place: ``out=x``.
@@ -77,9 +117,21 @@ class EqualShares(Caller):
         [None, array([4., 0.])]
         """
         target: Array | None = arrays.target_like(x) if out is None and self.rank == root else out
+        if not wait:
+            return self._start("reduce", x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, algorithm, timeout_s):
             target = self._long_way("reduce", x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target if self.rank == root else None
+
+    @overload
+    def broadcast(
+        self, x: Array, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def broadcast(
+        self, x: Array, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def broadcast(
         self,
@@ -89,7 +141,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Copy the array of the root to every rank.
 
         Only the elements of the root's `x` matter. ``out=x`` overwrites `x` on all ranks but the root.
@@ -99,9 +152,17 @@ class EqualShares(Caller):
         [[1, 1], [1, 1], [1, 1]]
         """
         target: Array = arrays.target_like(x) if out is None else out
+        if not wait:
+            return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
             target = self._long_way("broadcast", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def allgather(self, x: Array, *, wait: Literal[False], **given: Unpack[Given[Array]]) -> Work[Array]: ...
+
+    @overload
+    def allgather(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
 
     def allgather(
         self,
@@ -110,7 +171,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         r"""Put the arrays of all ranks, in their order, one after the other; every rank gets the result.
 
         Where `x` has the shape (k, …), the result has (size·k, …); where it is 0-dimensional, (size,). An `out` of the
@@ -121,9 +183,21 @@ class EqualShares(Caller):
         [[0, 7, 1, 7], [0, 7, 1, 7]]
         """
         target: Array = arrays.target_of_all(x, self.size) if out is None else out
+        if not wait:
+            return self._start("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allgather", x, target, None, None, algorithm, timeout_s):
             target = self._long_way("allgather", x, out, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def reduce_scatter(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def reduce_scatter(
         self,
@@ -133,7 +207,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Combine the arrays of all ranks, element by element; each rank gets an equal part of the rows of the result.
 
         Where `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of the shape of
@@ -144,9 +219,21 @@ class EqualShares(Caller):
         [[2, 4], [6, 1]]
         """
         target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        if not wait:
+            return self._start("reduce_scatter", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("reduce_scatter", x, target, op, None, algorithm, timeout_s):
             target = self._long_way("reduce_scatter", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def gather(
+        self, x: Array, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array | None]: ...
+
+    @overload
+    def gather(
+        self, x: Array, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array | None: ...
 
     def gather(
         self,
@@ -156,7 +243,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array | None:
+        wait: bool = True,
+    ) -> Array | Work[Array | None] | None:
         """Put the arrays of all ranks, in their order, one after the other; the root gets that, and the others None.
 
         The shapes are those of `allgather`. Only the root's `out` matters; that of other ranks is left as it is. In
@@ -168,9 +256,21 @@ class EqualShares(Caller):
                [1, 5]])]
         """
         target: Array | None = arrays.target_of_all(x, self.size) if out is None and self.rank == root else out
+        if not wait:
+            return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
             target = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target if self.rank == root else None
+
+    @overload
+    def scatter(
+        self, x: Array | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def scatter(
+        self, x: Array | None = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def scatter(
         self,
@@ -180,7 +280,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Give each rank an equal part of the rows of the root's array.
 
         Where the root's `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of
@@ -196,9 +297,17 @@ class EqualShares(Caller):
         """
         x = x if self.rank == root else None
         target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        if not wait:
+            return self._start("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scatter", x, target, None, root, algorithm, timeout_s):
             target = self._long_way("scatter", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def alltoall(self, x: Array, *, wait: Literal[False], **given: Unpack[Given[Array]]) -> Work[Array]: ...
+
+    @overload
+    def alltoall(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
 
     def alltoall(
         self,
@@ -207,7 +316,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Give each rank an equal part of the rows of every rank's array: part r of `x` goes to rank r.
 
         The result has the shape of `x`, whose rows are divisible by the number of ranks; its part r is from rank r. It
@@ -218,9 +328,21 @@ class EqualShares(Caller):
         [[10, 11], [20, 21]]
         """
         target: Array = arrays.target_of_all(x, 1) if out is None else out
+        if not wait:
+            return self._start("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("alltoall", x, target, None, None, algorithm, timeout_s):
             target = self._long_way("alltoall", x, out, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def scan(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def scan(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def scan(
         self,
@@ -230,7 +352,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Combine the arrays of the ranks up to this one and its own, element by element.
 
         The operation "avg" is not defined here. In place: ``out=x``.
@@ -240,9 +363,21 @@ class EqualShares(Caller):
         [1, 3, 6, 10]
         """
         target: Array = arrays.target_like(x) if out is None else out
+        if not wait:
+            return self._start("scan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, algorithm, timeout_s):
             target = self._long_way("scan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
         return target
+
+    @overload
+    def exscan(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+    ) -> Work[Array]: ...
+
+    @overload
+    def exscan(
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+    ) -> Array: ...
 
     def exscan(
         self,
@@ -252,7 +387,8 @@ class EqualShares(Caller):
         out: Array | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
-    ) -> Array:
+        wait: bool = True,
+    ) -> Array | Work[Array]:
         """Combine the arrays of the ranks before this one, element by element.
 
         Rank 0 has none before it: its `out` is left as it is, and a new array is of zeros. The operation "avg" is not
@@ -263,11 +399,28 @@ class EqualShares(Caller):
         [0, 1, 3, 6]
         """
         target: Array = arrays.zeros_like(x) if out is None else out
+        if not wait:
+            return self._start("exscan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, algorithm, timeout_s):
             target = self._long_way("exscan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
-    def barrier(self, *, algorithm: str | None = None, timeout_s: float | None = None) -> None:
+    @overload
+    def barrier(
+        self, *, wait: Literal[False], algorithm: str | None = ..., timeout_s: float | None = ...
+    ) -> Work[None]: ...
+
+    @overload
+    def barrier(
+        self, *, wait: Literal[True] = ..., algorithm: str | None = ..., timeout_s: float | None = ...
+    ) -> None: ...
+
+    def barrier(
+        self, *, algorithm: str | None = None, timeout_s: float | None = None, wait: bool = True
+    ) -> Work[None] | None:
         """Wait until all ranks have called it."""
+        if not wait:
+            return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
             self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
+        return None

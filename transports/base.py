@@ -108,6 +108,12 @@ class Operation(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Block until done. Raises `CollectiveTimeoutError` after `timeout_s`, KeyboardInterrupt on Ctrl-C."""
 
+    def go_on(self, timeout_s: float) -> None:
+        """Let the call make progress without being polled, and fail `timeout_s` seconds from now; does not block."""
+
+    def ended(self) -> bool:
+        """Make progress without blocking; return whether the call has ended, well or not. Raises nothing."""
+
     def abort(self, reason: str) -> None:
         """End the call; this and all later calls on the communicator raise `AbortedError`, on every rank."""
 
@@ -138,6 +144,11 @@ class CallCache(Protocol):
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: as `Executor.run` does.
         """
 
+    def start(
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float
+    ) -> Operation | None:
+        """Start the call that these arguments made before, let it go on by itself, and return it; None if unknown."""
+
     def forget(self) -> None:
         """Know nothing any more."""
 
@@ -149,6 +160,11 @@ class _NoCache:
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None
     ) -> bool:
         return False
+
+    def start(
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float
+    ) -> Operation | None:
+        return None
 
     def forget(self) -> None:
         pass
@@ -182,15 +198,28 @@ class Executor(Protocol):
         """Let the `call_cache` run `call` for these arguments; INPUT is in `x` and OUTPUT in `out`, if it has them."""
 
     def persistent(
-        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
-    ) -> Callable[[], Any]:
-        """Return what runs `call` on these arrays, each time it is called, as `run` does, and returns `result`."""
+        self,
+        call: Call,
+        source: AnyArray | None,
+        target: AnyArray | None,
+        timeout_s: float,
+        result: Any,
+        on_start: Callable[[Operation, Any], Any],
+    ) -> Callable[..., Any]:
+        """Return what runs `call` on these arrays, each time it is called, as `run` does, and returns `result`.
+
+        Called with ``wait=False``, it starts the call, lets it go on by itself, and returns what `on_start` makes of
+        the operation and `result`.
+        """
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
 
     def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> Operation:
         """Start receiving into the flat `array` from rank `source` the next message of that tag."""
+
+    def wait_for_end(self, seen: int, most_s: float) -> int:
+        """Block until more than `seen` operations have ended, or `most_s` seconds have passed; return how many have."""
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the counters, by peer. Zero-byte messages do not exist and are not counted."""

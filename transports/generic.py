@@ -18,6 +18,7 @@ rank.
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -64,16 +65,20 @@ from unisono.transports.reductions import reduce_into
 # Messages between two ranks outside collectives travel on a lane of their own: there, `group` is the tag and `sequence`
 # numbers the messages of that tag and direction.
 POINT_TO_POINT_LANE = -1
+_LONGEST_PAUSE_S = 0.0002
 
 
 class GenericExecutor:
-    """The `Executor` of one rank over `transport`. It is used by one thread at a time."""
+    """The `Executor` of one rank over `transport`."""
 
     def __init__(self, transport: MessageTransport) -> None:
         self.rank = transport.rank
         self.size = transport.size
         self._transport = transport
+        self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
         self._active: list[_Running] = []
+        self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
+        self._ended = 0
         self._sequence = 0
         self._messages: Counter[tuple[str, int, int]] = Counter()
         self._failure: UnisonoError | None = None
@@ -88,14 +93,15 @@ class GenericExecutor:
             PlanError: the plan is not for this rank, or needs mapped memory, which the transport does not offer.
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
-        self._check_usable(call.signature)
-        able = MESSAGES if self._transport.mapped is None else WRITES
-        check_plan(call.plan, self.rank, self.size, self._transport.name, able)
-        memory = Memory(call, source, target)
-        sequence = self._sequence
-        self._sequence += 1
-        self._transport.announce(sequence, call.signature)
-        return self._launch(_Collective(self, call, sequence, memory, self._transport))
+        with self._lock:
+            self._check_usable(call.signature)
+            able = MESSAGES if self._transport.mapped is None else WRITES
+            check_plan(call.plan, self.rank, self.size, self._transport.name, able)
+            memory = Memory(call, source, target)
+            sequence = self._sequence
+            self._sequence += 1
+            self._transport.announce(sequence, call.signature)
+            return self._launch(_Collective(self, call, sequence, memory, self._transport))
 
     def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
         """See `Executor.run`."""
@@ -109,12 +115,22 @@ class GenericExecutor:
         """See `Executor.cache`; here, every call takes the same way."""
 
     def persistent(
-        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
-    ) -> Callable[[], Any]:
+        self,
+        call: Call,
+        source: AnyArray | None,
+        target: AnyArray | None,
+        timeout_s: float,
+        result: Any,
+        on_start: Callable[[Operation, Any], Any],
+    ) -> Callable[..., Any]:
         """See `Executor.persistent`."""
 
-        def run_again() -> Any:
-            self.run(call, source, target, timeout_s)
+        def run_again(wait: bool = True) -> Any:
+            operation = self.start(call, source, target)
+            if not wait:
+                operation.go_on(timeout_s)
+                return on_start(operation, result)
+            operation.wait(timeout_s)
             return result
 
         return run_again
@@ -125,6 +141,14 @@ class GenericExecutor:
     def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> Operation:
         return self._start_message("recv", array, dtype, source, tag)
 
+    def wait_for_end(self, seen: int, most_s: float) -> int:
+        """See `Executor.wait_for_end`."""
+        deadline = time.monotonic() + most_s
+        while self._ended <= seen and time.monotonic() < deadline:
+            self.progress()
+            time.sleep(_LONGEST_PAUSE_S)
+        return self._ended
+
     def traffic(self) -> Mapping[int, Traffic]:
         return self._transport.traffic()
 
@@ -132,34 +156,68 @@ class GenericExecutor:
         self.fail(AbortedError(f"rank {self.rank} aborted the communicator: {reason}"))
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._failure = self._failure or AbortedError(f"rank {self.rank} closed the communicator")
-            self._active.clear()
-            self._transport.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._failure = self._failure or AbortedError(f"rank {self.rank} closed the communicator")
+                self._forget_all()
+                self._transport.close()
 
     def progress(self) -> None:
         """Drive every operation that has been started; remember the first error, and tell all ranks of it."""
-        if self._failure is not None:
-            return
-        try:
-            # A call that has all its messages is done, even if the communicator has failed since.
-            self._active = [operation for operation in self._active if not operation.advance()]
-            self._transport.progress()
-        except UnisonoError as error:
-            self.fail(error)
+        with self._lock:
+            if self._failure is not None:
+                return
+            try:
+                # A call that has all its messages is done, even if the communicator has failed since.
+                active = [operation for operation in self._active if not operation.advance()]
+                self._ended += len(self._active) - len(active)
+                self._active = active
+                self._transport.progress()
+            except UnisonoError as error:
+                self.fail(error)
 
     def fail(self, error: UnisonoError) -> None:
         """End the communicator on every rank with `error`, unless it has ended before."""
-        if self._failure is None:
-            self._failure = error
-            self._active.clear()
-            self._transport.abort(error)
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+                self._forget_all()
+                self._transport.abort(error)
 
     def failure(self) -> UnisonoError | None:
         """Return a new copy, to be raised, of the error that ended the communicator, or None."""
         self._told = self._failure is not None
         return copy.copy(self._failure)
+
+    def go_on(self, operation: _Running, timeout_s: float) -> None:
+        """Let a thread of this executor drive all operations until this one has ended, `timeout_s` from now at most."""
+        with self._lock:
+            is_driven = bool(self._going_on)
+            self._going_on[operation] = time.monotonic() + timeout_s
+        if not is_driven:
+            threading.Thread(target=self._drive, name="unisono-generic", daemon=True).start()
+
+    def _drive(self) -> None:
+        pauses = _pauses()
+        while True:
+            self.progress()
+            with self._lock:
+                self._going_on = {each: late for each, late in self._going_on.items() if not each.ended()}
+                if not self._going_on:
+                    return
+                first = min(self._going_on, key=self._going_on.__getitem__)
+                if time.monotonic() >= self._going_on[first]:
+                    self.fail(first.timeout())
+            time.sleep(next(pauses) or 0.0)
+
+    def _forget_all(self) -> None:
+        self._ended += len(self._active)
+        self._active.clear()
+
+    def is_over(self) -> bool:
+        """Return whether the communicator has failed or is closed, without telling how."""
+        return self._failure is not None
 
     def _launch(self, operation: _Running) -> Operation:
         self._active.append(operation)
@@ -168,17 +226,18 @@ class GenericExecutor:
 
     def _start_message(self, direction: str, array: AnyArray, dtype: DType, peer: int, tag: int) -> Operation:
         signature = Signature("send/recv", dtype.name, (array.size,), "C", None, None, "direct", 1)
-        self._check_usable(signature)
-        if not 0 <= peer < self.size:
-            raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
-        array = checked("array", array, dtype, array.size)
-        number = self._messages[direction, peer, tag]
-        self._messages[direction, peer, tag] += 1
-        request: Request | None = None
-        if array.size:
-            post = self._transport.post_send if direction == "send" else self._transport.post_recv
-            request = post(peer, Identity(number, POINT_TO_POINT_LANE, tag, 0), signature, [as_bytes(array)])
-        return self._launch(_Message(self, signature, number, peer, request, writes=direction == "recv"))
+        with self._lock:
+            self._check_usable(signature)
+            if not 0 <= peer < self.size:
+                raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
+            array = checked("array", array, dtype, array.size)
+            number = self._messages[direction, peer, tag]
+            self._messages[direction, peer, tag] += 1
+            request: Request | None = None
+            if array.size:
+                post = self._transport.post_send if direction == "send" else self._transport.post_recv
+                request = post(peer, Identity(number, POINT_TO_POINT_LANE, tag, 0), signature, [as_bytes(array)])
+            return self._launch(_Message(self, signature, number, peer, request, writes=direction == "recv"))
 
     def _check_usable(self, signature: Signature) -> None:
         """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
@@ -201,6 +260,7 @@ class _Running:
         self._executor = executor
         self._signature = signature
         self._sequence = sequence
+        self._timeout_s = 0.0
         self._finished = False
 
     def poll(self) -> bool:
@@ -212,13 +272,23 @@ class _Running:
             raise error
         return self._finished
 
+    def ended(self) -> bool:
+        if not self._finished:
+            self._executor.progress()
+        return self._finished or self._executor.is_over()
+
+    def go_on(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._executor.go_on(self, timeout_s)
+
     def wait(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         deadline = time.monotonic() + timeout_s
         pauses = _pauses()
         try:
             while not self.poll():
                 if time.monotonic() >= deadline:
-                    self._executor.fail(self._timeout(timeout_s))
+                    self._executor.fail(self.timeout())
                 elif (pause := next(pauses)) is not None:
                     time.sleep(pause)
         except KeyboardInterrupt:
@@ -244,9 +314,10 @@ class _Running:
         """Return the ranks that are known not to have made this call."""
         raise NotImplementedError
 
-    def _timeout(self, timeout_s: float) -> CollectiveTimeoutError:
+    def timeout(self) -> CollectiveTimeoutError:
+        """Return the error of having waited too long."""
         awaited, absent = sorted(self.waits_for()), self.absent()
-        message = f"rank {self._executor.rank} waited {timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
+        message = f"rank {self._executor.rank} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
         message += f", which {_ranks(absent)} had not called" if absent else ""
         return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
 
@@ -442,4 +513,4 @@ def _ranks(ranks: Collection[int]) -> str:
 
 def _pauses() -> Iterator[float | None]:
     """Yield how long to pause after each poll in vain: spin first, then yield the core, then sleep (seconds)."""
-    return chain(repeat(None, 100), repeat(0.0, 100), repeat(0.0002))
+    return chain(repeat(None, 100), repeat(0.0, 100), repeat(_LONGEST_PAUSE_S))

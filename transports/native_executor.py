@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from unisono.errors import (
 )
 from unisono.operations import Combine, Lower
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, CallCache, Traffic
+from unisono.transports.base import AnyArray, Call, CallCache, Operation, Traffic
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import checked
 from unisono.transports.session import Session
@@ -83,27 +84,39 @@ class _Failures:
             buffers="the contents of the output are undefined",
         )
 
+    def abort(self, reason: str) -> None:
+        """Make every call of the job fail, on all ranks."""
+        self._control.fail(_ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
+
 
 class NativeOperation:
     """A call that the native core runs."""
 
-    def __init__(self, executor: NativeExecutor, request: _core.Request, operation: str) -> None:
-        self._executor = executor
-        self._request = request
+    def __init__(self, failures: _Failures, started: _core.StartedCall, operation: str) -> None:
+        self._failures = failures
+        self._started = started
         self._operation = operation
 
     def poll(self) -> bool:
         """See `Operation.poll`."""
-        outcome = self._request.poll()
-        return outcome != _PENDING and self._executor.check(outcome, self._operation)
+        outcome = self._started.poll()
+        return outcome != _PENDING and self._failures.check(outcome, self._operation)
 
     def wait(self, timeout_s: float) -> None:
         """See `Operation.wait`."""
-        self._executor.check(self._request.wait(timeout_s), self._operation)
+        self._failures.check(self._started.wait(timeout_s), self._operation)
+
+    def go_on(self, timeout_s: float) -> None:
+        """See `Operation.go_on`."""
+        self._started.go_on(timeout_s)
+
+    def ended(self) -> bool:
+        """See `Operation.ended`."""
+        return self._started.poll() != _PENDING
 
     def abort(self, reason: str) -> None:
         """See `Operation.abort`."""
-        self._executor.abort(reason)
+        self._failures.abort(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +157,20 @@ class NativeExecutor:
             source = checked("source", source, call.dtype, compiled.lengths[0])
             target = checked("target", target, call.dtype, compiled.lengths[1])
         request = self._endpoint.start(compiled.native, *self._memory(call, source, target))
-        return NativeOperation(self, request, str(call.signature))
+        return NativeOperation(self._failures, request, str(call.signature))
 
     def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
         """See `Executor.run`."""
         compiled = self._compile(call)
         outcome = self._endpoint.run(compiled.native, *self._memory(call, source, target), timeout_s)
         if outcome != _DONE:
-            self.check(outcome, str(call.signature))
+            self._failures.check(outcome, str(call.signature))
 
     def call_cache(self, timeout_s: float) -> CallCache:
         """See `Executor.call_cache`."""
         if self._cache is None:
-            self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, timeout_s)
+            on_start = partial(NativeOperation, self._failures)
+            self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, on_start, timeout_s)
         return self._cache
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
@@ -167,23 +181,38 @@ class NativeExecutor:
             self._cache.add(collective, x, out, op, root, algorithm, compiled.native, *uses)
 
     def persistent(
-        self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float, result: Any
-    ) -> Callable[[], Any]:
+        self,
+        call: Call,
+        source: AnyArray | None,
+        target: AnyArray | None,
+        timeout_s: float,
+        result: Any,
+        on_start: Callable[[Operation, Any], Any],
+    ) -> Callable[..., Any]:
         """See `Executor.persistent`."""
         native = self._compile(call).native
         memory = self._memory(call, source, target)
-        return _core.PersistentCall(self._endpoint, native, *memory, self._failures.check, timeout_s, result)
+        failures = self._failures
+
+        def started(request: _core.StartedCall, operation: str, result: Any) -> Any:
+            return on_start(NativeOperation(failures, request, operation), result)
+
+        return _core.PersistentCall(self._endpoint, native, *memory, failures.check, started, timeout_s, result)
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
         """See `Executor.send`."""
         self._open([(_core.SENDING_LANE, dest)])
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
-        return NativeOperation(self, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
+        return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
 
     def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> NativeOperation:
         """See `Executor.recv`."""
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype))
-        return NativeOperation(self, request, f"recv({dtype.name}[{array.size}], source={source}, tag={tag})")
+        return NativeOperation(self._failures, request, f"recv({dtype.name}[{array.size}], source={source}, tag={tag})")
+
+    def wait_for_end(self, seen: int, most_s: float) -> int:
+        """See `Executor.wait_for_end`."""
+        return self._endpoint.wait_for_end(seen, most_s)
 
     def traffic(self) -> Mapping[int, Traffic]:
         """See `Executor.traffic`."""
@@ -201,7 +230,7 @@ class NativeExecutor:
 
     def abort(self, reason: str) -> None:
         """See `Executor.abort`."""
-        self._session.control.fail(_ABORTED, self.rank, f"rank {self.rank} aborted: {reason}")
+        self._failures.abort(reason)
 
     def close(self) -> None:
         """See `Executor.close`."""
@@ -210,10 +239,6 @@ class NativeExecutor:
         self._compiled.clear()
         if self._cache is not None:
             self._cache.forget()
-
-    def check(self, outcome: int, operation: str) -> bool:
-        """Return True if `outcome` is success; otherwise raise the communicator's failure."""
-        return self._failures.check(outcome, operation)
 
     def _compile(self, call: Call) -> _Compiled:
         found = self._compiled.get(id(call))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
     from unisono.collectives.memory import empty as empty
+    from unisono.collectives.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
@@ -56,6 +57,7 @@ _NAMES = {
     "launch": "unisono.launchers.launch",
     "Op": "unisono.operations",
     "Options": "unisono.options",
+    **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 

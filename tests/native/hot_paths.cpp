@@ -68,7 +68,7 @@ class Caller {
   void call() {
     for (std::size_t rank = 0; rank < calls_.size(); ++rank) {
       const std::span<std::byte* const> place(&places_[rank], 1);
-      requests_[rank] = endpoint(rank).start_and_spin(calls_[rank], {place, place}, {}, 1);
+      if (!endpoint(rank).try_now(calls_[rank], {place, place}, {}, 1, requests_[rank])) std::abort();
     }
     for (bool going_on = true; going_on;) {
       going_on = false;

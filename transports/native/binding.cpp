@@ -18,6 +18,7 @@
 #include "plan.h"
 #include "python_call.h"
 #include "shm_channel.h"
+#include "started_call.h"
 #include "tcp_channel.h"
 
 namespace nb = nanobind;
@@ -25,33 +26,21 @@ using namespace unisono;
 
 namespace {
 
-// A request together with everything that it needs to stay alive; the request itself goes first.
-struct Held {
-  nb::object endpoint;
-  nb::object call;
-  Buffer input;
-  Buffer output;
-  std::unique_ptr<Request> request;
+// A view that keeps the array's memory as it is.
+nb::object view_of(nb::handle array) {
+  if (array.is_none()) return nb::none();
+  return nb::steal(PyMemoryView_FromObject(array.ptr()));
+}
 
-  int poll() { return outcome_of(nb::cast<Endpoint&>(endpoint).poll(*request)); }
-  int wait(double timeout_s) {
-    Outcome outcome;
-    {
-      auto& target = nb::cast<Endpoint&>(endpoint);
-      const nb::gil_scoped_release unlocked;
-      outcome = target.wait(*request, timeout_s, interrupted);
-    }
-    return outcome_of(outcome);
-  }
-};
-
-Held start(nb::object endpoint, nb::object call, nb::handle input, nb::handle output) {
+StartedCall start(nb::object endpoint, nb::object call, nb::handle input, nb::handle output) {
   const auto& compiled = nb::cast<const CompiledCall&>(call);
-  Held held{endpoint, call, Buffer(input, false), Buffer(output, true), nullptr};
-  std::byte* read = checked_memory(compiled, BufferKind::input, held.input.data(), held.input.nbytes());
-  std::byte* written = checked_memory(compiled, BufferKind::output, held.output.data(), held.output.nbytes());
-  held.request = nb::cast<Endpoint&>(endpoint).start(compiled, {{&read, 1}, {&written, 1}}, call_site());
-  return held;
+  const Buffer from(input, false);
+  const Buffer to(output, true);
+  std::byte* read = checked_memory(compiled, BufferKind::input, from.data(), from.nbytes());
+  std::byte* written = checked_memory(compiled, BufferKind::output, to.data(), to.nbytes());
+  StartedCall::Kept kept{std::move(call), view_of(input), view_of(output)};
+  auto request = nb::cast<Endpoint&>(endpoint).start(compiled, {{&read, 1}, {&written, 1}}, call_site());
+  return {std::move(endpoint), std::move(kept), std::move(request)};
 }
 
 int run(Endpoint& endpoint, const CompiledCall& call, nb::handle input, nb::handle output, double timeout_s) {
@@ -61,18 +50,18 @@ int run(Endpoint& endpoint, const CompiledCall& call, nb::handle input, nb::hand
                   checked_memory(call, BufferKind::output, to.data(), to.nbytes()), call_site(), timeout_s);
 }
 
-Held send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
-  Held held{endpoint, nb::none(), Buffer(array, false), Buffer(), nullptr};
-  held.request = nb::cast<Endpoint&>(endpoint).send(peer, static_cast<DType>(dtype), tag, held.input.data(),
-                                                    held.input.nbytes(), call_site());
-  return held;
+StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+  const Buffer from(array, false);
+  auto request =
+      nb::cast<Endpoint&>(endpoint).send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), call_site());
+  return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
-Held receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
-  Held held{endpoint, nb::none(), Buffer(), Buffer(array, true), nullptr};
-  held.request = nb::cast<Endpoint&>(endpoint).receive(peer, static_cast<DType>(dtype), tag, held.output.data(),
-                                                       held.output.nbytes(), call_site());
-  return held;
+StartedCall receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+  const Buffer to(array, true);
+  auto request =
+      nb::cast<Endpoint&>(endpoint).receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), call_site());
+  return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
 std::shared_ptr<Arena> make_arena(std::size_t nbytes) {
@@ -131,9 +120,8 @@ std::shared_ptr<Plan> make_plan(nb::handle words) {
 
 nb::list traffic(const Endpoint& endpoint) {
   nb::list rows;
-  for (const auto& [peer, transport, counted] : endpoint.traffic())
-    rows.append(nb::make_tuple(peer, transport, counted.sent_messages, counted.sent_nbytes, counted.received_messages,
-                               counted.received_nbytes));
+  for (const auto& [peer, transport, counts] : endpoint.traffic())
+    rows.append(nb::make_tuple(peer, transport, counts[0], counts[1], counts[2], counts[3]));
   return rows;
 }
 
@@ -184,7 +172,6 @@ void bind_control(nb::module_& module) {
 }
 
 void bind_endpoint(nb::module_& module) {
-  nb::class_<Held>(module, "Request").def("poll", &Held::poll).def("wait", &Held::wait, nb::arg("timeout_s"));
   nb::class_<Endpoint>(module, "Endpoint")
       .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool>(), nb::arg("control"), nb::arg("communicator"),
            nb::arg("crowded"))
@@ -211,6 +198,12 @@ void bind_endpoint(nb::module_& module) {
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
       .def("receive", receive, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
       .def("traffic", traffic)
+      .def(
+          "wait_for_end",
+          [](Endpoint& endpoint, std::uint64_t seen, double most_s) {
+            return endpoint.wait_for_end(seen, std::chrono::milliseconds(static_cast<std::int64_t>(most_s * 1e3)));
+          },
+          nb::arg("seen"), nb::arg("most_s"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -234,6 +227,7 @@ NB_MODULE(_core, module) {
            nb::arg("digest"), nb::arg("description"));
   bind_arena(module);
   bind_control(module);
+  bind_started_call(module);
   bind_endpoint(module);
   bind_call_cache(module);
 

@@ -14,7 +14,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "python_call.h"
+#include "started_call.h"
 
 namespace nb = nanobind;
 
@@ -75,26 +75,40 @@ struct KeyHash {
 
 class CallCache {
  public:
-  CallCache(nb::object endpoint, nb::object array_type, nb::object on_failure, double timeout_s)
+  CallCache(nb::object endpoint, nb::object array_type, nb::object on_failure, nb::object on_start, double timeout_s)
       : endpoint_(std::move(endpoint)),
         target_(&nb::cast<Endpoint&>(endpoint_)),
         array_type_(std::move(array_type)),
         on_failure_(std::move(on_failure)),
+        on_start_(std::move(on_start)),
         timeout_s_(timeout_s) {}
 
   // True if such a call was known and has been run; false if not, and nothing has been done.
   bool run(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root, nb::handle algorithm,
            nb::handle timeout_s) {
-    Key key;
     Array input, output;
-    if (!describe(key, input, output, collective, x, out, op, root, algorithm)) return false;
-    const Entry* entry = find(key);
+    const Entry* entry = recognise(input, output, collective, x, out, op, root, algorithm);
     const std::optional<double> limit_s = limit_of(timeout_s);
-    if (entry == nullptr || !limit_s || !entry->may_lie(input, output)) return false;
+    if (entry == nullptr || !limit_s) return false;
     const int outcome = run_call(*target_, *entry->call, entry->memory(input, BufferKind::input),
                                  entry->memory(output, BufferKind::output), entry->site, *limit_s);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *entry->call->description);
     return true;
+  }
+
+  // If such a call is known, starts it, to go on by itself and to fail after `timeout_s`; otherwise returns None, and
+  // nothing has been done. Returns what `on_start` makes of it.
+  nb::object start(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                   nb::handle algorithm, double timeout_s) {
+    Array input, output;
+    const Entry* entry = recognise(input, output, collective, x, out, op, root, algorithm);
+    if (entry == nullptr || target_->abandoned()) return nb::none();
+    std::byte* read = entry->memory(input, BufferKind::input);
+    std::byte* written = entry->memory(output, BufferKind::output);
+    auto request = target_->start(*entry->call, {{&read, 1}, {&written, 1}}, call_site());
+    target_->go_on(*request, timeout_s);
+    StartedCall::Kept kept{entry->kept.back(), nb::borrow(x), nb::borrow(out)};
+    return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), *entry->call->description);
   }
 
   // Remembers a call, if its arguments are such as `run` recognises; the arrays are those that it is made with.
@@ -144,6 +158,15 @@ class CallCache {
       return array.count * call->program.extents(BufferKind::input).front().itemsize();
     }
   };
+
+  // The entry of a call with these arguments, if there is one and the arrays lie as they may; and the arrays.
+  const Entry* recognise(Array& input, Array& output, nb::handle collective, nb::handle x, nb::handle out,
+                         nb::handle op, nb::handle root, nb::handle algorithm) {
+    Key key;
+    if (!describe(key, input, output, collective, x, out, op, root, algorithm)) return nullptr;
+    const Entry* entry = find(key);
+    return entry != nullptr && entry->may_lie(input, output) ? entry : nullptr;
+  }
 
   bool describe(Key& key, Array& input, Array& output, nb::handle collective, nb::handle x, nb::handle out,
                 nb::handle op, nb::handle root, nb::handle algorithm) const {
@@ -198,6 +221,7 @@ class CallCache {
   Endpoint* target_;
   nb::object array_type_;
   nb::object on_failure_;
+  nb::object on_start_;
   double timeout_s_;
   Calls calls_;
   const Calls::value_type* last_ = nullptr;
@@ -207,10 +231,11 @@ class CallCache {
 class PersistentCall {
  public:
   PersistentCall(nb::object endpoint, nb::object call, nb::handle input, nb::handle output, nb::object on_failure,
-                 double timeout_s, nb::object result)
+                 nb::object on_start, double timeout_s, nb::object result)
       : held_endpoint_(std::move(endpoint)),
         held_call_(std::move(call)),
         on_failure_(std::move(on_failure)),
+        on_start_(std::move(on_start)),
         held_input_(input, false),
         held_output_(output, true),
         endpoint_(&nb::cast<Endpoint&>(held_endpoint_)),
@@ -221,16 +246,26 @@ class PersistentCall {
         timeout_s_(timeout_s),
         result_(std::move(result)) {}
 
-  nb::object run() {
+  nb::object run(bool wait) {
+    if (!wait) return start();
     const int outcome = run_call(*endpoint_, *call_, input_, output_, site_, timeout_s_);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call_->description);
     return result_;
   }
 
  private:
+  nb::object start() {
+    if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), *call_->description);
+    auto request = endpoint_->start(*call_, {{&input_, 1}, {&output_, 1}}, call_site());
+    endpoint_->go_on(*request, timeout_s_);
+    StartedCall::Kept kept{nb::find(this)};
+    return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), *call_->description, result_);
+  }
+
   nb::object held_endpoint_;
   nb::object held_call_;
   nb::object on_failure_;
+  nb::object on_start_;
   Buffer held_input_;
   Buffer held_output_;
   Endpoint* endpoint_;
@@ -246,19 +281,21 @@ class PersistentCall {
 
 void bind_call_cache(nb::module_& module) {
   nb::class_<CallCache>(module, "CallCache")
-      .def(nb::init<nb::object, nb::object, nb::object, double>(), nb::arg("endpoint"), nb::arg("array_type"),
-           nb::arg("on_failure"), nb::arg("timeout_s"))
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, double>(), nb::arg("endpoint"),
+           nb::arg("array_type"), nb::arg("on_failure"), nb::arg("on_start"), nb::arg("timeout_s"))
       .def("run", &CallCache::run, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s").none())
+      .def("start", &CallCache::start, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s"))
       .def("add", &CallCache::add, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("call"), nb::arg("reads"),
            nb::arg("writes"))
       .def("forget", &CallCache::forget);
   nb::class_<PersistentCall>(module, "PersistentCall")
-      .def(nb::init<nb::object, nb::object, nb::handle, nb::handle, nb::object, double, nb::object>(),
+      .def(nb::init<nb::object, nb::object, nb::handle, nb::handle, nb::object, nb::object, double, nb::object>(),
            nb::arg("endpoint"), nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(),
-           nb::arg("on_failure"), nb::arg("timeout_s"), nb::arg("result").none())
-      .def("__call__", &PersistentCall::run);
+           nb::arg("on_failure"), nb::arg("on_start"), nb::arg("timeout_s"), nb::arg("result").none())
+      .def("__call__", &PersistentCall::run, nb::arg("wait") = true);
 }
 
 }  // namespace unisono

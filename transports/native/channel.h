@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -42,11 +43,21 @@ struct ArenaReference {
   std::uint64_t offset;
 };
 
+// Counted by the thread that moves messages, and read by any.
+class Count {
+ public:
+  void operator+=(std::uint64_t more) { value_.store(*this + more, std::memory_order_relaxed); }
+  operator std::uint64_t() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> value_{0};
+};
+
 struct Counters {
-  std::uint64_t sent_messages = 0;
-  std::uint64_t sent_nbytes = 0;
-  std::uint64_t received_messages = 0;
-  std::uint64_t received_nbytes = 0;
+  Count sent_messages;
+  Count sent_nbytes;
+  Count received_messages;
+  Count received_nbytes;
 };
 
 class Channel {

@@ -47,10 +47,15 @@ ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
   return (*peers)[static_cast<std::size_t>(peer)];
 }
 
-std::vector<Channel*> ChannelTable::all() const {
+std::vector<ChannelTraffic> ChannelTable::traffic() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Channel*> found;
-  for (const auto& channel : owned_channels_) found.push_back(channel.get());
+  std::vector<ChannelTraffic> found;
+  for (const auto& channel : owned_channels_) {
+    const Counters& counted = channel->counters();
+    found.push_back({channel->peer(),
+                     channel->transport(),
+                     {counted.sent_messages, counted.sent_nbytes, counted.received_messages, counted.received_nbytes}});
+  }
   return found;
 }
 

@@ -34,6 +34,12 @@ struct ChannelEntry {
   std::uint64_t receive_blocked_in_pass = 0;
 };
 
+struct ChannelTraffic {
+  std::int32_t peer;
+  const char* transport;
+  std::array<std::uint64_t, 4> counts;  // messages and bytes sent, messages and bytes received
+};
+
 // The channels of a communicator, by lane and peer. One thread may add channels while another one uses the table: what
 // has been added stays where it is.
 class ChannelTable {
@@ -48,7 +54,7 @@ class ChannelTable {
   void add(std::int64_t lane, std::unique_ptr<Channel> channel);
   // The place of a channel; throws std::invalid_argument if there can be none.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
-  std::vector<Channel*> all() const;
+  std::vector<ChannelTraffic> traffic() const;
   void clear();
   // The number of a pass over the messages, never given before; for the thread that makes progress.
   std::uint64_t new_pass() { return ++passes_; }

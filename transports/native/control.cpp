@@ -1,13 +1,13 @@
 #include "control.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+
+#include "quiet_thread.h"
 
 namespace unisono {
 namespace {
@@ -19,16 +19,6 @@ constexpr auto testimony_time = 1000ms;
 // How long a farewell may take to be handed to the kernel.
 constexpr auto farewell_time = 200ms;
 
-std::thread start_without_signals(auto&& body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  std::thread thread(body);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
 Control::Control(std::int32_t rank, std::int32_t size)
@@ -37,7 +27,7 @@ Control::Control(std::int32_t rank, std::int32_t size)
       links_(static_cast<std::size_t>(size)),
       departed_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)) {
-  service_ = start_without_signals([this] {
+  service_ = start_quiet_thread([this] {
     std::unique_lock lock(mutex_);
     serve(lock);
   });

@@ -1,63 +1,44 @@
 #include "endpoint.h"
 
-#include <poll.h>
-#include <sched.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
+#include <new>
 #include <thread>
 #include <utility>
 
-#include "fence.h"
+#include "quiet_thread.h"
 
 namespace unisono {
 namespace {
 
 using namespace std::chrono_literals;
 
-// Rounds without progress that a waiting rank spins, and then yields, before it sleeps.
-constexpr std::uint32_t spin_rounds = 300;
-constexpr std::uint32_t yield_rounds = 300;
-constexpr std::uint32_t crowded_yield_rounds = 30;
-// How often a spinning rank looks at the clock.
-constexpr std::uint32_t rounds_per_look = 128;
-constexpr auto blocked_after = 10ms;
-constexpr auto signal_check_period = 20ms;
-constexpr auto longest_sleep = 20ms;
 // How long a rank waits for the hub's word before it speaks for itself.
 constexpr auto verdict_time = 2500ms;
-constexpr auto departure_time = 300ms;
 
-// Point-to-point calls are recorded apart from the collectives of their communicator.
-constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
-std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", seconds);
-  return text;
-}
+// Messages between two ranks are recorded apart from the collectives of their communicator.
+constexpr std::uint64_t message_record = std::uint64_t{1} << 63;
 
 }  // namespace
 
-// The mutex of the endpoint is taken in any case: another thread may just be ending this request.
 Request::~Request() { endpoint_.withdraw(*this); }
 
 Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded)
-    : control_(std::move(control)), communicator_(communicator), crowded_(crowded), channels_(control_->size()) {
+    : control_(std::move(control)),
+      communicator_(communicator),
+      crowded_(crowded),
+      channels_(control_->size()),
+      lead_(std::make_unique<Lead>()) {
   control_->add_doorbell(doorbell_.get());
 }
 
 Endpoint::~Endpoint() {
-  if (!control_->abandoned()) close();
+  if (!control_->abandoned()) {
+    close();
+    return;
+  }
+  // Neither the threads that followed nor the server exist here.
+  static_cast<void>(lead_.release());
+  if (server_.joinable()) server_.detach();
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
@@ -65,152 +46,186 @@ void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) 
   doorbell_.ring();
 }
 
-std::vector<ChannelTraffic> Endpoint::traffic() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<ChannelTraffic> rows;
-  for (const Channel* channel : channels_.all())
-    rows.push_back({channel->peer(), channel->transport(), channel->counters()});
-  return rows;
-}
-
 void Endpoint::close() {
-  const std::lock_guard lock(mutex_);
-  if (closed_) return;
   closed_ = true;
+  take_lead();
   control_->remove_doorbell(doorbell_.get());
-  doorbell_.ring();  // for threads that sleep in a call
-  for (Request* request : std::exchange(collectives_, {})) finish(*request, Outcome::failed);
+  give_all_up();
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
   mailboxes_.clear();
   channels_.clear();
+  lead_->give_up();
+  if (server_.joinable()) server_.join();
 }
 
 std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory& memory, const CallSite& site) {
-  return start_and_spin(call, memory, site, 0);
-}
-
-std::unique_ptr<Request> Endpoint::start_and_spin(const CompiledCall& call, const Memory& memory, const CallSite& site,
-                                                  std::uint32_t rounds) {
-  auto request = std::unique_ptr<Request>();
-  const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
-  const std::uint32_t sequence = next_sequence_++;
-  const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
-  const bool refused = closed_ || control_->failed();
-  std::exception_ptr error;
-  if (!refused) {
-    if (!spare_collective_) spare_collective_ = std::make_unique<Collective>();
-    spare_collective_->start(call, memory, sequence, channels_);
-    if (collectives_.empty() && spin(*spare_collective_, rounds, error)) {
-      control_->recorder().end(record);
-      return nullptr;
-    }
-  }
-  request = std::make_unique<Request>(*this);
-  request->record_ = record;
-  request->sequence_ = sequence;
-  if (refused) {
-    finish(*request, Outcome::failed);
-    return request;
-  }
-  request->error_ = std::move(error);
-  request->operation_ = std::move(spare_collective_);
-  collectives_.push_back(request.get());
+  auto request = std::make_unique<Request>(*this, site);
+  request->call_ = &call;
+  request->input_.assign(memory.input.begin(), memory.input.end());
+  request->output_.assign(memory.output.begin(), memory.output.end());
+  hand_in(*request);
   return request;
-}
-
-// With the mutex held. Looks for progress `rounds` times; true if the collective has ended. What goes wrong is kept in
-// `error`.
-bool Endpoint::spin(Collective& collective, std::uint32_t rounds, std::exception_ptr& error) {
-  try {
-    for (; rounds != 0; --rounds) {
-      collective.advance();
-      if (collective.done()) return true;
-    }
-  } catch (const std::runtime_error&) {
-    error = std::current_exception();
-  }
-  return false;
 }
 
 std::unique_ptr<Request> Endpoint::send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
                                         std::size_t nbytes, const CallSite& site) {
   const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
-  return point_to_point(peer, {header, data}, true, "send(dest=", site);
+  return send_or_receive(ChannelTable::sending_lane, peer, {header, data}, site);
 }
 
 std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
                                            std::size_t nbytes, const CallSite& site) {
   const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
-  return point_to_point(peer, {header, data}, false, "recv(source=", site);
+  return send_or_receive(ChannelTable::receiving_lane, peer, {header, data}, site);
 }
 
-std::unique_ptr<Request> Endpoint::point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
-                                                  const CallSite& site) {
-  auto request = std::make_unique<Request>(*this);
-  const std::lock_guard lock(mutex_);  // after the request, whose end takes it too
-  auto description = std::make_shared<const std::string>(verb + std::to_string(peer) +
-                                                         ", tag=" + std::to_string(parcel.header.group) + ")");
-  request->record_ =
-      control_->recorder().begin(communicator_ | point_to_point_record, next_point_to_point_++, 0, description, site);
-  if (closed_ || control_->failed()) {
-    finish(*request, Outcome::failed);
-    return request;
-  }
-  const std::int64_t lane = sends ? ChannelTable::sending_lane : ChannelTable::receiving_lane;
-  ChannelEntry& entry = channels_.at(lane, peer);
-  auto& mailbox = mailboxes_[{lane, peer}];
-  if (!mailbox) mailbox = std::make_shared<Mailbox>(entry);
-  try {
-    request->operation_ = std::make_unique<PointToPoint>(mailbox, parcel, sends);
-  } catch (const Mismatch& found) {  // with a message that had come before
-    mismatch(found);
-    finish(*request, Outcome::failed);
-  }
+std::unique_ptr<Request> Endpoint::send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
+                                                   const CallSite& site) {
+  auto request = std::make_unique<Request>(*this, site);
+  request->message_ = {lane, &channels_.at(lane, peer), parcel};
+  hand_in(*request);
   return request;
 }
 
-void Endpoint::withdraw(Request& request) {
-  if (control_->abandoned()) return;
-  const std::lock_guard lock(mutex_);
-  if (request.operation_ == nullptr) return;  // it has ended, or was never started
-  control_->fail({FailureKind::aborted, rank(), -1, request.sequence_,
-                  "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
-  std::erase(collectives_, &request);
-  finish(request, Outcome::failed);
+void Endpoint::hand_in(Request& request) {
+  {
+    const std::lock_guard lock(mutex_);
+    (request.message_ ? new_messages_ : collectives_).push_back(&request);
+    handed_in_.fetch_add(1);
+  }
+  wake_leader();
 }
 
-void Endpoint::finish(Request& request, Outcome outcome) {
-  request.outcome_ = outcome;
-  control_->recorder().end(request.record_);
-  if (request.sequence_ >= 0 && request.operation_)
-    spare_collective_.reset(static_cast<Collective*>(request.operation_.release()));
-  request.operation_.reset();
+void Endpoint::wake_leader() const {
+  if (asleep_.load()) doorbell_.ring();
 }
 
-// With the mutex held. Moves what can be moved for the request, and ends it if it is over.
-bool Endpoint::advance(Request& request) {
+bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
+                       std::unique_ptr<Request>& request) {
+  if (!lead_->try_take()) return false;
+  if (current_ != nullptr || handed_in_.load() != 0 || closed_ || control_->failed()) {
+    lead_->give_up();
+    return false;
+  }
+  const std::uint32_t sequence = next_sequence_++;
+  const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
-    if (request.error_) std::rethrow_exception(std::exchange(request.error_, nullptr));
-    if (request.sequence_ >= 0) return advance_collectives();
-    const bool moved = advance_messages();
-    if (request.operation_->done()) finish(request, Outcome::done);
-    return moved;
+    collective_.start(call, memory, sequence, channels_);
+    for (; rounds != 0 && !collective_.done(); --rounds) collective_.advance();
+  } catch (const std::exception&) {
+    error_ = std::current_exception();  // dealt with when the request is driven
+  }
+  if (!error_ && collective_.done()) {
+    control_->recorder().end(record);
+  } else {
+    request = std::make_unique<Request>(*this, site);
+    request->call_ = &call;
+    request->sequence_ = sequence;
+    request->record_ = record;
+    current_ = request.get();
+  }
+  lead_->give_up();
+  return true;
+}
+
+void Endpoint::go_on(Request& request, double timeout_s) {
+  set_deadline(request, timeout_s);
+  {
+    const std::lock_guard lock(mutex_);
+    if (request.outcome() != Outcome::pending || closed_) return;
+    request.goes_on_ = true;
+    going_on_.fetch_add(1);
+    if (!server_.joinable()) server_ = start_quiet_thread([this] { serve(); });
+  }
+  lead_->tell();
+  wake_leader();
+}
+
+void Endpoint::withdraw(Request& request) {
+  if (control_->abandoned() || request.outcome() != Outcome::pending) return;
+  control_->fail(
+      {FailureKind::aborted, rank(), -1, -1, "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
+  take_lead();
+  give_all_up();
+  lead_->give_up();
+}
+
+// Takes over what has been handed in, moves what can be moved, and ends what is over.
+bool Endpoint::drive() {
+  bool moved = false;
+  try {
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    if (handed_in_.load() != 0) begin_messages();
+    moved = advance_collectives();
+    if (!messages_.empty()) moved |= advance_messages();
   } catch (const Mismatch& found) {
     mismatch(found);
-  } catch (const ProtocolError& error) {
-    control_->fail({FailureKind::internal, rank(), -1, driven_for(request).sequence_, error.what()});
+  } catch (const std::bad_alloc&) {
+    fail_here("rank " + std::to_string(rank()) + " has not enough memory");
+  } catch (const std::exception& error) {  // ProtocolError, and what cannot be
+    fail_here(error.what());
   }
-  return false;
+  if (closed_ || control_->failed()) give_all_up();
+  return moved;
+}
+
+void Endpoint::fail_here(const std::string& text) {
+  control_->fail({FailureKind::internal, rank(), -1, current_sequence(), text});
+}
+
+void Endpoint::begin_messages() {
+  for (;;) {
+    Request* request = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (new_messages_.empty()) return;
+      request = new_messages_.front();
+      new_messages_.pop_front();
+      handed_in_.fetch_sub(1);
+    }
+    messages_.push_back(request);
+    begin_message(*request);
+  }
+}
+
+void Endpoint::begin_message(Request& request) {
+  const Request::Message& message = *request.message_;
+  const auto description = std::make_shared<const std::string>(
+      (message.sends() ? "send(dest=" : "recv(source=") + std::to_string(message.peer()) +
+      ", tag=" + std::to_string(message.parcel.header.group) + ")");
+  request.record_ =
+      control_->recorder().begin(communicator_ | message_record, next_message_++, 0, description, request.site_);
+  if (closed_ || control_->failed()) return;  // and all will be given up
+  auto& mailbox = mailboxes_[{message.lane, message.peer()}];
+  if (!mailbox) mailbox = std::make_shared<Mailbox>(*message.entry);
+  request.operation_ = std::make_unique<PointToPoint>(mailbox, message.parcel, message.sends());
+}
+
+// Begins the next collective that has been handed in, if there is one.
+bool Endpoint::begin_collective() {
+  if (handed_in_.load() == 0 || closed_ || control_->failed()) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (collectives_.empty()) return false;
+    current_ = collectives_.front();
+    collectives_.pop_front();
+    handed_in_.fetch_sub(1);
+  }
+  const std::uint32_t sequence = next_sequence_++;
+  const CompiledCall& call = *current_->call_;
+  current_->sequence_ = sequence;
+  current_->record_ =
+      control_->recorder().begin(communicator_, sequence, call.digest, call.description, current_->site_);
+  collective_.start(call, {current_->input_, current_->output_}, sequence, channels_);
+  return true;
 }
 
 bool Endpoint::advance_collectives() {
   bool moved = false;
-  while (!collectives_.empty()) {
-    Request& front = *collectives_.front();
-    moved |= front.operation_->advance();
-    if (!front.operation_->done()) break;
-    collectives_.pop_front();
-    finish(front, Outcome::done);
+  while (current_ != nullptr || begin_collective()) {
+    moved |= collective_.advance();
+    if (!collective_.done()) break;
+    finish(*std::exchange(current_, nullptr), Outcome::done);
     moved = true;
   }
   return moved;
@@ -221,155 +236,40 @@ bool Endpoint::advance_messages() {
   bool moved = false;
   for (const auto& [place, mailbox] : mailboxes_)
     if (mailbox->advance()) moved = true;
-  return moved;
+  const auto ended = std::stable_partition(messages_.begin(), messages_.end(), [](const Request* request) {
+    return request->operation_ == nullptr || !request->operation_->done();
+  });
+  const std::vector<Request*> over(ended, messages_.end());
+  messages_.erase(ended, messages_.end());
+  for (Request* request : over) finish(*request, Outcome::done);
+  return moved || !over.empty();
 }
 
-std::vector<Blocked> Endpoint::blocked_messages() const {
-  std::vector<Blocked> found;
-  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(found);
-  return found;
-}
-
-Outcome Endpoint::poll(Request& request) {
-  const std::lock_guard lock(mutex_);
-  if (request.outcome_ == Outcome::pending) advance(request);
-  if (request.outcome_ == Outcome::pending) check_closed(request);
-  give_up_if_failed(request);
-  return request.outcome_;
-}
-
-Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {
-  Waiting waiting{timeout_s};
-  for (;;) {
-    bool moved = false;
-    {
-      const std::lock_guard lock(mutex_);
-      if (request.outcome_ == Outcome::pending) moved = advance(request);
-      give_up_if_failed(request);
-      if (request.outcome_ != Outcome::pending) return request.outcome_;
-    }
-    if (moved) {
-      waiting.idle = 0;
-    } else if (!rest(request, waiting, interrupted)) {
-      control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
-                      "rank " + std::to_string(rank()) + " was interrupted"});
-      const std::lock_guard lock(mutex_);
-      std::erase(collectives_, &request);
-      finish(request, Outcome::failed);
-      return Outcome::interrupted;
-    }
-  }
-}
-
-// Passes the time until it makes sense to look for progress again. False if the program wants to stop waiting.
-bool Endpoint::rest(Request& request, Waiting& waiting, Interrupted interrupted) {
-  const std::uint32_t spins = crowded_ ? 0 : spin_rounds;
-  const std::uint32_t yields = crowded_ ? crowded_yield_rounds : yield_rounds;
-  if (waiting.started == Clock::time_point{}) waiting.started = Clock::now();
-  const std::uint32_t round = ++waiting.idle;
-  if (round <= spins) {
-    relax();
-    return round % rounds_per_look != 0 || look_around(request, waiting, interrupted);
-  }
-  if (!look_around(request, waiting, interrupted)) return false;
-  if (round <= spins + yields) {
-    ::sched_yield();
-    return true;
-  }
+// The request may be gone when this returns.
+void Endpoint::finish(Request& request, Outcome outcome) {
+  if (request.record_) control_->recorder().end(*request.record_);
+  request.operation_.reset();
   {
     const std::lock_guard lock(mutex_);
-    check_closed(request);
+    if (request.goes_on_) going_on_.fetch_sub(1);
+    request.outcome_.store(outcome);
   }
-  sleep(request, waiting);
-  return true;
+  ended_.fetch_add(1);
+  lead_->tell();
 }
 
-bool Endpoint::look_around(Request& request, Waiting& waiting, Interrupted interrupted) {
-  const auto now = Clock::now();
-  if (now >= waiting.next_signal_check) {
-    waiting.next_signal_check = now + signal_check_period;
-    if (interrupted != nullptr && interrupted()) return false;
-  }
-  const auto waited = now - waiting.started;
-  if (waited >= blocked_after && !waiting.reported && request.sequence_ >= 0) {
-    waiting.reported = true;
-    control_->report(FrameType::blocked, communicator_, driven_sequence(request), "");
-  }
-  if (std::chrono::duration<double>(waited).count() >= waiting.timeout_s && !control_->failed())
-    time_out(request, waiting);
-  return true;
-}
-
-// Sleeps until something can move, the doorbell rings, a signal arrives, or the time for looking around has come.
-void Endpoint::sleep(Request& request, Waiting& waiting) {
-  std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
-  std::vector<Blocked> blocked;
-  bool moved = false;
+void Endpoint::give_all_up() {
+  std::vector<Request*> all = std::exchange(messages_, {});
+  if (current_ != nullptr) all.push_back(std::exchange(current_, nullptr));
   {
     const std::lock_guard lock(mutex_);
-    blocked = request.sequence_ >= 0 ? blocked_on(request) : blocked_messages();
-    for (const Blocked& on : blocked)
-      if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
-    heavy_fence();
-    if (request.outcome_ == Outcome::pending) moved = advance(request);
+    all.insert(all.end(), collectives_.begin(), collectives_.end());
+    all.insert(all.end(), new_messages_.begin(), new_messages_.end());
+    collectives_.clear();
+    new_messages_.clear();
+    handed_in_.store(0);
   }
-  if (!moved && !control_->failed()) {
-    const int timeout_ms = static_cast<int>(std::chrono::milliseconds(longest_sleep).count());
-    const int ready = ::poll(descriptors.data(), descriptors.size(), timeout_ms);
-    if (ready < 0 && errno == EINTR) waiting.next_signal_check = {};
-    doorbell_.drain();
-  }
-  const std::lock_guard lock(mutex_);
-  if (closed_) return;  // and the channels with it
-  for (const Blocked& on : blocked)
-    if (on.channel != nullptr) on.channel->cancel_sleep();
-  if (moved) waiting.idle = 0;
-}
-
-std::int64_t Endpoint::driven_sequence(const Request& request) const {
-  const std::lock_guard lock(mutex_);
-  return driven_for(request).sequence_;
-}
-
-std::vector<Blocked> Endpoint::blocked_on(const Request& request) const {
-  std::vector<Blocked> found;
-  const Request& driven = driven_for(request);
-  if (driven.operation_) driven.operation_->blocked_on(found);
-  return found;
-}
-
-// Collectives are driven in the order of their calls: the request that must move before this one can.
-const Request& Endpoint::driven_for(const Request& request) const {
-  return request.sequence_ >= 0 && !collectives_.empty() ? *collectives_.front() : request;
-}
-
-// With the mutex held.
-void Endpoint::give_up_if_failed(Request& request) {
-  if (request.outcome_ != Outcome::pending || !(closed_ || control_->failed())) return;
-  std::erase(collectives_, &request);
-  finish(request, Outcome::failed);
-}
-
-// With the mutex held. A channel on which the request waits and whose peer has gone will bring nothing more once it has
-// been read empty.
-void Endpoint::check_closed(Request& request) {
-  for (const Blocked& on : blocked_on(request)) {
-    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
-    if (!gone) continue;
-    if (request.outcome_ == Outcome::pending && !advance(request) && !control_->failed()) lose(on.peer, request);
-    return;
-  }
-}
-
-void Endpoint::lose(std::int32_t peer, const Request& request) {
-  const std::string name = "rank " + std::to_string(peer);
-  const auto until = Clock::now() + departure_time;
-  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
-  const std::string farewell = control_->farewell(peer);
-  const std::string how = !control_->departed(peer) ? " closed its connection"
-                          : farewell.empty()        ? " has left the communicator"
-                                                    : " has left: " + farewell;
-  control_->fail({FailureKind::peer_lost, rank(), peer, request.sequence_, name + how});
+  for (Request* request : all) finish(*request, Outcome::failed);
 }
 
 void Endpoint::mismatch(const Mismatch& found) {
@@ -381,28 +281,12 @@ void Endpoint::mismatch(const Mismatch& found) {
   }
   control_->report(FrameType::mismatch, communicator_, found.sequence,
                    text + " from rank " + std::to_string(found.peer));
-  await_verdict(verdict_time, otherwise);
+  await_verdict(otherwise);
 }
 
-void Endpoint::time_out(Request& request, const Waiting& waiting) {
-  const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(waiting.timeout_s);
-  if (request.sequence_ >= 0) {
-    control_->report(FrameType::timed_out, communicator_, request.sequence_, text);
-    await_verdict(verdict_time, {FailureKind::timeout, rank(), -1, request.sequence_,
-                                 text + " and rank 0, which knows of all, does not answer"});
-    return;
-  }
-  const std::lock_guard lock(mutex_);
-  const auto blocked = blocked_on(request);
-  if (blocked.empty()) return;
-  const std::int32_t peer = blocked.front().peer;
-  control_->fail({FailureKind::timeout, rank(), peer, -1,
-                  text + (blocked.front().sends ? " for room to send to rank " : " for a message from rank ") +
-                      std::to_string(peer)});
-}
-
-void Endpoint::await_verdict(std::chrono::milliseconds most, Failure otherwise) {
-  const auto until = Clock::now() + most;
+// Waits for the hub's word; without it, the failure is `otherwise`.
+void Endpoint::await_verdict(Failure otherwise) {
+  const auto until = Clock::now() + verdict_time;
   while (!control_->failed() && Clock::now() < until) std::this_thread::sleep_for(1ms);
   if (!control_->failed()) control_->fail(std::move(otherwise));
 }

@@ -1,11 +1,19 @@
 // One rank of one communicator: its channels, the sequence of its calls, and the waiting for them.
 //
-// Theory of operation of waiting. A waiting rank looks for progress again and again: first at once, then after giving
-// up its core to others, and at last asleep until its doorbell rings or a socket becomes ready. With a core for each
-// rank it spins for some tens of microseconds; with fewer it yields at once. While it waits it looks at the failure
-// flag each time, and at the clock, signals and closed links now and then.
+// Theory of operation. Calls are handed in by any thread, and driven by the one that has the lead: a thread that waits
+// for its call takes the lead if it is free, and else follows, asleep. A call that shall go on by itself is driven by
+// the endpoint's own thread, which lives from the first such call on, and leaves the lead to whoever waits. Collectives
+// are driven one after the other, in the order in which they were handed in; messages between two ranks all together.
+// A small call that finds the lead free and nothing before it is driven at once, without being handed in.
+//
+// A waiting leader looks for progress again and again: first at once, then after giving up its core to others, and at
+// last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it spins for some tens of
+// microseconds; where others want its core, it yields at once. The endpoint's own thread hardly spins, for its core is
+// the one that the program computes on. While a leader waits it looks at the failure flag each time, and at the clock
+// and at closed links now and then; whoever waits looks at signals.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -13,52 +21,75 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "collective.h"
 #include "control.h"
 #include "doorbell.h"
+#include "lead.h"
 #include "point_to_point.h"
 
 namespace unisono {
 
-// Whether the program wants the wait to end (Ctrl-C); called from time to time by the waiting thread.
+// Whether the program wants the wait to end (Ctrl-C); called from time to time by the waiting thread, which does not
+// lead then.
 using Interrupted = bool (*)();
 
 enum class Outcome : std::uint8_t { pending, done, failed, interrupted };
-
-struct ChannelTraffic {
-  std::int32_t peer;
-  const char* transport;
-  Counters counters;
-};
 
 class Endpoint;
 
 // A started call. Dropping one that has not ended aborts the communicator, for its memory may go with it.
 class Request {
  public:
-  explicit Request(Endpoint& endpoint) : endpoint_(endpoint) {}
+  using Clock = std::chrono::steady_clock;
+
+  Request(Endpoint& endpoint, const CallSite& site) : endpoint_(endpoint), site_(site) {}
   ~Request();
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
+  Outcome outcome() const { return outcome_.load(std::memory_order_acquire); }
+
  private:
   friend class Endpoint;
+  struct Message {
+    std::int64_t lane;
+    ChannelEntry* entry;
+    Parcel parcel;
+
+    bool sends() const { return lane == ChannelTable::sending_lane; }
+    std::int32_t peer() const { return entry->peer; }
+  };
+
   Endpoint& endpoint_;
-  std::size_t record_ = 0;
-  std::int64_t sequence_ = -1;  // of a collective
-  std::exception_ptr error_;    // found where it could not be dealt with; raised by the next look for progress
-  std::unique_ptr<Operation> operation_;
-  Outcome outcome_ = Outcome::pending;
+  const CallSite site_;
+  // What is called: a collective on some memory, or a message.
+  const CompiledCall* call_ = nullptr;
+  std::vector<std::byte*> input_;
+  std::vector<std::byte*> output_;
+  std::optional<Message> message_;
+  // Of whoever leads.
+  std::optional<std::size_t> record_;
+  std::unique_ptr<PointToPoint> operation_;
+  std::optional<Clock::time_point> idle_since_;
+  bool reported_ = false;  // as blocked
+  // Of all.
+  std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
+  std::atomic<double> timeout_s_{0};
+  std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
+  bool goes_on_ = false;  // by itself; guarded by the endpoint's mutex
+  std::atomic<Outcome> outcome_{Outcome::pending};
 };
 
 class Endpoint {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Request::Clock;
 
   // `crowded`: there are more ranks than cores on this host.
   Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded);
@@ -70,26 +101,30 @@ class Endpoint {
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
   // What has gone over each channel, until the endpoint is closed.
-  std::vector<ChannelTraffic> traffic() const;
+  std::vector<ChannelTraffic> traffic() const { return channels_.traffic(); }
 
-  // Starts a collective; one after the other, in the order of the calls. `call` must outlive the request.
+  // Hands in a collective; one is begun after the other, in the order of the calls. `call` must outlive the request.
   std::unique_ptr<Request> start(const CompiledCall& call, const Memory& memory, const CallSite& site);
-  // Starts a collective and, if no other one is going on, looks for progress `rounds` times. Returns nothing if it has
-  // ended well by then.
-  std::unique_ptr<Request> start_and_spin(const CompiledCall& call, const Memory& memory, const CallSite& site,
-                                          std::uint32_t rounds);
-  // Corrects where a call stands in the user's program.
-  void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(request.record_, site); }
-  // Starts sending `nbytes` at `data` to a peer, or receiving them.
+  // If nothing stands in its way, begins a collective and looks for progress `rounds` times: true, and `request` is
+  // what has not ended by then. Otherwise false, and nothing has been done.
+  bool try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
+               std::unique_ptr<Request>& request);
+  // Corrects where a call that `try_now` has begun stands in the user's program.
+  void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(*request.record_, site); }
+  // Hands in `nbytes` at `data` to be sent to a peer, or to be received.
   std::unique_ptr<Request> send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                                 const CallSite& site);
   std::unique_ptr<Request> receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
                                    std::size_t nbytes, const CallSite& site);
 
+  // Lets a request go on by itself, and fail if it has not ended in `timeout_s` seconds from now.
+  void go_on(Request& request, double timeout_s);
   // Looks once for progress.
   Outcome poll(Request& request);
   // Waits until the request has ended, one way or another; `timeout_s` is counted from now.
   Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
+  // How many requests have ended so far, once it is not `seen` any more, or when `most` has passed.
+  std::uint64_t wait_for_end(std::uint64_t seen, std::chrono::milliseconds most);
 
   // Closes the channels. Later calls fail.
   void close();
@@ -98,48 +133,77 @@ class Endpoint {
 
  private:
   friend class Request;
-  struct Waiting {
-    double timeout_s;
-    Clock::time_point started{};
-    Clock::time_point next_signal_check{};
-    bool reported = false;   // as blocked
-    std::uint32_t idle = 0;  // rounds without progress
+
+  // How a thread has waited since something last moved.
+  struct Idle {
+    std::uint32_t rounds = 0;
+    Clock::time_point looked{};
   };
 
-  static bool spin(Collective& collective, std::uint32_t rounds, std::exception_ptr& error);
-  std::unique_ptr<Request> point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
-                                          const CallSite& site);
-  bool advance(Request& request);
+  // Handing in.
+  std::unique_ptr<Request> send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
+                                           const CallSite& site);
+  void hand_in(Request& request);
+  void wake_leader() const;
+  static void set_deadline(Request& request, double timeout_s);
+  void withdraw(Request& request);
+
+  // By whoever leads.
+  bool drive();
+  void begin_messages();
+  void begin_message(Request& request);
+  bool begin_collective();
   bool advance_collectives();
   bool advance_messages();
-  std::vector<Blocked> blocked_messages() const;
   void finish(Request& request, Outcome outcome);
-  void withdraw(Request& request);
-  bool rest(Request& request, Waiting& waiting, Interrupted interrupted);
-  bool look_around(Request& request, Waiting& waiting, Interrupted interrupted);
-  void sleep(Request& request, Waiting& waiting);
-  void check_closed(Request& request);
-  void give_up_if_failed(Request& request);
-  void time_out(Request& request, const Waiting& waiting);
-  void lose(std::int32_t peer, const Request& request);
+  void give_all_up();
+  void fail_here(const std::string& text);
   void mismatch(const Mismatch& found);
-  void await_verdict(std::chrono::milliseconds most, Failure otherwise);
-  const Request& driven_for(const Request& request) const;
-  std::int64_t driven_sequence(const Request& request) const;
-  std::vector<Blocked> blocked_on(const Request& request) const;
+  void await_verdict(Failure otherwise);
+  std::int64_t current_sequence() const { return current_ != nullptr ? current_->sequence_.load() : -1; }
+
+  // Waiting: see endpoint_waiting.cpp.
+  void take_lead();
+  void follow(const Request& request);
+  void serve();
+  void rest(Idle& idle, bool serving);
+  void look_around(Idle& idle);
+  void check_deadlines(Clock::time_point now);
+  void sleep(Idle& idle, bool serving);
+  bool disturbed(bool serving) const;
+  std::vector<Blocked> blocked() const;
+  bool check_closed();
+  void lose(std::int32_t peer);
+  void time_out(const Request& request);
 
   std::shared_ptr<Control> control_;
   const std::uint64_t communicator_;
   const bool crowded_;
   ChannelTable channels_;
-  mutable std::mutex mutex_;  // of everything below, and held by whoever makes progress
-  std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
-  std::deque<Request*> collectives_;  // started and not ended, in order
-  std::unique_ptr<Collective> spare_collective_;
-  std::uint32_t next_sequence_ = 0;
-  std::uint64_t next_point_to_point_ = 0;
   Doorbell doorbell_;
-  bool closed_ = false;
+  std::unique_ptr<Lead> lead_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> asleep_{false};  // whoever leads
+  std::atomic<std::uint64_t> ended_{0};
+
+  // What has been handed in and not begun, under the mutex; the number of it can be read without.
+  mutable std::mutex mutex_;
+  std::deque<Request*> collectives_;
+  std::deque<Request*> new_messages_;
+  std::atomic<std::size_t> handed_in_{0};
+  std::atomic<std::size_t> going_on_{0};  // requests that go on by themselves and have not ended
+  std::thread server_;
+
+  // Of whoever leads.
+  Collective collective_;
+  Request* current_ = nullptr;  // whose collective it is
+  std::exception_ptr error_;    // found where it could not be dealt with
+  std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
+  std::vector<Request*> messages_;                                                       // begun and not ended
+  std::uint32_t next_sequence_ = 0;
+  std::uint64_t next_message_ = 0;
+  Clock::time_point next_check_{};
+  Clock::time_point contended_until_{};
 };
 
 }  // namespace unisono

@@ -75,10 +75,14 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, std::byte* input, std
   const Program& program = call.program;
   const std::size_t nbytes = std::max(program.extents(BufferKind::input).front().nbytes(),
                                       program.extents(BufferKind::output).front().nbytes());
-  const auto request =
-      endpoint.start_and_spin(call, {{&input, 1}, {&output, 1}}, site, nbytes <= most_held_nbytes ? held_rounds : 0);
-  if (!request) return static_cast<int>(Outcome::done);
-  endpoint.set_site(*request, call_site());
+  const Memory memory{{&input, 1}, {&output, 1}};
+  std::unique_ptr<Request> request;
+  if (!endpoint.try_now(call, memory, site, nbytes <= most_held_nbytes ? held_rounds : 0, request))
+    request = endpoint.start(call, memory, call_site());
+  else if (!request)
+    return static_cast<int>(Outcome::done);
+  else
+    endpoint.set_site(*request, call_site());
   Outcome outcome;
   {
     const nb::gil_scoped_release unlocked;

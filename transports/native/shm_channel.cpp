@@ -85,7 +85,7 @@ bool ShmChannel::begin(const Header& header, const std::byte* whole) {
   if (!open_slot()) return false;
   label_.header = header;
   out_left_ = header.nbytes;
-  ++counters_.sent_messages;
+  counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
   referred_ = whole != nullptr && send_reference(header, whole);
   if (out_left_ == 0 || referred_) publish_slot();
@@ -150,7 +150,7 @@ const Header* ShmChannel::front() {
   in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
-  ++counters_.received_messages;
+  counters_.received_messages += 1;
   counters_.received_nbytes += in_left_;
   return take_slot() ? &in_header_ : nullptr;
 }

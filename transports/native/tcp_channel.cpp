@@ -48,7 +48,7 @@ bool TcpChannel::begin(const Header& header, const std::byte* /*whole*/) {
   out_stream_->append(&wire, sizeof wire);
   out_nbytes_ = header.nbytes;
   out_done_ = 0;
-  ++counters_.sent_messages;
+  counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
   return true;
 }
@@ -97,7 +97,7 @@ const Header* TcpChannel::front() {
   // The next message is most likely like this one.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? read_ahead_nbytes : sizeof wire;
   message_open_ = true;
-  ++counters_.received_messages;
+  counters_.received_messages += 1;
   counters_.received_nbytes += in_header_.nbytes;
   return &in_header_;
 }

@@ -1,0 +1,258 @@
+// How threads wait for the calls of an endpoint: see endpoint.h for the theory.
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "endpoint.h"
+#include "fence.h"
+
+namespace unisono {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Rounds without progress that a waiting rank spins, and then yields, before it sleeps.
+constexpr std::uint32_t spin_rounds = 300;
+constexpr std::uint32_t yield_rounds = 300;
+constexpr std::uint32_t contended_yield_rounds = 30;
+constexpr std::uint32_t serving_spin_rounds = 30;
+// How often a spinning rank looks at the clock.
+constexpr std::uint32_t rounds_per_look = 128;
+// A yield that takes longer has let others use the core, who will want it again for a while.
+constexpr auto shared_yield = 30us;
+constexpr auto contended_time = 5ms;
+constexpr auto check_period = 1ms;
+constexpr auto blocked_after = 10ms;
+constexpr auto signal_check_period = 20ms;
+constexpr auto longest_sleep = 20ms;
+constexpr auto departure_time = 300ms;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds);
+  return text;
+}
+
+Request::Clock::rep after(double seconds) {
+  using Clock = Request::Clock;
+  const auto now = Clock::now().time_since_epoch();
+  const double most = std::chrono::duration<double>(Clock::duration::max() - now).count() / 2;
+  return (now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, most))))
+      .count();
+}
+
+}  // namespace
+
+void Endpoint::set_deadline(Request& request, double timeout_s) {
+  request.timeout_s_ = timeout_s;
+  request.deadline_ = after(timeout_s);
+}
+
+// For what must be done soon, by a thread that does not wait for a call.
+void Endpoint::take_lead() {
+  if (lead_->try_take()) return;
+  const Wanting wanting(*lead_);
+  while (!lead_->try_take()) {
+    doorbell_.ring();
+    lead_->follow(longest_sleep, [this] { return !lead_->taken(); });
+  }
+}
+
+Outcome Endpoint::poll(Request& request) {
+  if (request.outcome() == Outcome::pending && lead_->try_take()) {
+    drive();
+    if (request.outcome() == Outcome::pending && check_closed()) drive();
+    lead_->give_up();
+  }
+  return request.outcome();
+}
+
+Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {
+  set_deadline(request, timeout_s);
+  auto next_signal_check = Clock::now() + signal_check_period;
+  Idle idle;
+  bool was_interrupted = false;
+  bool leads = false;
+  std::optional<Wanting> wanting;
+  while (request.outcome() == Outcome::pending) {
+    if (!leads) leads = lead_->try_take();
+    if (!leads) {
+      if (!wanting) wanting.emplace(*lead_);
+      follow(request);
+      idle.looked = Clock::now();
+    } else if (drive()) {
+      idle.rounds = 0;
+    } else {
+      rest(idle, false);
+    }
+    if (idle.looked < next_signal_check || was_interrupted) continue;
+    next_signal_check = idle.looked + signal_check_period;
+    if (std::exchange(leads, false)) lead_->give_up();
+    was_interrupted = interrupted != nullptr && interrupted();
+    if (was_interrupted)
+      control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
+                      "rank " + std::to_string(rank()) + " was interrupted"});
+  }
+  if (leads) lead_->give_up();
+  return was_interrupted ? Outcome::interrupted : request.outcome();
+}
+
+// Until the request has ended or the lead is free.
+void Endpoint::follow(const Request& request) {
+  wake_leader();
+  lead_->follow(longest_sleep, [&] { return request.outcome() != Outcome::pending || !lead_->taken(); });
+}
+
+std::uint64_t Endpoint::wait_for_end(std::uint64_t seen, std::chrono::milliseconds most) {
+  lead_->follow(most, [&] { return ended_.load() != seen || closed_; });
+  return ended_.load();
+}
+
+// What the endpoint's own thread does.
+void Endpoint::serve() {
+  const auto is_needed = [this] { return going_on_.load() != 0 && !lead_->wanted() && !lead_->taken(); };
+  while (!closed_) {
+    lead_->follow(1000ms, [&] { return closed_ || is_needed(); });
+    if (!is_needed() || !lead_->try_take()) continue;
+    for (Idle idle; going_on_.load() != 0 && !lead_->wanted() && !closed_;) {
+      if (drive())
+        idle.rounds = 0;
+      else
+        rest(idle, true);
+    }
+    lead_->give_up();
+  }
+}
+
+// Passes the time until it makes sense to look for progress again.
+void Endpoint::rest(Idle& idle, bool serving) {
+  const bool shares_core = crowded_ || idle.looked < contended_until_;
+  const std::uint32_t spins = serving ? serving_spin_rounds : shares_core ? 0 : spin_rounds;
+  const std::uint32_t yields = serving ? 0 : shares_core ? contended_yield_rounds : yield_rounds;
+  const std::uint32_t round = ++idle.rounds;
+  if (round <= spins) {
+    relax();
+    if (round % rounds_per_look == 0) look_around(idle);
+    return;
+  }
+  look_around(idle);
+  if (round > spins + yields) {
+    sleep(idle, serving);
+    return;
+  }
+  ::sched_yield();
+  if (crowded_) return;
+  const auto now = Clock::now();
+  if (now - idle.looked > shared_yield) contended_until_ = now + contended_time;
+}
+
+void Endpoint::look_around(Idle& idle) {
+  const auto now = idle.looked = Clock::now();
+  if (now < next_check_) return;
+  next_check_ = now + check_period;
+  if (current_ != nullptr) {
+    if (!current_->idle_since_) current_->idle_since_ = now;
+    if (now - *current_->idle_since_ >= blocked_after && !current_->reported_) {
+      current_->reported_ = true;
+      control_->report(FrameType::blocked, communicator_, current_->sequence_, "");
+    }
+  }
+  check_deadlines(now);
+}
+
+void Endpoint::check_deadlines(Clock::time_point now) {
+  const auto is_late = [&](const Request* request) { return now.time_since_epoch().count() >= request->deadline_; };
+  std::vector<Request*> late;
+  if (current_ != nullptr && is_late(current_)) late.push_back(current_);
+  std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(late), is_late);
+  if (handed_in_.load() != 0) {
+    const std::lock_guard lock(mutex_);
+    std::copy_if(collectives_.begin(), collectives_.end(), std::back_inserter(late), is_late);
+  }
+  if (!late.empty() && !control_->failed()) time_out(*late.front());
+}
+
+// Sleeps until something can move, the doorbell rings, a signal arrives, or the time for looking around has come.
+void Endpoint::sleep(Idle& idle, bool serving) {
+  if (check_closed()) return;
+  std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
+  const std::vector<Blocked> waits = blocked();
+  for (const Blocked& on : waits)
+    if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
+  asleep_ = true;
+  heavy_fence();
+  const bool moved = drive();
+  if (!moved && !disturbed(serving)) {
+    ::poll(descriptors.data(), descriptors.size(), static_cast<int>(std::chrono::milliseconds(longest_sleep).count()));
+    doorbell_.drain();
+  }
+  asleep_ = false;
+  for (const Blocked& on : waits)
+    if (on.channel != nullptr) on.channel->cancel_sleep();
+  if (moved) idle.rounds = 0;
+}
+
+// Whether there is something to be done that the doorbell may have been rung for before this thread fell asleep.
+bool Endpoint::disturbed(bool serving) const {
+  if (closed_ || control_->failed() || handed_in_.load() != 0) return true;
+  return serving && (lead_->wanted() || going_on_.load() == 0);
+}
+
+std::vector<Blocked> Endpoint::blocked() const {
+  std::vector<Blocked> found;
+  if (current_ != nullptr) collective_.blocked_on(found);
+  for (const auto& [place, mailbox] : mailboxes_) mailbox->blocked_on(found);
+  return found;
+}
+
+// A channel on which something waits and whose peer has gone will bring nothing more once it has been read empty. True
+// if there is such a one.
+bool Endpoint::check_closed() {
+  for (const Blocked& on : blocked()) {
+    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
+    if (!gone) continue;
+    if (!drive() && !control_->failed()) lose(on.peer);
+    return true;
+  }
+  return false;
+}
+
+void Endpoint::lose(std::int32_t peer) {
+  const std::string name = "rank " + std::to_string(peer);
+  const auto until = Clock::now() + departure_time;
+  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
+  const std::string farewell = control_->farewell(peer);
+  const std::string how = !control_->departed(peer) ? " closed its connection"
+                          : farewell.empty()        ? " has left the communicator"
+                                                    : " has left: " + farewell;
+  control_->fail({FailureKind::peer_lost, rank(), peer, current_sequence(), name + how});
+}
+
+void Endpoint::time_out(const Request& request) {
+  const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(request.timeout_s_);
+  if (request.call_ != nullptr) {
+    control_->report(FrameType::timed_out, communicator_, current_sequence(), text);
+    await_verdict({FailureKind::timeout, rank(), -1, current_sequence(),
+                   text + " and rank 0, which knows of all, does not answer"});
+    return;
+  }
+  const Request::Message& message = *request.message_;
+  control_->fail({FailureKind::timeout, rank(), message.peer(), -1,
+                  text + (message.sends() ? " for room to send to rank " : " for a message from rank ") +
+                      std::to_string(message.peer())});
+}
+
+}  // namespace unisono

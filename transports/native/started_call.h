@@ -1,0 +1,31 @@
+// A call that has been started from Python, with everything that must stay alive as long as it goes on.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "python_call.h"
+
+namespace unisono {
+
+class StartedCall {
+ public:
+  // What holds the memory of the call.
+  using Kept = std::array<nanobind::object, 3>;
+
+  StartedCall(nanobind::object endpoint, Kept kept, std::unique_ptr<Request> request);
+
+  int poll();
+  int wait(double timeout_s);
+  void go_on(double timeout_s);
+
+ private:
+  nanobind::object held_endpoint_;
+  Kept kept_;
+  Endpoint* endpoint_;
+  std::unique_ptr<Request> request_;  // goes first
+};
+
+void bind_started_call(nanobind::module_& module);
+
+}  // namespace unisono
