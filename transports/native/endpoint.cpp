@@ -55,6 +55,7 @@ void Endpoint::close() {
   mailboxes_.clear();
   channels_.clear();
   lead_->give_up();
+  wake_server();
   if (server_.joinable()) server_.join();
 }
 
@@ -81,8 +82,9 @@ std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::
 
 std::unique_ptr<Request> Endpoint::send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
                                                    const CallSite& site) {
+  const Request::Message message{lane, &channels_.at(lane, peer), parcel};  // which throws if there is no such peer
   auto request = std::make_unique<Request>(*this, site);
-  request->message_ = {lane, &channels_.at(lane, peer), parcel};
+  request->message_ = message;
   hand_in(*request);
   return request;
 }
@@ -104,7 +106,7 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
                        std::unique_ptr<Request>& request) {
   if (!lead_->try_take()) return false;
   if (current_ != nullptr || handed_in_.load() != 0 || closed_ || control_->failed()) {
-    lead_->give_up();
+    give_up_lead();
     return false;
   }
   const std::uint32_t sequence = next_sequence_++;
@@ -124,7 +126,7 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     request->record_ = record;
     current_ = request.get();
   }
-  lead_->give_up();
+  give_up_lead();
   return true;
 }
 
@@ -137,7 +139,7 @@ void Endpoint::go_on(Request& request, double timeout_s) {
     going_on_.fetch_add(1);
     if (!server_.joinable()) server_ = start_quiet_thread([this] { serve(); });
   }
-  lead_->tell();
+  wake_server();
   wake_leader();
 }
 
@@ -147,7 +149,7 @@ void Endpoint::withdraw(Request& request) {
       {FailureKind::aborted, rank(), -1, -1, "rank " + std::to_string(rank()) + " dropped a call that had not ended"});
   take_lead();
   give_all_up();
-  lead_->give_up();
+  give_up_lead();
 }
 
 // Takes over what has been handed in, moves what can be moved, and ends what is over.

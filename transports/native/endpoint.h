@@ -164,6 +164,8 @@ class Endpoint {
 
   // Waiting: see endpoint_waiting.cpp.
   void take_lead();
+  void give_up_lead();
+  void wake_server();
   void follow(const Request& request);
   void serve();
   void rest(Idle& idle, bool serving);
@@ -193,6 +195,8 @@ class Endpoint {
   std::atomic<std::size_t> handed_in_{0};
   std::atomic<std::size_t> going_on_{0};  // requests that go on by themselves and have not ended
   std::thread server_;
+  std::atomic<bool> server_idle_{false};
+  Doorbell server_bell_;
 
   // Of whoever leads.
   Collective collective_;

@@ -40,6 +40,12 @@ void relax() {
 #endif
 }
 
+// Of this thread; where it is not allowed, all goes on without.
+void set_scheduling(int policy) {
+  const sched_param priority{};
+  ::sched_setscheduler(0, policy, &priority);
+}
+
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", seconds);
@@ -61,6 +67,15 @@ void Endpoint::set_deadline(Request& request, double timeout_s) {
   request.deadline_ = after(timeout_s);
 }
 
+void Endpoint::give_up_lead() {
+  lead_->give_up();
+  if (going_on_.load() != 0) wake_server();
+}
+
+void Endpoint::wake_server() {
+  if (server_idle_.exchange(false)) server_bell_.ring();
+}
+
 // For what must be done soon, by a thread that does not wait for a call.
 void Endpoint::take_lead() {
   if (lead_->try_take()) return;
@@ -75,7 +90,7 @@ Outcome Endpoint::poll(Request& request) {
   if (request.outcome() == Outcome::pending && lead_->try_take()) {
     drive();
     if (request.outcome() == Outcome::pending && check_closed()) drive();
-    lead_->give_up();
+    give_up_lead();
   }
   return request.outcome();
 }
@@ -100,13 +115,17 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
     }
     if (idle.looked < next_signal_check || was_interrupted) continue;
     next_signal_check = idle.looked + signal_check_period;
-    if (std::exchange(leads, false)) lead_->give_up();
+    if (std::exchange(leads, false)) give_up_lead();
     was_interrupted = interrupted != nullptr && interrupted();
     if (was_interrupted)
       control_->fail({FailureKind::aborted, rank(), rank(), request.sequence_,
                       "rank " + std::to_string(rank()) + " was interrupted"});
   }
-  if (leads) lead_->give_up();
+  wanting.reset();
+  if (leads)
+    give_up_lead();
+  else if (going_on_.load() != 0)
+    wake_server();
   return was_interrupted ? Outcome::interrupted : request.outcome();
 }
 
@@ -121,11 +140,20 @@ std::uint64_t Endpoint::wait_for_end(std::uint64_t seen, std::chrono::millisecon
   return ended_.load();
 }
 
-// What the endpoint's own thread does.
+// What the endpoint's own thread does. Whoever starts a call shall not lose its core to this thread at once, but what
+// arrives for a call that goes on shall be dealt with at once: so the thread is of the batch class, which wakes without
+// preempting, as long as there is nothing to do.
 void Endpoint::serve() {
   const auto is_needed = [this] { return going_on_.load() != 0 && !lead_->wanted() && !lead_->taken(); };
   while (!closed_) {
-    lead_->follow(1000ms, [&] { return closed_ || is_needed(); });
+    if (!is_needed()) {
+      set_scheduling(SCHED_BATCH);
+      server_idle_ = true;
+      pollfd bell{server_bell_.get(), POLLIN, 0};
+      if (!closed_ && !is_needed()) ::poll(&bell, 1, -1);
+      server_bell_.drain();
+      set_scheduling(SCHED_OTHER);
+    }
     if (!is_needed() || !lead_->try_take()) continue;
     for (Idle idle; going_on_.load() != 0 && !lead_->wanted() && !closed_;) {
       if (drive())
@@ -133,7 +161,7 @@ void Endpoint::serve() {
       else
         rest(idle, true);
     }
-    lead_->give_up();
+    give_up_lead();
   }
 }
 
