@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
-from unisono.collectives.equal_shares import Array
 from unisono.operations import Op
 
 
 class CountedShares(Caller):
-    """Collective calls on numpy arrays of which each rank has `counts` rows of its own.
+    """Collective calls on arrays of which each rank has `counts` rows of its own.
 
     What `EqualShares` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s` and errors holds here too. All arrays
     have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All ranks
