@@ -53,7 +53,7 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py
+	$(BIN)/mypy examples/*.py tests/typing/*.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp \
 	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp

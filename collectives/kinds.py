@@ -167,7 +167,7 @@ def _wrap_for_tensorflow(array: AnyArray, x: Any) -> Any:
 
 
 def _refuse_to_write(out: Any, name: str) -> AnyArray:
-    raise UsageError(f"{name} is a {type(out).__name__}, which cannot be written: leave {name} out and take the result")
+    raise UsageError(f"{name} is a {type(out).__name__}, which cannot be written: pass no {name} and take the result")
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
