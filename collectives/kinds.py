@@ -69,9 +69,9 @@ def wrapped(array: AnyArray, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | N
     return (kind.wrap(array, x), None) if kind.shares else (array, lambda made: kind.wrap(made, x))
 
 
-def are_of_numpy(*arrays: Any) -> bool:
-    """Return whether all of the arrays that there are, are of numpy's own class."""
-    return all(array is None or type(array) is np.ndarray for array in arrays)
+def are_of_numpy(x: Any, out: Any) -> bool:
+    """Return whether the arrays, as far as there are any, are of numpy's own class."""
+    return (x is None or type(x) is np.ndarray) and (out is None or type(out) is np.ndarray)
 
 
 def kind_of(x: Any, name: str) -> Kind:
