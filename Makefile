@@ -39,13 +39,13 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
-	@$(BIN)/pytest -m "not packaging" $(PYTEST)
+	@$(BIN)/pytest -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
 coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not packaging" $(PYTEST)
+	$(BIN)/coverage run -m pytest -m "not packaging and not slow" $(PYTEST)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report --skip-covered
 
@@ -53,7 +53,7 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py
+	$(BIN)/mypy examples/*.py tests/typing/*.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp \
 	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp

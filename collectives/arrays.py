@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 
+from unisono.collectives import kinds
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
@@ -46,9 +47,11 @@ def source(x: Any, *, any_order: bool = True) -> Operand:
         any_order: whether the elements may be taken in Fortran order, if they lie so.
 
     Raises:
-        UsageError: it is not a numpy array, or its elements are of a type that Unisono does not move.
+        UsageError: it is no array, or one that cannot be read where it is, or its elements are of a type that Unisono
+            does not move.
+        TransportUnavailableError: it is in the memory of a device.
     """
-    array = _checked(x, "x")
+    array = kinds.view(x, "x")
     flags = array.flags
     if flags.c_contiguous:
         return Operand(array.reshape(-1), dtype_of(array, "x"), array.shape, "C")
@@ -61,9 +64,10 @@ def target(out: Any) -> Operand:
     """Return the operand for an array that is written.
 
     Raises:
-        UsageError: it is not a writable, contiguous numpy array of a type that Unisono moves.
+        UsageError: it is not a writable, contiguous array of a type that Unisono moves.
+        TransportUnavailableError: it is in the memory of a device.
     """
-    array = _checked(out, "out")
+    array = kinds.view_to_write(out, "out")
     dtype = dtype_of(array, "out")
     flags = array.flags
     if not flags.writeable:
@@ -76,7 +80,7 @@ def target(out: Any) -> Operand:
 
 
 def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[AnyArray, Operand]:
-    """Return a new array of this shape, of the dtype and memory order of `like`, and the operand to write it by."""
+    """Return a new array of numpy of this shape, with the dtype and order of `like`, and the operand to write it by."""
     make = np.zeros if zeros else np.empty
     array: AnyArray = make(shape, like.flat.dtype, order="F" if like.order == "F" else "C")
     flat = array.reshape(-1) if like.order == "C" else array.T.reshape(-1)
@@ -124,17 +128,6 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
     if found is not None:
         return found
     raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype)}")
-
-
-def _checked(x: Any, name: str) -> AnyArray:
-    if type(x) is np.ndarray:
-        return x
-    if not isinstance(x, np.ndarray):
-        what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise UsageError(f"{name} must be a numpy array, not {what}: pass numpy.asarray({name})")
-    if isinstance(x, np.ma.MaskedArray):
-        raise UsageError(f"{name} is a masked array, and masks are not reduced: pass {name}.filled(value)")
-    return x
 
 
 def _advice(dtype: np.dtype[Any]) -> str:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
-from unisono.collectives import arrays
+from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import Operand
 from unisono.collectives.calls import Calls, Kind, Place
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
@@ -39,8 +39,9 @@ class Prepared:
     Attributes:
         call: the call, planned and chosen.
         source, target: INPUT and OUTPUT, flat; None where this rank has none.
-        result: what the user gets, with the memory of `target`; None if nothing.
+        result: what the user gets, with the memory of `target`; None if nothing. But see `finish`.
         is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
+        convert: what makes the array that the user gets from `result` once that is complete; None if it is that array.
     """
 
     call: Call
@@ -48,6 +49,11 @@ class Prepared:
     target: AnyArray | None
     result: Any
     is_packed: bool
+    convert: Callable[[AnyArray], Any] | None = None
+
+    def finish(self) -> Any:
+        """Return what the user gets; to be called once, when the call is done."""
+        return self.result if self.convert is None else self.convert(self.result)
 
 
 class Caller:
@@ -83,13 +89,15 @@ class Caller:
         collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
         ``(send_counts, recv_counts)``, and None for equal shares.
         """
+        if counts is None and not kinds.are_of_numpy(x, out):
+            return self._by_views(collective, x, out, op, root, algorithm=algorithm, timeout_s=timeout_s)
         prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
         limit_s = self._limit_s(timeout_s)
         began = time.perf_counter()
         self._executor.run(prepared.call, prepared.source, prepared.target, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
         self._remember(prepared, collective, x, out, op, root, counts, algorithm)
-        return prepared.result
+        return prepared.finish()
 
     def _start(
         self,
@@ -132,7 +140,7 @@ class Caller:
         operation = self._executor.start(prepared.call, prepared.source, prepared.target)
         operation.go_on(limit_s)
         self._remember(prepared, collective, x, out, op, root, counts, algorithm)
-        return self._works.add(operation, prepared.result, limit_s)
+        return self._works.add(operation, prepared.result, limit_s, prepared.convert)
 
     def _remember(
         self,
@@ -149,6 +157,21 @@ class Caller:
         if counts is None and not prepared.is_packed:
             written = out if prepared.result is None else prepared.result
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
+
+    def _by_views(
+        self, collective: str, x: Any, out: Any, op: str | Op | None, root: int | None, **arguments: Any
+    ) -> Any:
+        """Make a call of equal shares on numpy arrays in the memory of `x` and `out`, which the cache may know."""
+        contract = CONTRACTS[collective]
+        if contract.reduces:
+            arguments["op"] = op
+        if contract.input_at_root or contract.output_at_root:
+            arguments["root"] = root
+        source = None if x is None else kinds.view(x, "x")
+        writes = out is not None and contract.has_output(self.rank, root or 0)
+        target = kinds.view_to_write(out, "out") if writes else None
+        result = getattr(self, collective)(source, out=target, **arguments)
+        return out if writes or result is None else kinds.kind_of(x, "x").wrap(result, x)
 
     def _prepare(
         self,
@@ -185,6 +208,7 @@ class Caller:
         call = self._calls.find(Kind(collective, layout, like.dtype, like.order, op, root, algorithm))
         if source and target and arrays.share_memory(source, target, layout.offset):
             _check_in_place(call)
+        result, convert = (result, None) if result is out or result is None else kinds.wrapped(result, x)
         reads = source is not None and contract.has_input(self.rank, root or 0)
         return Prepared(
             call,
@@ -192,6 +216,7 @@ class Caller:
             target.flat if target else None,
             result,
             source is not None and reads and source.is_packed,
+            convert,
         )
 
     def _given(self, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:

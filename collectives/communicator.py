@@ -10,16 +10,17 @@ from typing import Any, Literal, overload
 
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
+from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import checked_integer
 from unisono.collectives.calls import Place
 from unisono.collectives.counted_shares import CountedShares
-from unisono.collectives.equal_shares import Array, EqualShares
+from unisono.collectives.equal_shares import EqualShares
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import NO_CACHE, AnyArray, Executor, Operation, Traffic
+from unisono.transports.base import NO_CACHE, Executor, Operation, Traffic
 from unisono.tuning.choice import Explanation, explain
 
 _MOST_TAG = (1 << 31) - 1
@@ -58,23 +59,23 @@ class Communicator(EqualShares, CountedShares):
 
     @overload
     def send(
-        self, x: AnyArray, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
     ) -> Work[None]: ...
 
     @overload
     def send(
-        self, x: AnyArray, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
     ) -> None: ...
 
     def send(
-        self, x: AnyArray, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+        self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
 
         Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
 
         Args:
-            x: a numpy array.
+            x: an array or a buffer of any kind and layout.
             dest: another rank.
             tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
@@ -97,21 +98,21 @@ class Communicator(EqualShares, CountedShares):
 
     @overload
     def recv(
-        self, out: Array, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
-    ) -> Work[Array]: ...
+        self, out: Target, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+    ) -> Work[Target]: ...
 
     @overload
     def recv(
-        self, out: Array, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
-    ) -> Array: ...
+        self, out: Target, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+    ) -> Target: ...
 
     def recv(
-        self, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
-    ) -> Array | Work[Array]:
+        self, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+    ) -> Target | Work[Target]:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
-            out: a writable, contiguous numpy array of the dtype and number of elements that were sent.
+            out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
             source: another rank.
             tag: as in `send`.
             timeout_s: as in `send`.
@@ -132,12 +133,12 @@ class Communicator(EqualShares, CountedShares):
         return out
 
     def sendrecv(
-        self, x: AnyArray, dest: int, out: Array, source: int, tag: int = 0, *, timeout_s: float | None = None
-    ) -> Array:
+        self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> Target:
         """Send `x` to rank `dest` and receive `out` from rank `source`, neither after the other; return `out`.
 
         Args:
-            x: a numpy array, as in `send`.
+            x: an array, as in `send`.
             dest: another rank; or this one, if `source` is this one as well: then `x` is copied to `out`.
             out: an array to receive into, as in `recv`, that shares no memory with `x`.
             source: another rank; or this one, as above.
@@ -171,11 +172,11 @@ class Communicator(EqualShares, CountedShares):
     def plan(
         self,
         collective: str,
-        x: AnyArray | None = None,
+        x: ArrayOrBuffer | None = None,
         *,
         op: str | Op | None = None,
         root: int | None = None,
-        out: AnyArray | None = None,
+        out: ArrayOrBuffer | None = None,
         counts: Sequence[int] | None = None,
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
@@ -221,7 +222,10 @@ class Communicator(EqualShares, CountedShares):
             raise UsageError(f"{collective} has no op")
         made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
         if made.is_packed:
-            raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass numpy.ascontiguousarray(x)")
+            raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
+        if made.convert is not None:
+            what = f"which a {type(x).__name__} cannot bear"
+            raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
         limit_s = self._limit_s(timeout_s)
         on_start = partial(_work_of, self._works, limit_s)
         return self._executor.persistent(made.call, made.source, made.target, limit_s, made.result, on_start)

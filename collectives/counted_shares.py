@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
+from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
-from unisono.collectives.equal_shares import Array
 from unisono.collectives.work import Work
 from unisono.operations import Op
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CountedShares(Caller):
-    """Collective calls on numpy arrays of which each rank has `counts` rows of its own.
+    """Collective calls on arrays of which each rank has `counts` rows of its own.
 
     What `EqualShares` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and errors holds here too. All
     arrays have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
+from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
 from unisono.collectives.work import Work
 from unisono.operations import Op
-from unisono.transports.base import AnyArray
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
-
-Array = TypeVar("Array", bound=AnyArray)
 
 if TYPE_CHECKING:
 
@@ -26,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class EqualShares(Caller):
-    """Collective calls on numpy arrays.
+    """Collective calls on arrays of numpy and of any other library, as `kinds` has them.
 
     All of them take:
 
-    - `x`: a numpy array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on
-      every rank. It is not changed. What is called a row is an element of the first axis.
+    - `x`: an array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on every
+      rank. It is not changed. What is called a row is an element of the first axis.
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
-      `x`), and of the shape and dtype of the result. By default, a new array. It may be in the memory of `x` where the
-      method says so; no other memory may be in both.
+      `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
+      memory of `x` where the method says so; no other memory may be in both.
     - `op`: "sum", "prod", "min", "max" or "avg". float16 and bfloat16 are computed in float32 and rounded once for each
       combination; integers wrap; averages of integers truncate towards zero; NaN propagates.
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
@@ -47,6 +45,7 @@ class EqualShares(Caller):
     And raise:
 
     - `UsageError`: the call is wrong; nothing has been sent.
+    - `TransportUnavailableError`: an array is in the memory of a device; nothing has been sent.
     - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here; nothing has been sent.
     - `MismatchError`, `PeerLostError`, `CollectiveTimeoutError`, `AbortedError`: the call failed, on every rank; the
       contents of `out` are undefined.

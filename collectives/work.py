@@ -34,15 +34,22 @@ class Work(Generic[Result]):
     passed.
     """
 
-    __slots__ = ("_callbacks", "_error", "_limit_s", "_operation", "_result", "_works")
+    __slots__ = ("_convert", "_error", "_limit_s", "_operation", "_result", "_works")
 
-    def __init__(self, works: Works, operation: Operation, result: Result, limit_s: float) -> None:
+    def __init__(
+        self,
+        works: Works,
+        operation: Operation,
+        result: Any,
+        limit_s: float,
+        convert: Callable[[Any], Result] | None,
+    ) -> None:
         self._works = works
         self._operation: Operation | None = operation
         self._result = result
         self._limit_s = limit_s
         self._error: UnisonoError | None = None
-        self._callbacks: list[Callable[[Work[Result]], object]] = []
+        self._convert = convert
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not; does not block."""
@@ -69,7 +76,10 @@ class Work(Generic[Result]):
             self._works.drop(self)
         if self._error is not None:
             raise self._error
-        return self._result
+        if self._convert is not None:
+            self._result, self._convert = self._convert(self._result), None
+        result: Result = self._result
+        return result
 
     def result(self) -> Result:
         """Return the result of a call that has ended; raises as `wait` does.
@@ -113,13 +123,18 @@ class Works:
         self._awaited: list[tuple[Work[Any], Callable[[Any], object]]] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, operation: Operation, result: Any, limit_s: float) -> Work[Any]:
-        """Return the work of an operation that goes on by itself, and keep it until it has ended."""
+    def add(
+        self, operation: Operation, result: Any, limit_s: float, convert: Callable[[Any], Any] | None = None
+    ) -> Work[Any]:
+        """Return the work of an operation that goes on by itself, and keep it until it has ended.
+
+        The user gets `result`, or, where that is not yet of the user's kind, what `convert` makes of it in the end.
+        """
         for oldest in list(itertools.islice(self._kept, 2)):
             self.drop(oldest)
             if not oldest.done():
                 self._kept[oldest] = None  # to be looked at again after all others
-        work = Work(self, operation, result, limit_s)
+        work: Work[Any] = Work(self, operation, result, limit_s, convert)
         self._kept[work] = None
         return work
 

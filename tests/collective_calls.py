@@ -28,7 +28,8 @@ MOST_RANKS = 5
 class Shares:
     """One call. `rows` is the equal share of each rank, `counts` are shares of their own; `rest` is a row's shape.
 
-    `way` is "new" (without out), "out", "in place", or "plan" (with out); `layout` of `x` is "C", "F" or "strided".
+    `way` is "new" (without out), "out", "in place", or "plan" (with out); `layout` of `x` is "C", "F", "strided"
+    or "unaligned", as out is then too.
     """
 
     collective: str
@@ -77,7 +78,7 @@ def cases(collective: str) -> st.SearchStrategy[Shares]:
         counts=st.tuples(*[st.sampled_from([0, 0, 1, 2, 3, 4000])] * MOST_RANKS),
         rest=st.sampled_from([(), (1,), (3,), (2, 2), (0,)]),
         way=st.sampled_from(["new", "out", "plan"] + ["in place"] * (collective != "alltoallv")),
-        layout=st.sampled_from(["C", "C", "F", "strided"]),
+        layout=st.sampled_from(["C", "C", "F", "strided", "unaligned"]),
         algorithm=st.sampled_from([None, *by_messages(name)]),
     )
 
@@ -161,6 +162,9 @@ def laid_out(values: Any, layout: str) -> Any:
         wide = np.zeros((*values.shape, 2), values.dtype)
         wide[..., 0] = values
         return wide[..., 0]
+    if layout == "unaligned":
+        memory = np.frombuffer(b"\0" + values.tobytes(), np.uint8).copy()
+        return memory[1:].view(values.dtype).reshape(values.shape)
     return values.copy()
 
 
@@ -170,14 +174,17 @@ def run_shares(world: un.Communicator, case: Shares) -> tuple[str, list[Any]]:
     values, wanted = inputs(case, size)[rank], results(case, size)[rank]
     has_out = wanted is not None or case.name == "exscan"
     shape = values.shape if wanted is None else wanted.shape
-    memory, flat = contract.guarded(np.full(int(np.prod(shape)), 1).astype(case.dtype), 2)
+    before = np.full(int(np.prod(shape)), 1).astype(case.dtype)
+    offset = 2 * before.itemsize + (case.layout == "unaligned")
+    memory, raw = contract.guarded(before.view(np.uint8), offset)
+    flat = raw.view(case.dtype)
     out = flat.reshape(shape)
     # The result lies as x does, where it is like x.
     order = "F" if case.layout == "F" and CONTRACTS[case.name].input is CONTRACTS["allreduce"].input else "C"
     out = flat.reshape(shape[::-1]).T if order == "F" else out
     x, out = in_place(case, size, rank, values, out) if case.way == "in place" else (laid_out(values, case.layout), out)
     makes_new = case.way == "new" and (case.name != "scatter" or rank == case.root % size)
-    x = laid_out(values, order) if case.way == "plan" else x
+    x = laid_out(values, order) if case.way == "plan" and case.layout != "unaligned" else x
     given = {} if makes_new else {"out": out}
     try:
         call = call_of(world, case, x, given)
@@ -195,7 +202,7 @@ def run_shares(world: un.Communicator, case: Shares) -> tuple[str, list[Any]]:
         assert (result is None) == (not has_out)
         assert result is None or makes_new or result is out
         assert case.way == "in place" or x.tobytes() == values.tobytes()
-        contract.assert_guards_intact(memory, flat, 2)
+        contract.assert_guards_intact(memory, raw, offset)
         told.append(None if result is None else np.array(result))
     return "", told
 
@@ -227,7 +234,7 @@ def in_place(case: Shares, size: int, rank: int, values: Any, out: Any) -> tuple
     is_root = rank == case.root % size
     if case.name == "allgather" or (case.name == "gather" and is_root):
         return out[start : start + len(values)], out
-    x = values.copy()
+    x = laid_out(values, "unaligned" if case.layout == "unaligned" else "C")
     if case.name == "reduce_scatter" or (case.name == "scatter" and is_root):
         return x, x[start : start + len(out)]
     return x, out if case.name in ("gather", "scatter") else x

@@ -59,7 +59,7 @@ def test_a_result_has_the_shape_dtype_and_order_of_its_operand(shape: list[int],
 
 
 WRONG = {
-    "a list": ([1.0, 2.0], "must be a numpy array, not list"),
+    "a list": ([1.0, 2.0], "must be an array, not list"),
     "a number": (3.0, "not float"),
     "a scalar of numpy": (np.float32(3), "not numpy.float32"),
     "nothing": (None, "not NoneType"),

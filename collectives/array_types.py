@@ -1,0 +1,39 @@
+"""The arrays that calls take, for type checkers. What may be passed in fact, and what comes back, is in `kinds`.
+
+A result has the type of the array that it is the result of, which holds for every library; a plain buffer comes back as
+a numpy array, and so the types allow buffers only where none is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class SupportsDLPack(Protocol):
+    """Arrays of numpy, torch, JAX, TensorFlow, CuPy and others."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class SupportsArrayInterface(Protocol):
+    """Arrays in the memory of the host."""
+
+    @property
+    def __array_interface__(self) -> Any: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """Arrays in the memory of a GPU."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+LibraryArray: TypeAlias = SupportsDLPack | SupportsArrayInterface | SupportsCudaArrayInterface
+ArrayOrBuffer: TypeAlias = "LibraryArray | Buffer"
+
+Array = TypeVar("Array", bound=LibraryArray)
+Target = TypeVar("Target", bound=ArrayOrBuffer)
