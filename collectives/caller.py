@@ -27,6 +27,7 @@ from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+from unisono.transports.reductions import lift
 
 _log = logging.getLogger("unisono")
 
@@ -40,6 +41,7 @@ class Prepared:
         source, target: INPUT and OUTPUT, flat; None where this rank has none.
         result: what the user gets, with the memory of `target`; None if nothing.
         is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
+        lifting: the operation by which `source` must be lifted before each run; None if it goes as it is.
     """
 
     call: Call
@@ -47,6 +49,17 @@ class Prepared:
     target: AnyArray | None
     result: Any
     is_packed: bool
+    lifting: Op | None = None
+
+    def lifted(self, stage: AnyArray | None = None) -> AnyArray | None:
+        """Return what the plan reads: `source`, or `stage` or a new array with what it is lifted to.
+
+        Raises:
+            UsageError: the factor of the operation is not in the range of the dtype.
+        """
+        if self.lifting is None or self.source is None:
+            return self.source
+        return lift(self.lifting, self.source, stage)
 
 
 class Caller:
@@ -84,9 +97,9 @@ class Caller:
         prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
         limit_s = self._limit_s(timeout_s)
         began = time.perf_counter()
-        self._executor.run(prepared.call, prepared.source, prepared.target, limit_s)
+        self._executor.run(prepared.call, prepared.lifted(), prepared.target, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
-        if counts is None and not prepared.is_packed:
+        if counts is None and not prepared.is_packed and prepared.lifting is None:
             written = out if prepared.result is None else prepared.result
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
         return prepared.result
@@ -133,6 +146,7 @@ class Caller:
             target.flat if target else None,
             result,
             source is not None and reads and source.is_packed,
+            op if isinstance(op, Op) and op.factor is not None else None,
         )
 
     def _given(self, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:

@@ -183,7 +183,9 @@ class Communicator(EqualShares, CountedShares):
         made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
         if made.is_packed:
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass numpy.ascontiguousarray(x)")
-        return self._executor.persistent(made.call, made.source, made.target, self._limit_s(timeout_s), made.result)
+        stage = made.lifted()
+        again = self._executor.persistent(made.call, stage, made.target, self._limit_s(timeout_s), made.result)
+        return again if made.lifting is None else lambda: (made.lifted(stage), again())[1]
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
+    from unisono.collectives.local_reduction import reduce_local as reduce_local
     from unisono.collectives.memory import empty as empty
     from unisono.errors import (
         AbortedError as AbortedError,
@@ -56,6 +57,7 @@ _NAMES = {
     "launch": "unisono.launchers.launch",
     "Op": "unisono.operations",
     "Options": "unisono.options",
+    "reduce_local": "unisono.collectives.local_reduction",
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
