@@ -167,8 +167,18 @@ def test_overflow_of_8_bit_floats_is_that_of_ml_dtypes() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "factor"),
-    [("int8", 3), ("uint16", 1000), ("float16", 0.1), ("bfloat16", 0.1), ("float8_e5m2", 0.3), ("float32", 1e-3)]
-    + [("float64", 2), ("complex64", 1j), ("complex128", 0.5), ("float32", np.float64(0.5)), ("int32", np.int64(7))],
+    [
+        ("int8", 3),
+        ("uint16", 1000),
+        ("int32", np.int64(7)),
+        ("float16", 0.1),
+        ("bfloat16", 0.1),
+        ("float8_e5m2", 0.3),
+        ("float32", np.float64(0.5)),
+        ("float64", 2),
+        ("complex64", 1j),
+        ("complex128", 0.5),
+    ],
 )
 def test_contributions_are_multiplied_in_the_accumulation_dtype(dtype: str, factor: Any) -> None:
     x = np.array([1, 2, 3, 5, 100]).astype(dtype)

@@ -63,9 +63,11 @@ struct Prod : Operation {
     else
       return static_cast<T>(static_cast<A>(static_cast<A>(a) * static_cast<A>(b)));
   }
+  // The sign of a difference is that of an operand: gcc 12 fuses alternating differences and sums of products, whatever
+  // -ffp-contract says.
   template <class T>
   static Complex<T> apply(Complex<T> a, Complex<T> b) {
-    return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
+    return {a.real * b.real + -a.imag * b.imag, a.real * b.imag + a.imag * b.real};
   }
 };
 
