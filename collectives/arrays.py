@@ -39,11 +39,12 @@ class Operand:
     is_packed: bool = False
 
 
-def source(x: Any, *, any_order: bool = True) -> Operand:
+def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
     """Return the operand for an array that is read. A strided array is packed, in C order.
 
     Args:
         x: the array.
+        name: what errors call it.
         any_order: whether the elements may be taken in Fortran order, if they lie so.
 
     Raises:
@@ -51,29 +52,29 @@ def source(x: Any, *, any_order: bool = True) -> Operand:
             does not move.
         TransportUnavailableError: it is in the memory of a device.
     """
-    array = kinds.view(x, "x")
+    array = kinds.view(x, name)
     flags = array.flags
     if flags.c_contiguous:
-        return Operand(array.reshape(-1), dtype_of(array, "x"), array.shape, "C")
+        return Operand(array.reshape(-1), dtype_of(array, name), array.shape, "C")
     if flags.f_contiguous and any_order:
-        return Operand(array.T.reshape(-1), dtype_of(array, "x"), array.shape, "F")
-    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, "x"), array.shape, "C", is_packed=True)
+        return Operand(array.T.reshape(-1), dtype_of(array, name), array.shape, "F")
+    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, name), array.shape, "C", is_packed=True)
 
 
-def target(out: Any) -> Operand:
-    """Return the operand for an array that is written.
+def target(out: Any, name: str = "out") -> Operand:
+    """Return the operand for an array that is written, which errors call `name`.
 
     Raises:
         UsageError: it is not a writable, contiguous array of a type that Unisono moves.
         TransportUnavailableError: it is in the memory of a device.
     """
-    array = kinds.view_to_write(out, "out")
-    dtype = dtype_of(array, "out")
+    array = kinds.view_to_write(out, name)
+    dtype = dtype_of(array, name)
     flags = array.flags
     if not flags.writeable:
-        raise UsageError("out is read-only: pass an array that can be written")
+        raise UsageError(f"{name} is read-only: pass an array that can be written")
     if not (flags.c_contiguous or flags.f_contiguous):
-        raise UsageError("out is not contiguous, so the result cannot be written in place: pass a contiguous array")
+        raise UsageError(f"{name} is not contiguous, so the result cannot be written in place: pass a contiguous array")
     order = "C" if flags.c_contiguous else "F"
     flat = array.reshape(-1) if order == "C" else array.T.reshape(-1)
     return Operand(flat, dtype, array.shape, order)

@@ -28,6 +28,7 @@ from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+from unisono.transports.reductions import lift
 
 _log = logging.getLogger("unisono")
 
@@ -42,6 +43,7 @@ class Prepared:
         result: what the user gets, with the memory of `target`; None if nothing. But see `finish`.
         is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
         convert: what makes the array that the user gets from `result` once that is complete; None if it is that array.
+        lifting: the operation by which `source` must be lifted before each run; None if it goes as it is.
     """
 
     call: Call
@@ -50,10 +52,21 @@ class Prepared:
     result: Any
     is_packed: bool
     convert: Callable[[AnyArray], Any] | None = None
+    lifting: Op | None = None
 
     def finish(self) -> Any:
         """Return what the user gets; to be called once, when the call is done."""
         return self.result if self.convert is None else self.convert(self.result)
+
+    def lifted(self, stage: AnyArray | None = None) -> AnyArray | None:
+        """Return what the plan reads: `source`, or `stage` or a new array with what it is lifted to.
+
+        Raises:
+            UsageError: the factor of the operation is not in the range of the dtype.
+        """
+        if self.lifting is None or self.source is None:
+            return self.source
+        return lift(self.lifting, self.source, stage)
 
 
 class Caller:
@@ -94,7 +107,7 @@ class Caller:
         prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
         limit_s = self._limit_s(timeout_s)
         began = time.perf_counter()
-        self._executor.run(prepared.call, prepared.source, prepared.target, limit_s)
+        self._executor.run(prepared.call, prepared.lifted(), prepared.target, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
         self._remember(prepared, collective, x, out, op, root, counts, algorithm)
         return prepared.finish()
@@ -137,7 +150,7 @@ class Caller:
         """The same as `_long_way`, for a call that goes on by itself."""
         prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
         limit_s = self._limit_s(timeout_s)
-        operation = self._executor.start(prepared.call, prepared.source, prepared.target)
+        operation = self._executor.start(prepared.call, prepared.lifted(), prepared.target)
         operation.go_on(limit_s)
         self._remember(prepared, collective, x, out, op, root, counts, algorithm)
         return self._works.add(operation, prepared.result, limit_s, prepared.convert)
@@ -154,7 +167,7 @@ class Caller:
         algorithm: str | None,
     ) -> None:
         """Let a call be known by its arguments from now on, if it can be."""
-        if counts is None and not prepared.is_packed:
+        if counts is None and not prepared.is_packed and prepared.lifting is None:
             written = out if prepared.result is None else prepared.result
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
 
@@ -217,6 +230,7 @@ class Caller:
             result,
             source is not None and reads and source.is_packed,
             convert,
+            op if isinstance(op, Op) and op.factor is not None else None,
         )
 
     def _given(self, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:

@@ -114,7 +114,7 @@ class Calls:
         op = None if kind.op is None else operation(kind.op)
         if op is not None and dtype is not None:
             op.check(dtype)
-            if op.lower is not Lower.IDENTITY and kind.collective in _PREFIXES:
+            if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
                 raise UsageError(
                     f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise"
                 )

@@ -227,8 +227,10 @@ class Communicator(EqualShares, CountedShares):
             what = f"which a {type(x).__name__} cannot bear"
             raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
         limit_s = self._limit_s(timeout_s)
+        stage = made.lifted()
         on_start = partial(_work_of, self._works, limit_s)
-        return self._executor.persistent(made.call, made.source, made.target, limit_s, made.result, on_start)
+        again = self._executor.persistent(made.call, stage, made.target, limit_s, made.result, on_start)
+        return again if made.lifting is None else lambda wait=True: (made.lifted(stage), again(wait))[1]
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.

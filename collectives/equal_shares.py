@@ -33,8 +33,10 @@ class EqualShares(Caller):
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
-    - `op`: "sum", "prod", "min", "max" or "avg". float16 and bfloat16 are computed in float32 and rounded once for each
-      combination; integers wrap; averages of integers truncate towards zero; NaN propagates.
+    - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc", "maxloc", or
+      ``Op.premul_sum(factor)``. Floats of 8 and 16 bits are computed in float32 and rounded once for each combination;
+      integers wrap, also in the sum that an average divides, and its division truncates towards zero; NaN propagates.
+      Logical operations give 0 or 1. "minloc" and "maxloc" take pairs: value + 1j * index.
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
     - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
     - `timeout_s`: seconds until the call fails; by default the option `timeout_s`.

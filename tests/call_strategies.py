@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor_contract import OPS, REDUCIBLE, Case
+from executor_contract import REDUCTIONS, Case
 from hypothesis import strategies as st
 
 from unisono.dtypes import DTYPES
@@ -14,14 +14,12 @@ _PLACES = {"segments": st.integers(1, 5), "in_place": st.booleans(), "offset": s
 
 def allreduce_cases(algorithms: Sequence[str], counts: st.SearchStrategy[int]) -> st.SearchStrategy[Case]:
     """Return allreduces by any of the algorithms, of any dtype and operation."""
-    return st.builds(
-        Case,
-        algorithm=st.sampled_from(algorithms),
-        dtype=st.sampled_from(REDUCIBLE),
-        op=st.sampled_from(OPS),
-        count=counts,
-        **_PLACES,
-    )
+
+    def cases_of(reduction: tuple[str, str]) -> st.SearchStrategy[Case]:
+        dtype, op = (st.just(name) for name in reduction)
+        return st.builds(Case, algorithm=st.sampled_from(algorithms), dtype=dtype, op=op, count=counts, **_PLACES)
+
+    return st.sampled_from(REDUCTIONS).flatmap(cases_of)
 
 
 def broadcast_cases(counts: st.SearchStrategy[int]) -> st.SearchStrategy[Case]:

@@ -66,13 +66,19 @@ class Shares:
 def cases(collective: str) -> st.SearchStrategy[Shares]:
     """Return calls of one method."""
     name = collective.removesuffix("v")
-    reduces = CONTRACTS[name].reduces
-    ops = [op for op in contract.OPS if name not in PREFIXES or op != "avg"]
+    reductions = [(dtype, op) for dtype, op in contract.REDUCTIONS if name not in PREFIXES or op != "avg"]
+    if CONTRACTS[name].reduces:
+        return st.sampled_from(reductions).flatmap(lambda reduction: _cases(collective, *reduction))
+    return st.sampled_from(list(DTYPES)).flatmap(lambda dtype: _cases(collective, dtype, "sum"))
+
+
+def _cases(collective: str, dtype: str, op: str) -> st.SearchStrategy[Shares]:
+    name = collective.removesuffix("v")
     return st.builds(
         Shares,
         collective=st.just(collective),
-        dtype=st.sampled_from(contract.REDUCIBLE if reduces else list(DTYPES)),
-        op=st.sampled_from(ops),
+        dtype=st.just(dtype),
+        op=st.just(op),
         root=st.integers(0, MOST_RANKS - 1),
         rows=st.sampled_from([0, 1, 2, 3, 5000]),
         counts=st.tuples(*[st.sampled_from([0, 0, 1, 2, 3, 4000])] * MOST_RANKS),

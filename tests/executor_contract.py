@@ -28,8 +28,9 @@ GUARD = 3
 
 INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
-REDUCIBLE = INTEGERS + FLOATS
 OPS = list(OPERATIONS)
+REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
+ARITHMETIC = ("sum", "prod", "min", "max", "avg")
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,71 @@ def contributions(case: Case, size: int) -> Any:
     """Return an array (size, count) whose reductions are exact in the dtype, in any order, for up to 7 ranks."""
     kind = DTYPES[case.dtype].kind
     generator = np.random.default_rng([size, case.count, OPS.index(case.op)])
-    signed = case.dtype not in ("uint8", "uint16", "uint32", "uint64")
+    shape = (size, case.count)
     if case.op == "prod":
-        choices = [1.0, -1.0, 2.0, 0.5] if kind == "float" else [1, -1, 2, 3] if signed else [1, 2, 3]
-        values = generator.choice(choices, (size, case.count))
-    else:
-        low, high = {"sum": (-8, 8), "avg": (-2, 2), "min": (-100, 100), "max": (-100, 100)}[case.op]
-        values = generator.integers(low if signed else 0, high, (size, case.count), endpoint=True)
-        if case.op == "avg" and kind == "float":
-            values = values * size
+        return generator.choice(_factors(case.dtype), shape).astype(case.dtype)
+    if case.op in ("minloc", "maxloc"):
+        return (generator.integers(-3, 3, shape) + 1j * generator.integers(0, 20, shape)).astype(case.dtype)
+    low, high = {"sum": (-8, 8), "avg": (-2, 2), "land": (0, 5), "lor": (0, 1), "lxor": (0, 2)}.get(
+        case.op, (-100, 100)
+    )
+    if kind == "float8":
+        low, high = max(low, -1), min(high, 1)
+    if kind == "bool" or case.dtype.startswith("uint"):
+        low, high = 0, 1 if kind == "bool" else high
+    values = generator.integers(low, high, shape, endpoint=True)
+    if kind == "complex" and case.op in ("sum", "avg"):
+        values = values + 1j * generator.integers(low, high, shape, endpoint=True)
+    if kind == "float8" and case.op == "avg":  # so that no partial sum has more digits than the dtype
+        values = values * (np.arange(size)[:, None] == np.arange(case.count) % size)
+    if case.op == "avg" and kind != "integer":
+        values = values * size
     return values.astype(case.dtype)
+
+
+def _factors(dtype: str) -> list[Any]:
+    if dtype.startswith("uint"):
+        return [1, 2, 3]
+    # No part of a product of these complex numbers is a zero whose sign depends on the order.
+    return {"integer": [1, -1, 2, 3], "complex": [1, 2, 2 + 1j]}.get(DTYPES[dtype].kind, [1.0, -1.0, 2.0, 0.5])
+
+
+_WIDE = {"bool": np.int64, "integer": np.int64, "float": np.float64, "float8": np.float64, "complex": np.complex128}
 
 
 def expected(case: Case, stack: Any) -> Any:
     """Return the reduction of `stack` along its first axis, from wide arithmetic that has no part in the executors."""
-    integer = DTYPES[case.dtype].kind == "integer"
-    wide = stack.astype(np.int64 if integer else np.float64)
-    if case.op == "avg":
-        mean = wide.sum(axis=0) / len(stack)
-        return (np.trunc(mean) if integer else mean).astype(case.dtype)
-    reduce = {"sum": wide.sum, "prod": wide.prod, "min": wide.min, "max": wide.max}[case.op]
-    return reduce(axis=0).astype(case.dtype)
+    kind = DTYPES[case.dtype].kind
+    wide = stack.astype(_WIDE[kind])
+    reduce = {
+        "sum": lambda: wide.sum(axis=0),
+        "prod": lambda: wide.prod(axis=0),
+        "min": lambda: wide.min(axis=0),
+        "max": lambda: wide.max(axis=0),
+        "avg": lambda: _mean(wide),
+        "band": lambda: np.bitwise_and.reduce(wide),
+        "bor": lambda: np.bitwise_or.reduce(wide),
+        "bxor": lambda: np.bitwise_xor.reduce(wide),
+        "land": lambda: (wide != 0).all(axis=0),
+        "lor": lambda: (wide != 0).any(axis=0),
+        "lxor": lambda: (wide != 0).sum(axis=0) % 2,
+        "minloc": lambda: _located(wide, 1),
+        "maxloc": lambda: _located(wide, -1),
+    }[case.op]
+    return np.asarray(reduce()).astype(case.dtype).reshape(stack.shape[1:])
+
+
+def _mean(wide: Any) -> Any:
+    total = wide.sum(axis=0)
+    if wide.dtype.kind == "c":
+        return total.real / len(wide) + 1j * (total.imag / len(wide))
+    mean = total / len(wide)
+    return np.trunc(mean) if wide.dtype.kind == "i" else mean
+
+
+def _located(wide: Any, sign: int) -> Any:
+    columns = wide.reshape(len(wide), -1).T
+    return np.array([min(column, key=lambda pair: (sign * pair.real, pair.imag)) for column in columns], wide.dtype)
 
 
 def assert_same_bits(result: Any, wanted: Any, what: str = "") -> None:
@@ -198,7 +243,7 @@ def check_all_ranks_get_the_same_bits(ranks: Any, algorithm: str, dtype: str, se
 
 
 def check_nan_and_infinity_are_propagated(ranks: Any, algorithm: str, dtype: str) -> None:
-    for op in OPS:
+    for op in ARITHMETIC:
         stack = np.ones((ranks.size, 6), dtype)
         stack[0, 0], stack[-1, 1], stack[-1, 2] = np.nan, np.nan, np.inf
         results = ranks.run(run_case, Case(algorithm=algorithm, dtype=dtype, op=op, count=6), stack)

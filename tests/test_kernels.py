@@ -12,12 +12,16 @@ from hypothesis import given, settings, strategies as st
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS, Lower
 from unisono.transports import _core
+from unisono.transports.native_reductions import divisor, reduce_into as reduce_natively
 from unisono.transports.reductions import reduce_into
 
+REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
+EIGHT_BITS = [dtype for dtype in DTYPES if DTYPES[dtype].itemsize == 1]
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
 INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 NARROW = ["float16", "bfloat16"]
-OPS = list(OPERATIONS)
+ARITHMETIC = ["sum", "prod", "min", "max", "avg"]
 VECTOR_WIDTHS = (16, 32, 64)
 COUNTS = sorted({0, 1, 2, 3, 1000, *(width + step for width in VECTOR_WIDTHS for step in (-1, 0, 1))})
 GUARD_NBYTES = 64
@@ -28,10 +32,7 @@ def as_bytes(array: Any) -> Any:
 
 
 def native(dst: Any, sources: list[Any], op: str, size: int) -> None:
-    """Reduce with the native kernel; `dst` and `sources` are arrays of bytes or of elements."""
-    divisor = size if OPERATIONS[op].lower is Lower.DIVIDE_BY_SIZE else 1
-    code = DTYPES[sources[0].dtype.name].code
-    _core.reduce(as_bytes(dst), [as_bytes(source) for source in sources], code, int(OPERATIONS[op].combine), divisor)
+    reduce_natively(dst, sources, OPERATIONS[op], size)
 
 
 def assert_like_numpy(rows: Any, op: str, size: int | None = None) -> None:
@@ -44,7 +45,9 @@ def assert_like_numpy(rows: Any, op: str, size: int | None = None) -> None:
 
 def assert_same_values(got: Any, wanted: Any) -> None:
     """Every bit must agree, except those of a NaN, which IEEE 754 leaves to the processor."""
-    if DTYPES[wanted.dtype.name].kind == "float":
+    if wanted.dtype.kind == "c":
+        got, wanted = got.view(wanted.real.dtype), wanted.view(wanted.real.dtype)
+    if DTYPES[wanted.dtype.name].kind in ("float", "float8"):
         nan = np.isnan(wanted)
         assert np.array_equal(np.isnan(got), nan)
         got, wanted = got[~nan], wanted[~nan]
@@ -53,7 +56,8 @@ def assert_same_values(got: Any, wanted: Any) -> None:
 
 def random_bits(generator: np.random.Generator, rows: int, count: int, dtype: str) -> Any:
     """Return an array of any bit patterns: NaNs, infinities, subnormals and the extremes of integers among them."""
-    raw = generator.integers(0, 256, (rows, count * DTYPES[dtype].itemsize), dtype=np.uint8)
+    # Booleans of other bytes than 0 and 1 do not exist.
+    raw = generator.integers(0, 2 if dtype == "bool" else 256, (rows, count * DTYPES[dtype].itemsize), dtype=np.uint8)
     return raw.view(dtype) if count else np.zeros((rows, 0), dtype)
 
 
@@ -65,18 +69,52 @@ def test_the_tables_of_dtypes_are_equal() -> None:
     assert [(dtype.name, dtype.itemsize) for dtype in DTYPES.values()] == _core.DTYPES
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
+@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(sources=st.integers(1, 9), count=st.sampled_from(COUNTS), seed=st.integers(0, 1000))
 def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, sources: int, count: int, seed: int) -> None:
     assert_like_numpy(random_bits(np.random.default_rng(seed), sources, count, dtype), op)
 
 
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, op in REDUCTIONS if dtype in EIGHT_BITS])
+def test_every_pair_of_8_bit_elements_is_combined_as_by_numpy(dtype: str, op: str) -> None:
+    elements = np.arange(2 if dtype == "bool" else 256, dtype=np.uint8).view(dtype)
+    rows = [np.repeat(elements, len(elements)), np.tile(elements, len(elements))]
+    assert_like_numpy(rows, op)
+    assert_like_numpy(rows[:1], op)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_every_pair_of_8_bit_floats_is_combined_as_by_ml_dtypes(dtype: str, op: str) -> None:
+    elements = np.arange(256, dtype=np.uint8).view(dtype)
+    rows = [np.repeat(elements, 256), np.tile(elements, 256)]
+    combine = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+    got = np.zeros_like(rows[0])
+    native(got, rows, op, 2)
+    with np.errstate(all="ignore"):
+        wanted = combine(*rows)
+    # Of two zeros, either is the least and the greatest.
+    is_zero = (rows[0] == 0) & (rows[1] == 0) & (op in ("min", "max"))
+    assert (got[is_zero] == 0).all()
+    assert_same_values(got[~is_zero], wanted[~is_zero])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_pairs_are_located_by_the_lowest_index_and_nan_before_numbers(dtype: str) -> None:
+    rows = np.array([[2 + 5j, 1 + 4j, 1 + 4j, complex(np.nan, 7)], [1 + 9j, 1 + 3j, 3 + 2j, complex(np.nan, 6)]], dtype)
+    rows = np.concatenate([rows, np.array([[7 + 0j, 8 + 1j, 9 + 1j, 1 + 1j]], dtype)])
+    for op, wanted in (("minloc", [9, 3, 4, 6]), ("maxloc", [0, 1, 1, 6])):
+        for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+            got = np.zeros(4, dtype)
+            native(got, list(rows[order]), op, 3)
+            assert got.imag.tolist() == wanted
+
+
 PARTNERS = [0.0, -0.0, 1.0, -1.0, 1.5, 1e-7, 6e-8, -65504.0, 3e38, np.inf, -np.inf, np.nan]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op for dtype, op in REDUCTIONS if dtype == "float16"])
 @pytest.mark.parametrize("partner", PARTNERS)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_half_is_combined_as_by_numpy(dtype: str, partner: float, op: str) -> None:
@@ -116,33 +154,38 @@ def test_nan_is_propagated_wherever_it_stands(dtype: str, op: str) -> None:
             assert np.flatnonzero(np.isnan(got)).tolist() == [count // 2]
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, op in REDUCTIONS if dtype in INTEGERS])
 def test_the_extremes_of_integers_are_reduced_as_by_numpy(dtype: str, op: str) -> None:
     limits = np.iinfo(dtype)
     extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
     rows = np.array(np.meshgrid(extremes, extremes, extremes)).reshape(3, -1)
     assert_like_numpy(rows, op)
-    for size in (1, 2, 3, 255, 256, 1 << 40):
-        assert_like_numpy(rows[:1], "avg", size)
+    for size in (1, 2, 3, 7, 255, 256, limits.max // 2 + 1, 1 << 40):
+        assert_like_numpy(rows[:1], "avg", int(size))
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+def test_every_integer_of_16_bits_is_divided_as_by_numpy(dtype: str) -> None:
+    for size in (2, 3, 5, 7, 10, 127, 255, 641, 32767, 32768, 65535):
+        assert_like_numpy([np.arange(1 << 16, dtype=np.uint16).view(dtype)], "avg", size)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    dtype=st.sampled_from(INTEGERS + FLOATS),
-    op=st.sampled_from(OPS),
+    reduction=st.sampled_from(REDUCTIONS),
     sources=st.integers(1, 9),
     count=st.sampled_from(COUNTS),
     offsets=st.lists(st.integers(0, 9), min_size=10, max_size=10),
 )
-def test_memory_needs_no_alignment(dtype: str, op: str, sources: int, count: int, offsets: list[int]) -> None:
+def test_memory_needs_no_alignment(reduction: tuple[str, str], sources: int, count: int, offsets: list[int]) -> None:
+    dtype, op = reduction
     rows = random_bits(np.random.default_rng(count), sources, count, dtype)
     views = [misaligned(as_bytes(row), offset) for row, offset in zip(rows, offsets, strict=False)]
     nbytes = rows[0].nbytes
     memory = np.full(nbytes + 2 * GUARD_NBYTES, 0xA5, np.uint8)
     dst = memory[GUARD_NBYTES + offsets[-1] :][:nbytes]
-    divisor = sources if op == "avg" else 1
-    _core.reduce(dst, views, DTYPES[dtype].code, int(OPERATIONS[op].combine), divisor)
+    operation = OPERATIONS[op]
+    _core.reduce(dst, views, DTYPES[dtype].code, int(operation.combine), divisor(operation, sources))
     wanted = np.zeros_like(rows[0])
     reduce_into(wanted, list(rows), OPERATIONS[op], sources, lower=True)
     assert_same_values(np.frombuffer(dst.tobytes(), dtype), wanted)
@@ -158,13 +201,15 @@ def misaligned(row: Any, offset: int) -> Any:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
-    dtype=st.sampled_from(INTEGERS + FLOATS),
-    op=st.sampled_from(OPS),
+    reduction=st.sampled_from(REDUCTIONS),
     sources=st.integers(1, 9),
     target=st.integers(0, 8),
     count=st.sampled_from(COUNTS),
 )
-def test_the_destination_may_be_any_of_the_sources(dtype: str, op: str, sources: int, target: int, count: int) -> None:
+def test_the_destination_may_be_any_of_the_sources(
+    reduction: tuple[str, str], sources: int, target: int, count: int
+) -> None:
+    dtype, op = reduction
     rows = random_bits(np.random.default_rng(sources), sources, count, dtype)
     target %= sources
     wanted = np.zeros_like(rows[0])
@@ -175,11 +220,15 @@ def test_the_destination_may_be_any_of_the_sources(dtype: str, op: str, sources:
     assert np.delete(rows, target, axis=0).tobytes() == others
 
 
-@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.kind not in ("integer", "float")])
-def test_types_without_arithmetic_have_no_kernel(name: str) -> None:
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_there_is_a_kernel_exactly_where_the_operation_is_defined(dtype: str) -> None:
     row = np.zeros(16, np.uint8)
-    with pytest.raises(ValueError, match="no such reduction"):
-        _core.reduce(row, [row], DTYPES[name].code, 0, 1)
+    for op in OPERATIONS.values():
+        if DTYPES[dtype].kind in op.kinds:
+            _core.reduce(row, [row], DTYPES[dtype].code, int(op.combine), 1)
+        elif op.lower is not Lower.DIVIDE_BY_SIZE:
+            with pytest.raises(ValueError, match="no such reduction"):
+                _core.reduce(row, [row], DTYPES[dtype].code, int(op.combine), 1)
 
 
 def test_sources_of_another_length_are_refused() -> None:

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS
-from unisono.transports.reductions import numpy_dtype, reduce_into
+from unisono.errors import UsageError
+from unisono.operations import OPERATIONS, Op, operation
+from unisono.transports.reductions import lift, numpy_dtype, reduce_into
 
 INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 NARROW = ["float16", "bfloat16"]
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
+COMPLEX = ["complex64", "complex128"]
+REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
 
 
 def reduced(rows: Any, op: str, lower: bool = True, size: int | None = None) -> Any:
@@ -89,8 +93,8 @@ def test_overflow_is_infinity_without_a_warning(dtype: str) -> None:
     assert np.isinf(reduced(largest, "sum").astype(np.float64)).all()
 
 
-@pytest.mark.parametrize("op", list(OPERATIONS))
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
 def test_nan_is_propagated_wherever_it_stands(dtype: str, op: str) -> None:
     rows = np.array([[np.nan, 1.0, 1.0], [1.0, np.nan, 2.0]], dtype)
     assert np.isnan(reduced(rows, op).astype(np.float64)).tolist() == [True, True, False]
@@ -111,13 +115,15 @@ def test_a_state_that_is_not_lowered_is_not_divided() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    dtype=st.sampled_from(INTEGERS + FLOATS),
-    op=st.sampled_from(list(OPERATIONS)),
+    reduction=st.sampled_from(REDUCTIONS),
     operands=st.integers(1, 5),
     target=st.integers(0, 4),
     length=st.integers(0, 40),
 )
-def test_the_target_may_be_any_of_the_sources(dtype: str, op: str, operands: int, target: int, length: int) -> None:
+def test_the_target_may_be_any_of_the_sources(
+    reduction: tuple[str, str], operands: int, target: int, length: int
+) -> None:
+    dtype, op = reduction
     rows = np.random.default_rng(length).integers(0, 9, (operands, length)).astype(dtype)
     wanted = reduced(rows, op, size=operands)
     target %= operands
@@ -125,3 +131,96 @@ def test_the_target_may_be_any_of_the_sources(dtype: str, op: str, operands: int
     reduce_into(rows[target], list(rows), OPERATIONS[op], operands, lower=True)
     assert rows[target].tobytes() == wanted.tobytes()
     assert np.delete(rows, target, axis=0).tobytes() == untouched.tobytes()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(dtype=st.sampled_from(COMPLEX), operands=st.integers(1, 8), length=st.sampled_from([0, 1, 7, 64]))
+def test_complex_numbers_are_reduced_as_by_numpy_up_to_rounding(dtype: str, operands: int, length: int) -> None:
+    parts = np.random.default_rng(length).standard_normal((operands, length, 2))
+    rows = parts.astype(np.dtype(dtype).type(0).real.dtype).view(dtype)[..., 0]
+    tolerance = 16 * float(np.finfo(dtype).eps)
+    assert np.allclose(reduced(rows, "sum"), rows.sum(axis=0), atol=tolerance)
+    assert np.allclose(reduced(rows, "prod"), rows.prod(axis=0), rtol=tolerance, atol=tolerance)
+    assert np.allclose(reduced(rows, "avg"), rows.sum(axis=0) / operands, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_an_average_of_complex_numbers_divides_each_part(dtype: str) -> None:
+    rows = np.array([[complex(np.inf, 1), complex(49, np.nan), 49 + 7j]] * 49, dtype)
+    assert str(reduced(rows, "avg").tolist()) == "[(inf+1j), (49+nanj), (49+7j)]"
+
+
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, op in REDUCTIONS if op in ("land", "lor", "lxor")])
+def test_logical_operations_give_0_or_1_even_of_one_contribution(dtype: str, op: str) -> None:
+    rows = np.array([[0, 3, 0, 5], [0, 0, 7, 9]]).astype(dtype)
+    combine = {"land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor}[op]
+    assert reduced(rows, op).tobytes() == combine(*rows).astype(dtype).tobytes()
+    assert reduced(rows[:1], op).tobytes() == (rows[0] != 0).astype(dtype).tobytes()
+    assert reduced(rows[:1], op, lower=False).tobytes() == rows[0].tobytes()
+
+
+def test_overflow_of_8_bit_floats_is_that_of_ml_dtypes() -> None:
+    for dtype, is_lost in (("float8_e4m3fn", np.isnan), ("float8_e5m2", np.isinf)):
+        largest = np.full((2, 1), ml_dtypes.finfo(dtype).max, dtype)
+        assert is_lost(reduced(largest, "sum").astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    [
+        ("int8", 3),
+        ("uint16", 1000),
+        ("int32", np.int64(7)),
+        ("float16", 0.1),
+        ("bfloat16", 0.1),
+        ("float8_e5m2", 0.3),
+        ("float32", np.float64(0.5)),
+        ("float64", 2),
+        ("complex64", 1j),
+        ("complex128", 0.5),
+    ],
+)
+def test_contributions_are_multiplied_in_the_accumulation_dtype(dtype: str, factor: Any) -> None:
+    x = np.array([1, 2, 3, 5, 100]).astype(dtype)
+    untouched = x.copy()
+    accumulate = DTYPES[dtype].accumulate
+    wanted = (x.astype(accumulate) * np.array(factor).astype(accumulate)).astype(dtype)
+    assert lift(Op.premul_sum(factor), x).tobytes() == wanted.tobytes()
+    stage = np.zeros_like(x)
+    assert lift(Op.premul_sum(factor), x, stage) is stage
+    assert stage.tobytes() == wanted.tobytes()
+    assert x.tobytes() == untouched.tobytes()
+    assert lift(OPERATIONS["sum"], x) is x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("int8", 128), ("uint8", -1), ("int64", 0.5), ("float32", 1j), ("bfloat16", 2j)]
+)
+def test_a_factor_that_no_element_can_be_is_refused(dtype: str, factor: Any) -> None:
+    with pytest.raises(UsageError, match=f"the factor of premul_sum is .* not in the range of {dtype}"):
+        lift(Op.premul_sum(factor), np.ones(3, dtype))
+
+
+def test_operations_that_differ_in_the_factor_alone_are_one() -> None:
+    assert Op.premul_sum(2) == Op.premul_sum(3.5)
+    assert hash(Op.premul_sum(2)) == hash(Op.premul_sum(3.5))
+    assert Op.premul_sum(2) != OPERATIONS["sum"]
+    with pytest.raises(UsageError, match="must be a number"):
+        Op.premul_sum("2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "advice"),
+    [
+        ("bool", "sum", "astype('int64')"),
+        ("bool", "avg", "lor"),
+        ("complex64", "min", "no order"),
+        ("float32", "band", "a view of unsigned integers"),
+        ("int32", "minloc", "1j"),
+    ],
+)
+def test_what_is_not_defined_is_refused_with_advice(dtype: str, op: str, advice: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        operation(op).check(DTYPES[dtype])
+    assert f"op {op!r} is not defined for {dtype}" in str(refusal.value)
+    assert advice in str(refusal.value)

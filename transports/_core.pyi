@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-Buffer: TypeAlias = NDArray[Any] | array[int]
+Buffer: TypeAlias = NDArray[Any] | array[int] | memoryview[int]
 
 DTYPES: list[tuple[str, int]]
 SHM_NBYTES: int

@@ -25,11 +25,12 @@ from unisono.errors import (
     UnisonoError,
     UsageError,
 )
-from unisono.operations import Combine, Lower
+from unisono.operations import Combine
 from unisono.transports import _core
 from unisono.transports.base import AnyArray, Call, CallCache, Operation, Traffic
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import checked
+from unisono.transports.native_reductions import divisor
 from unisono.transports.session import Session
 
 _log = logging.getLogger("unisono")
@@ -292,7 +293,6 @@ def _length(call: Call, buffer: Buffer) -> int:
 def _native_call(call: Call) -> _core.Call:
     dtype, op = call.dtype or _BYTE, call.op
     elements = call.shape.elements if call.dtype else (1, 0)  # a barrier has a token
-    divides = op is not None and op.lower is Lower.DIVIDE_BY_SIZE
     return _core.Call(
         plan=_core.Plan(encode(call.plan)),
         input_elements=elements[0],
@@ -301,7 +301,7 @@ def _native_call(call: Call) -> _core.Call:
         dtype=dtype.code,
         combine=int(Combine.SUM if op is None else op.combine),
         segments=call.segments,
-        divisor=call.plan.size if divides else 1,
+        divisor=1 if op is None else divisor(op, call.plan.size),
         digest=call.signature.digest,
         description=str(call.signature),
     )

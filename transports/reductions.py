@@ -2,27 +2,30 @@
 
 A combination is computed in the accumulation dtype of its element type (`DType.accumulate`: float32 for the 16-bit and
 8-bit floats) and rounded once when it is stored, however many operands it has; the division of an average is part of
-it. Integers wrap, NaN is propagated by min and max, and overflow of a float is infinity, all without warnings.
+it. Integers wrap, NaN is propagated by min and max, and overflow of a float is infinity (of float8_e4m3fn, which has
+none, NaN), all without warnings. Complex arithmetic is spelled out by parts, because that of numpy depends on the
+processor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from numbers import Complex, Integral, Real
+from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the 8-bit floats with numpy, so that they are found by name)
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.dtypes import DTYPES, DType
+from unisono.errors import UsageError
 from unisono.operations import Combine, Lower, Op
 
-_COMBINE: dict[Combine, np.ufunc] = {
-    Combine.SUM: np.add,
-    Combine.PROD: np.multiply,
-    Combine.MIN: np.minimum,
-    Combine.MAX: np.maximum,
-}
+_State: TypeAlias = NDArray[Any]
+
+
+# What the factor of contributions must be.
+_NUMBERS: dict[str, type] = {"integer": Integral, "float": Real, "float8": Real, "complex": Complex}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -30,7 +33,41 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     return np.dtype(dtype.name)
 
 
-def reduce_into(dst: NDArray[Any], sources: Sequence[NDArray[Any]], op: Op, size: int, lower: bool) -> None:
+def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:
+    """Return what a rank contributes to a plan of `op`: `contribution` itself, or `out` or a new array, multiplied.
+
+    Args:
+        op: the operation; the caller has checked that it is defined for the dtype.
+        contribution: flat array, which is not changed.
+        out: flat array of that shape and dtype, which is overwritten if the operation has a factor.
+
+    Raises:
+        UsageError: the factor is beyond the dtype.
+    """
+    if op.factor is None:
+        return contribution
+    factor = _factor(op, DTYPES[contribution.dtype.name])
+    lifted = np.empty_like(contribution) if out is None else out
+    with np.errstate(all="ignore"):
+        lifted[...] = _multiply(contribution.astype(factor.dtype, copy=False), factor)
+    return lifted
+
+
+def _factor(op: Op, dtype: DType) -> Any:
+    """Return the factor of `op` as a scalar of the accumulation dtype, or raise `UsageError` if it cannot be one."""
+    factor: Any = op.factor
+    accumulate = np.dtype(dtype.accumulate)
+    fits = isinstance(factor, _NUMBERS[dtype.kind])
+    if fits and dtype.kind == "integer":
+        limits = np.iinfo(accumulate)
+        fits = bool(limits.min <= factor <= limits.max)
+    if not fits:
+        raise UsageError(f"the factor of {op.name} is {factor!r}, which is not in the range of {dtype.name}")
+    with np.errstate(over="ignore"):
+        return accumulate.type(factor)
+
+
+def reduce_into(dst: _State, sources: Sequence[_State], op: Op, size: int, lower: bool) -> None:
     """Set `dst` to sources[0] ∘ sources[1] ∘ …, lowered if `lower`, rounded once.
 
     Args:
@@ -40,32 +77,88 @@ def reduce_into(dst: NDArray[Any], sources: Sequence[NDArray[Any]], op: Op, size
         size: number of contributions to the whole reduction, by which an average divides.
         lower: whether the result is final, so that the state is turned into an element of the result.
     """
-    accumulate = np.dtype(DTYPES[dst.dtype.name].accumulate)
+    accumulate = _accumulate(dst)
     combine = _COMBINE[op.combine]
     with np.errstate(all="ignore"):
         state = sources[0].astype(accumulate)
         for source in sources[1:]:
-            combine(state, source.astype(accumulate, copy=False), out=state)
+            state = combine(state, source.astype(accumulate, copy=False)).astype(accumulate, copy=False)
         dst[...] = _LOWER[op.lower](state, size) if lower else state
 
 
-def _identity(state: NDArray[Any], size: int) -> NDArray[Any]:
+def _accumulate(array: _State) -> np.dtype[Any]:
+    return np.dtype(DTYPES[array.dtype.name].accumulate)
+
+
+# --- combine -------------------------------------------------------------------------------------------------------
+
+
+def _multiply(a: _State, b: _State) -> _State:
+    product: _State
+    if a.dtype.kind != "c":
+        product = a * b
+    else:
+        product = np.empty_like(a)
+        product.real = a.real * b.real - a.imag * b.imag
+        product.imag = a.real * b.imag + a.imag * b.real
+    return product
+
+
+def _located(is_better: np.ufunc) -> Callable[[_State, _State], _State]:
+    """Return how pairs (value, index) are combined: the better value, of equal ones the lower index; NaN is best."""
+
+    def combine(a: _State, b: _State) -> _State:
+        a_nan, b_nan = np.isnan(a.real), np.isnan(b.real)
+        is_tied = (a.real == b.real) | (a_nan & b_nan)
+        wins = is_better(a.real, b.real) | (a_nan & ~b_nan) | (is_tied & (a.imag <= b.imag))
+        located: _State = np.where(wins, a, b)
+        return located
+
+    return combine
+
+
+_COMBINE: dict[Combine, Callable[[_State, _State], _State]] = {
+    Combine.SUM: np.add,
+    Combine.PROD: _multiply,
+    Combine.MIN: np.minimum,
+    Combine.MAX: np.maximum,
+    Combine.BAND: np.bitwise_and,
+    Combine.BOR: np.bitwise_or,
+    Combine.BXOR: np.bitwise_xor,
+    Combine.LAND: np.logical_and,
+    Combine.LOR: np.logical_or,
+    Combine.LXOR: np.logical_xor,
+    Combine.MINLOC: _located(np.less),
+    Combine.MAXLOC: _located(np.greater),
+}
+
+
+# --- lower ---------------------------------------------------------------------------------------------------------
+
+
+def _identity(state: _State, size: int) -> _State:
     return state
 
 
-def _divide(state: NDArray[Any], size: int) -> NDArray[Any]:
+def _divide(state: _State, size: int) -> _State:
     """Divide by `size`; integers truncate towards zero, in 64 bits because `size` may not fit into the dtype."""
-    quotient: NDArray[Any]
+    quotient: _State
     if state.dtype.kind in "iu":
         wide = state.astype(np.int64 if state.dtype.kind == "i" else np.uint64)
         divisor = wide.dtype.type(size)
         quotient = (wide - np.fmod(wide, divisor)) // divisor
     else:
-        quotient = state / state.dtype.type(size)
+        parts = state.view(state.real.dtype)
+        quotient = (parts / parts.dtype.type(size)).view(state.dtype)
     return quotient
 
 
-_LOWER: dict[Lower, Callable[[NDArray[Any], int], NDArray[Any]]] = {
+def _truth(state: _State, size: int) -> _State:
+    return np.not_equal(state, 0)
+
+
+_LOWER: dict[Lower, Callable[[_State, int], _State]] = {
     Lower.IDENTITY: _identity,
     Lower.DIVIDE_BY_SIZE: _divide,
+    Lower.TRUTH: _truth,
 }

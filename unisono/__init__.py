@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
+    from unisono.collectives.local_reduction import reduce_local as reduce_local
     from unisono.collectives.memory import empty as empty
     from unisono.collectives.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.errors import (
@@ -57,6 +58,7 @@ _NAMES = {
     "launch": "unisono.launchers.launch",
     "Op": "unisono.operations",
     "Options": "unisono.options",
+    "reduce_local": "unisono.collectives.local_reduction",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }

@@ -4,12 +4,14 @@ An operation works on a state: every contribution is *lifted* into it once, stat
 that the plan chooses, and each element of the result is *lowered* back exactly once. A sum has trivial lift and lower;
 an average is a sum whose lowering divides by the number of contributions. The plan says where lowering happens (the
 `lower` mark of its steps) and the verifier proves that it happens once, so that no executor has to know an operation.
+Lifting is local to a rank, and so is done before a plan sees the contribution.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from numbers import Number
 
 from unisono.dtypes import DType
 from unisono.errors import UsageError
@@ -22,6 +24,14 @@ class Combine(enum.IntEnum):
     PROD = 1
     MIN = 2
     MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    LAND = 7
+    LOR = 8
+    LXOR = 9
+    MINLOC = 10
+    MAXLOC = 11
 
 
 class Lower(enum.IntEnum):
@@ -29,6 +39,7 @@ class Lower(enum.IntEnum):
 
     IDENTITY = 0
     DIVIDE_BY_SIZE = 1
+    TRUTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +49,12 @@ class Op:
     Attributes:
         name: what users pass as ``op=``.
         combine: how states are combined. NaN is propagated by min and max, as numpy.minimum does; integers wrap.
-        lower: how a state becomes a result. Integer division truncates towards zero, as C and NCCL do.
+        lower: how a state becomes a result. Integer division truncates towards zero, as C and NCCL do; a truth is 0 or
+            1, even of a single contribution.
         kinds: the kinds of dtype that it is defined for.
         commutative: whether operands may change places (all built-in operations: yes).
+        factor: what this rank's contribution is multiplied by when it is lifted; None for nothing. Each rank has its
+            own, so it takes no part in comparisons: operations that differ in it alone are one to everybody else.
     """
 
     name: str
@@ -48,24 +62,82 @@ class Op:
     lower: Lower
     kinds: frozenset[str]
     commutative: bool = True
+    factor: complex | None = field(default=None, compare=False)
+
+    @classmethod
+    def premul_sum(cls, factor: complex) -> Op:
+        """Return the sum of contributions of which each is multiplied by its rank's `factor` before.
+
+        The product is computed in the accumulation dtype and rounded once. For integers the factor must be an integer
+        within their range, and for real numbers a real number. Where `out` is `x`, only the result is written to it.
+
+        Raises:
+            UsageError: the factor is not a number; a call raises it too if the factor does not suit its dtype.
+
+        >>> import numpy as np, unisono as un
+        >>> un.launch(lambda world: world.allreduce(np.ones(2), un.Op.premul_sum(world.rank + 1)).tolist(), 2)
+        [[3.0, 3.0], [3.0, 3.0]]
+        """
+        if not isinstance(factor, Number):
+            raise UsageError(f"the factor of premul_sum must be a number, not {factor!r}")
+        return replace(_PREMUL_SUM, factor=factor)
 
     def check(self, dtype: DType) -> None:
         """Raise `UsageError` if the operation is not defined for `dtype`."""
         if dtype.kind not in self.kinds:
-            raise UsageError(
-                f"op {self.name!r} is not defined for {dtype.name}: it takes {', '.join(sorted(self.kinds))}"
-            )
+            kinds = f"op {self.name!r} is not defined for {dtype.name}: it takes {', '.join(sorted(self.kinds))}"
+            advice = next((advice for kind, ops, advice in _ADVICE if dtype.kind in kind and self.name in ops), None)
+            raise UsageError(f"{kinds}; {advice}" if advice else kinds)
 
 
-_ORDERED = frozenset({"integer", "float"})
+_REAL = frozenset({"integer", "float", "float8"})
+_ARITHMETIC = _REAL | {"complex"}
+_ORDERED = _REAL | {"bool"}
+_BITS = frozenset({"integer", "bool"})
+_LOGICAL = _ARITHMETIC | {"bool"}
+_PAIRS = frozenset({"complex"})
+
+_PREMUL_SUM = Op("premul_sum", Combine.SUM, Lower.IDENTITY, _ARITHMETIC)
 
 OPERATIONS: dict[str, Op] = {
-    "sum": Op("sum", Combine.SUM, Lower.IDENTITY, _ORDERED),
-    "prod": Op("prod", Combine.PROD, Lower.IDENTITY, _ORDERED),
+    "sum": Op("sum", Combine.SUM, Lower.IDENTITY, _ARITHMETIC),
+    "prod": Op("prod", Combine.PROD, Lower.IDENTITY, _ARITHMETIC),
     "min": Op("min", Combine.MIN, Lower.IDENTITY, _ORDERED),
     "max": Op("max", Combine.MAX, Lower.IDENTITY, _ORDERED),
-    "avg": Op("avg", Combine.SUM, Lower.DIVIDE_BY_SIZE, _ORDERED),
+    "avg": Op("avg", Combine.SUM, Lower.DIVIDE_BY_SIZE, _ARITHMETIC),
+    "band": Op("band", Combine.BAND, Lower.IDENTITY, _BITS),
+    "bor": Op("bor", Combine.BOR, Lower.IDENTITY, _BITS),
+    "bxor": Op("bxor", Combine.BXOR, Lower.IDENTITY, _BITS),
+    "land": Op("land", Combine.LAND, Lower.TRUTH, _LOGICAL),
+    "lor": Op("lor", Combine.LOR, Lower.TRUTH, _LOGICAL),
+    "lxor": Op("lxor", Combine.LXOR, Lower.TRUTH, _LOGICAL),
+    "minloc": Op("minloc", Combine.MINLOC, Lower.IDENTITY, _PAIRS),
+    "maxloc": Op("maxloc", Combine.MAXLOC, Lower.IDENTITY, _PAIRS),
 }
+
+# Kinds of dtype, operations, and what to do instead of using one on the other.
+_ADVICE: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
+    (
+        frozenset({"bool"}),
+        frozenset({"sum", "prod", "avg", "premul_sum"}),
+        "count with astype('int64'), or use lor, land or lxor",
+    ),
+    (
+        frozenset({"complex"}),
+        frozenset({"min", "max"}),
+        "complex numbers have no order: reduce their absolute values, or the real and the imaginary parts",
+    ),
+    (
+        frozenset({"float", "float8", "complex"}),
+        frozenset({"band", "bor", "bxor"}),
+        "reduce a view of unsigned integers, or use land, lor or lxor",
+    ),
+    (
+        _LOGICAL,
+        frozenset({"minloc", "maxloc"}),
+        "pass values + 1j * indices, or a view of pairs (value, index) of floats as complex numbers",
+    ),
+)
 
 
 def operation(name: str | Op) -> Op:
@@ -78,5 +150,5 @@ def operation(name: str | Op) -> Op:
         return name
     found = OPERATIONS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}; got {name!r}")
+        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, or Op.premul_sum(factor); got {name!r}")
     return found

@@ -13,8 +13,6 @@ using namespace unisono::testing;
 
 namespace {
 
-constexpr Combine combines[] = {Combine::sum, Combine::prod, Combine::min, Combine::max};
-
 // The arrays end where their allocations end, so that the address sanitizer sees a kernel that goes too far.
 struct Operands {
   std::vector<std::vector<std::byte>> memory;
@@ -34,8 +32,8 @@ template <class Body>
 void for_each_kernel(Body&& body) {
   for (std::size_t code = 0; code < dtype_count; ++code) {
     const auto dtype = static_cast<DType>(code);
-    for (const Combine combine : combines)
-      if (const ReduceFunction kernel = reduce_function(dtype, combine))
+    for (std::size_t combine = 0; combine < combine_count; ++combine)
+      if (const ReduceFunction kernel = reduce_function(dtype, static_cast<Combine>(combine)))
         body(kernel, dtype, dtype_table[code].itemsize);
   }
 }
@@ -49,7 +47,7 @@ void kernels_stay_within_their_arrays() {
         for (const std::size_t sources_count : {1, 2, 3, 5}) {
           const Operands operands(sources_count, count * itemsize, misalignment, dice);
           std::vector<std::byte> dst(count * itemsize);
-          kernel(dst.data(), operands.sources.data(), sources_count, count, 1 + dice.below(5));
+          kernel(dst.data(), operands.sources.data(), sources_count, count, dice.below(6));
         }
       }
     }
@@ -133,12 +131,38 @@ void halves_are_summed_in_float32_and_rounded_once() {
   }
 }
 
-void types_without_arithmetic_have_no_kernel() {
-  for (const Combine combine : combines) {
-    CHECK(reduce_function(DType::boolean, combine) == nullptr);
-    CHECK(reduce_function(DType::complex64, combine) == nullptr);
-    CHECK(reduce_function(static_cast<DType>(255), combine) == nullptr);
+void complex_numbers_are_added_and_multiplied_by_parts() {
+  const float a[] = {1, 2, 3, -4}, b[] = {5, 6, -7, 8};
+  const std::byte* sources[] = {reinterpret_cast<const std::byte*>(a), reinterpret_cast<const std::byte*>(b)};
+  const auto reduced = [&](Combine combine, std::uint64_t divisor) {
+    std::vector<float> result(4);
+    reduce_function(DType::complex64, combine)(reinterpret_cast<std::byte*>(result.data()), sources, 2, 2, divisor);
+    return result;
+  };
+  CHECK((reduced(Combine::sum, 1) == std::vector<float>{6, 8, -4, 4}));
+  CHECK((reduced(Combine::sum, 2) == std::vector<float>{3, 4, -2, 2}));
+  CHECK((reduced(Combine::prod, 1) == std::vector<float>{-7, 16, 11, 52}));
+  CHECK((reduced(Combine::maxloc, 1) == std::vector<float>{5, 6, 3, -4}));
+}
+
+void logical_operations_make_0_or_1_of_a_single_source() {
+  const std::int16_t values[] = {0, -3, 256};
+  const std::byte* source = reinterpret_cast<const std::byte*>(values);
+  for (const Combine combine : {Combine::land, Combine::lor, Combine::lxor}) {
+    std::int16_t result[3];
+    reduce_function(DType::int16, combine)(reinterpret_cast<std::byte*>(result), &source, 1, 3, 0);
+    CHECK(result[0] == 0 && result[1] == 1 && result[2] == 1);
   }
+}
+
+void operations_that_are_not_defined_have_no_kernel() {
+  for (const Combine combine : {Combine::sum, Combine::prod, Combine::minloc})
+    CHECK(reduce_function(DType::boolean, combine) == nullptr);
+  for (const Combine combine : {Combine::min, Combine::max, Combine::bxor})
+    CHECK(reduce_function(DType::complex64, combine) == nullptr);
+  CHECK(reduce_function(DType::float32, Combine::band) == nullptr);
+  CHECK(reduce_function(static_cast<DType>(255), Combine::sum) == nullptr);
+  CHECK(reduce_function(DType::float32, static_cast<Combine>(255)) == nullptr);
 }
 
 }  // namespace
@@ -149,6 +173,8 @@ int main() {
       {"a destination may be any of the sources", a_destination_may_be_any_of_the_sources},
       {"integers wrap and their division truncates", integers_wrap_and_their_division_truncates},
       {"halves are summed in float32 and rounded once", halves_are_summed_in_float32_and_rounded_once},
-      {"types without arithmetic have no kernel", types_without_arithmetic_have_no_kernel},
+      {"complex numbers are added and multiplied by parts", complex_numbers_are_added_and_multiplied_by_parts},
+      {"logical operations make 0 or 1 of a single source", logical_operations_make_0_or_1_of_a_single_source},
+      {"operations that are not defined have no kernel", operations_that_are_not_defined_have_no_kernel},
   });
 }

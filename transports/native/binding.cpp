@@ -96,9 +96,9 @@ Blocks blocks_of(const Partition& partition, std::int64_t elements,
 CompiledCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_elements, std::int64_t output_elements,
                        const std::vector<std::vector<std::int64_t>>& counts, int dtype, int combine,
                        std::int64_t segments, std::uint64_t divisor, std::uint64_t digest, std::string description) {
-  if (segments < 1 || divisor < 1 || input_elements < 0 || output_elements < 0)
-    throw std::invalid_argument("segments and divisor must be positive, and element counts not negative");
-  if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 || combine > 3)
+  if (segments < 1 || input_elements < 0 || output_elements < 0)
+    throw std::invalid_argument("segments must be positive, and element counts not negative");
+  if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 || combine >= static_cast<int>(combine_count))
     throw std::invalid_argument("there is no such element type or operation");
   AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), input_elements, counts),
                    blocks_of(plan->partition(BufferKind::output), output_elements, counts), Blocks()};

@@ -28,7 +28,9 @@ enum class DType : std::uint8_t {
   complex128,
 };
 
-enum class Combine : std::uint8_t { sum, prod, min, max };
+enum class Combine : std::uint8_t { sum, prod, min, max, band, bor, bxor, land, lor, lxor, minloc, maxloc };
+
+inline constexpr std::size_t combine_count = 12;
 
 struct DTypeInfo {
   std::string_view name;

@@ -9,10 +9,12 @@
 
 namespace unisono {
 
-// dst[i] = (sources[0][i] ∘ … ∘ sources[sources_count - 1][i]) / divisor for i < count.
+// dst[i] = sources[0][i] ∘ … ∘ sources[sources_count - 1][i] for i < count, of a sum divided by a divisor of at
+// least 2.
 //
-// 16-bit floats are computed in float32 and rounded once; integers wrap, and their division truncates towards zero.
-// Pointers need no alignment. dst may be the same as a source, and must not overlap one otherwise.
+// Floats of 8 and 16 bits are computed in float32 and rounded once; integers wrap, and their division truncates towards
+// zero; a logical operation makes 0 or 1 of a single source, too. Pointers need no alignment. dst may be the same as a
+// source, and must not overlap one otherwise.
 using ReduceFunction = void (*)(std::byte* dst, const std::byte* const* sources, std::size_t sources_count,
                                 std::size_t count, std::uint64_t divisor);
 

@@ -51,8 +51,8 @@ struct Action {
   Opcode opcode;
   bool received_first;
   std::int32_t peer;
-  std::uint64_t divisor;  // of what is lowered, else 1
-  std::uint64_t nbytes;   // of each operand
+  std::uint64_t divisor;  // of results: of sums, or 0 if the kernel must see single states, too; of states 1
+  std::uint64_t nbytes;  // of each operand
   std::size_t first_piece;
   std::size_t pieces;
   std::size_t first_place;
