@@ -9,14 +9,15 @@ module that registers them in the entry point group `unisono.algorithms`, when a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
 from unisono.algorithms.algorithm import Algorithm, suggestion
 from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
-from unisono.errors import NoAlgorithmError
+from unisono.entry_points import entry_points
+from unisono.errors import NoAlgorithmError, UsageError
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
@@ -75,3 +76,21 @@ def find(collective: str, name: str) -> Algorithm:
         known = f"{', '.join(of_collective)}{suggestion(name, of_collective)}"
         raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {known}")
     return of_collective[name]
+
+
+def check_known(name: str) -> None:
+    """Check that some collective has an algorithm that is called `name`.
+
+    Raises:
+        UsageError: none has; the message names the nearest algorithms, and the collectives that have them.
+    """
+    collectives = defaultdict[str, list[str]](list)
+    for collective in ALGORITHMS:
+        for each in algorithms_of(collective):
+            collectives[each].append(collective)
+    if name not in collectives:
+        from difflib import get_close_matches
+
+        near = [f"{each!r} (of {', '.join(collectives[each])})" for each in get_close_matches(name, collectives)]
+        meant = f"; did you mean {' or '.join(near)}?" if near else f": there are {', '.join(collectives)}"
+        raise UsageError(f"no collective has an algorithm {name!r}{meant}")
