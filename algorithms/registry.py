@@ -10,7 +10,8 @@ module that registers them in the entry point group `unisono.algorithms`, when a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from unisono.algorithms.algorithm import Algorithm, suggestion
 from unisono.algorithms.composed import COMPOSED
@@ -18,6 +19,9 @@ from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, G
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
 from unisono.entry_points import entry_points
 from unisono.errors import NoAlgorithmError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
@@ -44,7 +48,8 @@ def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
     """Return all algorithms of `collective`, by name: those that Unisono comes with, then those that were registered.
 
     Raises:
-        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest.
+        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest. Or
+            installed packages cannot be looked at.
     """
     if collective not in ALGORITHMS:
         known = f"{', '.join(ALGORITHMS)}{suggestion(collective, ALGORITHMS)}"
@@ -58,11 +63,18 @@ def _load_installed() -> None:
     while _groups_to_load:
         group = _groups_to_load.pop()  # First, because the modules that are imported ask for algorithms themselves.
         try:
-            for entry in entry_points(group=group):
+            for entry in _entry_points(group):
                 entry.load()
         except BaseException:
             _groups_to_load.append(group)
             raise
+
+
+def _entry_points(group: str) -> Iterable[EntryPoint]:
+    try:
+        return entry_points(group=group)
+    except OSError as error:
+        raise NoAlgorithmError(f"algorithms of installed packages cannot be looked for: {error.strerror}") from error
 
 
 def find(collective: str, name: str) -> Algorithm:

@@ -18,7 +18,11 @@ _FOLDERS = (".dist-info", "egg-info")
 
 
 def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of `group` in the packages that are installed along `sys.path`."""
+    """Return the entry points of `group` in the packages that are installed along `sys.path`.
+
+    Raises:
+        OSError: files cannot be read now, as there is no descriptor left.
+    """
     if not any(_may_name(group, place) for place in sys.path):
         return ()
     from importlib import metadata
@@ -33,7 +37,7 @@ def _may_name(group: str, place: str) -> bool:
             folders = [entry.path for entry in entries if entry.name.lower().endswith(_FOLDERS)]
     except NotADirectoryError:  # an archive
         return True
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return False
     return any(group.encode() in _content(os.path.join(folder, "entry_points.txt")) for folder in folders)
 
@@ -42,5 +46,5 @@ def _content(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # most packages have none
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # most packages have none
         return b""
