@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +22,33 @@ _PARAMETERS_OF_ALL = ("size", "rank", "root")
 # A builder, `build(size, rank, root=0, **params) -> Plan`: pure and deterministic, for one rank at a time. Each builder
 # takes parameters of its own, which a callable type can only leave open.
 Build: TypeAlias = Callable[..., Plan]
+
+
+class Builder:
+    """A builder of Unisono by its place, imported when it is first needed: a rank needs few of all that there are.
+
+    `inspect.signature` sees the builder itself.
+    """
+
+    def __init__(self, module: str, function: str) -> None:
+        self._module = module
+        self._function = function
+
+    @property
+    def __wrapped__(self) -> Build:
+        try:
+            module = import_module(f"unisono.algorithms.{self._module}")
+        except OSError as error:  # such as the limit of descriptors
+            raise NoAlgorithmError(f"the builder {self!r} cannot be imported: {error.strerror}") from error
+        build: Build = getattr(module, self._function)
+        return build
+
+    def __call__(self, *arguments: Any, **params: Any) -> Plan:
+        """See `Build`."""
+        return self.__wrapped__(*arguments, **params)
+
+    def __repr__(self) -> str:
+        return f"{self._module}.{self._function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +149,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     >>> suggestion("rign", ["direct", "ring"]), suggestion("xyz", ["direct", "ring"])
     ("; did you mean 'ring'?", '')
     """
+    from difflib import get_close_matches  # only who has made a mistake waits for it
+
     near = get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,20 +12,10 @@ from __future__ import annotations
 
 from math import prod
 
-from unisono.algorithms.algorithm import Algorithm, Cost
-from unisono.algorithms.hierarchical import (
-    allgather_hierarchical,
-    allreduce_full_lane,
-    allreduce_hierarchical,
-    barrier_hierarchical,
-    broadcast_hierarchical,
-    reduce_hierarchical,
-    reduce_scatter_hierarchical,
-)
+from unisono.algorithms.algorithm import Algorithm, Builder, Cost
 from unisono.algorithms.hosts import Levels, needs_equal, needs_runs, two_levels_of
+from unisono.algorithms.phases import Composition, PhaseKind
 from unisono.algorithms.references import LUO, MULTI_LANE, SCAN_OF_MPI, TRAEFF_ROUGIER
-from unisono.algorithms.teams import Composition, PhaseKind
-from unisono.algorithms.two_level import alltoall_two_level, exscan_two_level, scan_two_level
 
 
 def _left_inside(levels: Levels, level: int, size: int) -> float:
@@ -62,7 +52,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="allreduce",
             name="hierarchical",
-            build=allreduce_hierarchical,
+            build=Builder("hierarchical", "allreduce_hierarchical"),
             reference=LUO,
             order="fixed",
             is_cost_exact=False,
@@ -80,7 +70,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "full_lane": Composition(
             collective="allreduce",
             name="full_lane",
-            build=allreduce_full_lane,
+            build=Builder("hierarchical", "allreduce_full_lane"),
             reference=MULTI_LANE,
             order="fixed",
             is_cost_exact=False,
@@ -114,7 +104,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="reduce",
             name="hierarchical",
-            build=reduce_hierarchical,
+            build=Builder("hierarchical", "reduce_hierarchical"),
             reference=LUO,
             order="fixed",
             is_cost_exact=False,
@@ -130,7 +120,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="reduce_scatter",
             name="hierarchical",
-            build=reduce_scatter_hierarchical,
+            build=Builder("hierarchical", "reduce_scatter_hierarchical"),
             reference=LUO,
             order="fixed",
             varying=True,
@@ -159,7 +149,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="broadcast",
             name="hierarchical",
-            build=broadcast_hierarchical,
+            build=Builder("hierarchical", "broadcast_hierarchical"),
             reference=LUO,
             commutative_only=False,
             is_cost_exact=False,
@@ -175,7 +165,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="allgather",
             name="hierarchical",
-            build=allgather_hierarchical,
+            build=Builder("hierarchical", "allgather_hierarchical"),
             reference=LUO,
             commutative_only=False,
             varying=True,
@@ -204,7 +194,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "hierarchical": Composition(
             collective="barrier",
             name="hierarchical",
-            build=barrier_hierarchical,
+            build=Builder("hierarchical", "barrier_hierarchical"),
             reference=LUO,
             commutative_only=False,
             segmentable=False,
@@ -219,7 +209,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "two_level": Composition(
             collective="alltoall",
             name="two_level",
-            build=alltoall_two_level,
+            build=Builder("two_level", "alltoall_two_level"),
             reference=TRAEFF_ROUGIER,
             commutative_only=False,
             in_place=False,
@@ -236,7 +226,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "two_level": Composition(
             collective="scan",
             name="two_level",
-            build=scan_two_level,
+            build=Builder("two_level", "scan_two_level"),
             reference=SCAN_OF_MPI,
             commutative_only=False,
             order="fixed",
@@ -255,7 +245,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
         "two_level": Composition(
             collective="exscan",
             name="two_level",
-            build=exscan_two_level,
+            build=Builder("two_level", "exscan_two_level"),
             reference=SCAN_OF_MPI,
             commutative_only=False,
             order="fixed",

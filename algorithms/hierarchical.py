@@ -20,8 +20,9 @@ from typing import NamedTuple
 from unisono.algorithms.checks import check_ranks, check_supported
 from unisono.algorithms.composition import Stage, Window, run_of_blocks, runs_between
 from unisono.algorithms.hosts import Groups, Hosts, Levels, end_of, in_lanes, led_by, levels_of, needs_runs
+from unisono.algorithms.phases import Names
 from unisono.algorithms.plan import Buffer, Partition, Plan, even, shares
-from unisono.algorithms.teams import Method, Names, Part, Team, composed, inner_methods, method
+from unisono.algorithms.teams import Method, Part, Team, composed, inner_methods, method
 from unisono.algorithms.tree import at_root
 
 

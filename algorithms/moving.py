@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from unisono.algorithms import costs
-from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.bruck import allgather_bruck, alltoall_bruck
-from unisono.algorithms.chain import broadcast_chain
+from unisono.algorithms.algorithm import Algorithm, Builder
 from unisono.algorithms.checks import needs_even, needs_power_of_two
-from unisono.algorithms.circulant import allgather_circulant
-from unisono.algorithms.direct import allgather_direct
-from unisono.algorithms.dissemination import barrier_dissemination
-from unisono.algorithms.double_tree import broadcast_double_binary_tree
-from unisono.algorithms.doubling import allgather_recursive_doubling
-from unisono.algorithms.gather_scatter import gather_binomial, gather_linear, scatter_binomial, scatter_linear
-from unisono.algorithms.mapped import allgather_read, barrier_flags, broadcast_read
-from unisono.algorithms.neighbour_exchange import allgather_neighbour_exchange
-from unisono.algorithms.pairwise import alltoall_direct, alltoall_pairwise
 from unisono.algorithms.references import (
     BRUCK,
     CHAN,
@@ -30,15 +19,12 @@ from unisono.algorithms.references import (
     TRAEFF,
     WILKINS,
 )
-from unisono.algorithms.ring import allgather_ring
-from unisono.algorithms.scatter_allgather import broadcast_scatter_doubling, broadcast_scatter_ring
-from unisono.algorithms.tree import barrier_tree, broadcast_binary, broadcast_binomial, broadcast_knomial
 
 BROADCAST: dict[str, Algorithm] = {
     "binomial": Algorithm(
         collective="broadcast",
         name="binomial",
-        build=broadcast_binomial,
+        build=Builder("tree", "broadcast_binomial"),
         cost=costs.broadcast_binomial,
         reference=CHAN,
         commutative_only=False,
@@ -46,7 +32,7 @@ BROADCAST: dict[str, Algorithm] = {
     "knomial": Algorithm(
         collective="broadcast",
         name="knomial",
-        build=broadcast_knomial,
+        build=Builder("tree", "broadcast_knomial"),
         cost=costs.broadcast_knomial,
         reference=WILKINS,
         commutative_only=False,
@@ -54,7 +40,7 @@ BROADCAST: dict[str, Algorithm] = {
     "chain": Algorithm(
         collective="broadcast",
         name="chain",
-        build=broadcast_chain,
+        build=Builder("chain", "broadcast_chain"),
         cost=costs.broadcast_chain,
         reference=PJESIVAC,
         commutative_only=False,
@@ -62,7 +48,7 @@ BROADCAST: dict[str, Algorithm] = {
     "binary": Algorithm(
         collective="broadcast",
         name="binary",
-        build=broadcast_binary,
+        build=Builder("tree", "broadcast_binary"),
         cost=costs.broadcast_binary,
         reference=PJESIVAC,
         commutative_only=False,
@@ -70,7 +56,7 @@ BROADCAST: dict[str, Algorithm] = {
     "double_binary_tree": Algorithm(
         collective="broadcast",
         name="double_binary_tree",
-        build=broadcast_double_binary_tree,
+        build=Builder("double_tree", "broadcast_double_binary_tree"),
         cost=costs.broadcast_double_binary_tree,
         reference=SANDERS,
         commutative_only=False,
@@ -78,7 +64,7 @@ BROADCAST: dict[str, Algorithm] = {
     "scatter_ring": Algorithm(
         collective="broadcast",
         name="scatter_ring",
-        build=broadcast_scatter_ring,
+        build=Builder("scatter_allgather", "broadcast_scatter_ring"),
         cost=costs.broadcast_scatter_ring,
         reference=THAKUR,
         commutative_only=False,
@@ -86,7 +72,7 @@ BROADCAST: dict[str, Algorithm] = {
     "scatter_doubling": Algorithm(
         collective="broadcast",
         name="scatter_doubling",
-        build=broadcast_scatter_doubling,
+        build=Builder("scatter_allgather", "broadcast_scatter_doubling"),
         cost=costs.broadcast_scatter_doubling,
         reference=THAKUR,
         commutative_only=False,
@@ -95,7 +81,7 @@ BROADCAST: dict[str, Algorithm] = {
     "read": Algorithm(
         collective="broadcast",
         name="read",
-        build=broadcast_read,
+        build=Builder("mapped", "broadcast_read"),
         cost=costs.broadcast_read,
         reference=f"{GRAHAM} (its broadcast, out of the memory of the root itself)",
         commutative_only=False,
@@ -109,7 +95,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "ring": Algorithm(
         collective="allgather",
         name="ring",
-        build=allgather_ring,
+        build=Builder("ring", "allgather_ring"),
         cost=costs.shares_around,
         reference=CHAN,
         commutative_only=False,
@@ -118,7 +104,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "recursive_doubling": Algorithm(
         collective="allgather",
         name="recursive_doubling",
-        build=allgather_recursive_doubling,
+        build=Builder("doubling", "allgather_recursive_doubling"),
         cost=costs.allgather_logarithmic,
         reference=THAKUR,
         commutative_only=False,
@@ -128,7 +114,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "bruck": Algorithm(
         collective="allgather",
         name="bruck",
-        build=allgather_bruck,
+        build=Builder("bruck", "allgather_bruck"),
         cost=costs.allgather_logarithmic,
         reference=BRUCK,
         commutative_only=False,
@@ -137,7 +123,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "neighbour_exchange": Algorithm(
         collective="allgather",
         name="neighbour_exchange",
-        build=allgather_neighbour_exchange,
+        build=Builder("neighbour_exchange", "allgather_neighbour_exchange"),
         cost=costs.allgather_neighbour_exchange,
         reference=CHEN,
         commutative_only=False,
@@ -147,7 +133,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "direct": Algorithm(
         collective="allgather",
         name="direct",
-        build=allgather_direct,
+        build=Builder("direct", "allgather_direct"),
         cost=costs.shares_in_windows,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
@@ -157,7 +143,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "circulant": Algorithm(
         collective="allgather",
         name="circulant",
-        build=allgather_circulant,
+        build=Builder("circulant", "allgather_circulant"),
         cost=costs.allgather_logarithmic,
         reference=TRAEFF,
         commutative_only=False,
@@ -166,7 +152,7 @@ ALLGATHER: dict[str, Algorithm] = {
     "read": Algorithm(
         collective="allgather",
         name="read",
-        build=allgather_read,
+        build=Builder("mapped", "allgather_read"),
         cost=costs.allgather_read,
         reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm)",
         commutative_only=False,
@@ -181,7 +167,7 @@ GATHER: dict[str, Algorithm] = {
     "linear": Algorithm(
         collective="gather",
         name="linear",
-        build=gather_linear,
+        build=Builder("gather_scatter", "gather_linear"),
         cost=costs.gather_linear,
         reference=PJESIVAC,
         commutative_only=False,
@@ -191,7 +177,7 @@ GATHER: dict[str, Algorithm] = {
     "binomial": Algorithm(
         collective="gather",
         name="binomial",
-        build=gather_binomial,
+        build=Builder("gather_scatter", "gather_binomial"),
         cost=costs.gather_binomial,
         reference=CHAN,
         commutative_only=False,
@@ -203,7 +189,7 @@ SCATTER: dict[str, Algorithm] = {
     "linear": Algorithm(
         collective="scatter",
         name="linear",
-        build=scatter_linear,
+        build=Builder("gather_scatter", "scatter_linear"),
         cost=costs.shares_in_windows,
         reference=PJESIVAC,
         commutative_only=False,
@@ -213,7 +199,7 @@ SCATTER: dict[str, Algorithm] = {
     "binomial": Algorithm(
         collective="scatter",
         name="binomial",
-        build=scatter_binomial,
+        build=Builder("gather_scatter", "scatter_binomial"),
         cost=costs.scatter_binomial,
         reference=CHAN,
         commutative_only=False,
@@ -225,7 +211,7 @@ ALLTOALL: dict[str, Algorithm] = {
     "pairwise": Algorithm(
         collective="alltoall",
         name="pairwise",
-        build=alltoall_pairwise,
+        build=Builder("pairwise", "alltoall_pairwise"),
         cost=costs.shares_around,
         reference=THAKUR,
         commutative_only=False,
@@ -236,7 +222,7 @@ ALLTOALL: dict[str, Algorithm] = {
     "direct": Algorithm(
         collective="alltoall",
         name="direct",
-        build=alltoall_direct,
+        build=Builder("pairwise", "alltoall_direct"),
         cost=costs.shares_in_windows,
         reference=THAKUR,
         commutative_only=False,
@@ -247,7 +233,7 @@ ALLTOALL: dict[str, Algorithm] = {
     "bruck": Algorithm(
         collective="alltoall",
         name="bruck",
-        build=alltoall_bruck,
+        build=Builder("bruck", "alltoall_bruck"),
         cost=costs.alltoall_bruck,
         reference=BRUCK,
         commutative_only=False,
@@ -259,7 +245,7 @@ BARRIER: dict[str, Algorithm] = {
     "dissemination": Algorithm(
         collective="barrier",
         name="dissemination",
-        build=barrier_dissemination,
+        build=Builder("dissemination", "barrier_dissemination"),
         cost=costs.barrier_dissemination,
         reference=HENSGEN,
         commutative_only=False,
@@ -268,7 +254,7 @@ BARRIER: dict[str, Algorithm] = {
     "tree": Algorithm(
         collective="barrier",
         name="tree",
-        build=barrier_tree,
+        build=Builder("tree", "barrier_tree"),
         cost=costs.barrier_tree,
         reference=MELLOR_CRUMMEY,
         commutative_only=False,
@@ -277,7 +263,7 @@ BARRIER: dict[str, Algorithm] = {
     "flags": Algorithm(
         collective="barrier",
         name="flags",
-        build=barrier_flags,
+        build=Builder("mapped", "barrier_flags"),
         cost=costs.barrier_flags,
         reference=f"{GRAHAM} (its fan-in and fan-out, by all ranks at once)",
         commutative_only=False,

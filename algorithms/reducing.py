@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 from unisono.algorithms import costs
-from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.balanced_tree import allreduce_balanced_tree
-from unisono.algorithms.chain import allreduce_chain, reduce_chain
-from unisono.algorithms.circulant import allreduce_circulant, reduce_scatter_circulant
-from unisono.algorithms.direct import allreduce_direct, reduce_scatter_direct
-from unisono.algorithms.double_tree import allreduce_double_binary_tree, reduce_double_binary_tree
-from unisono.algorithms.doubling import allreduce_recursive_doubling
-from unisono.algorithms.in_order_tree import allreduce_reduce_broadcast, reduce_binary
-from unisono.algorithms.mapped import allreduce_one_shot, allreduce_two_shot
-from unisono.algorithms.multiplying import allreduce_recursive_multiplying
-from unisono.algorithms.pairwise import reduce_scatter_pairwise
-from unisono.algorithms.rabenseifner import (
-    allreduce_rabenseifner,
-    reduce_rabenseifner,
-    reduce_scatter_recursive_halving,
-)
+from unisono.algorithms.algorithm import Algorithm, Builder
 from unisono.algorithms.references import (
     ARTEAGA,
     CHAN,
@@ -35,20 +20,12 @@ from unisono.algorithms.references import (
     TRAEFF,
     WILKINS,
 )
-from unisono.algorithms.ring import (
-    allreduce_bidirectional_ring,
-    allreduce_multi_lane_ring,
-    allreduce_ring,
-    reduce_scatter_ring,
-)
-from unisono.algorithms.scan import exscan_linear, exscan_recursive_doubling, scan_linear, scan_recursive_doubling
-from unisono.algorithms.tree import reduce_binomial, reduce_knomial
 
 ALLREDUCE: dict[str, Algorithm] = {
     "direct": Algorithm(
         collective="allreduce",
         name="direct",
-        build=allreduce_direct,
+        build=Builder("direct", "allreduce_direct"),
         cost=costs.allreduce_direct,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
@@ -57,7 +34,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "ring": Algorithm(
         collective="allreduce",
         name="ring",
-        build=allreduce_ring,
+        build=Builder("ring", "allreduce_ring"),
         cost=costs.allreduce_ring,
         reference=CHAN,
         order="fixed",
@@ -65,7 +42,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "recursive_doubling": Algorithm(
         collective="allreduce",
         name="recursive_doubling",
-        build=allreduce_recursive_doubling,
+        build=Builder("doubling", "allreduce_recursive_doubling"),
         cost=costs.allreduce_recursive_doubling,
         reference=THAKUR,
         commutative_only=False,
@@ -74,7 +51,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "bidirectional_ring": Algorithm(
         collective="allreduce",
         name="bidirectional_ring",
-        build=allreduce_bidirectional_ring,
+        build=Builder("ring", "allreduce_bidirectional_ring"),
         cost=costs.allreduce_ring,
         reference=JAIN,
         order="fixed",
@@ -82,7 +59,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "multi_lane_ring": Algorithm(
         collective="allreduce",
         name="multi_lane_ring",
-        build=allreduce_multi_lane_ring,
+        build=Builder("ring", "allreduce_multi_lane_ring"),
         cost=costs.allreduce_ring,
         reference=MULTI_LANE,
         order="fixed",
@@ -90,7 +67,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "recursive_multiplying": Algorithm(
         collective="allreduce",
         name="recursive_multiplying",
-        build=allreduce_recursive_multiplying,
+        build=Builder("multiplying", "allreduce_recursive_multiplying"),
         cost=costs.allreduce_recursive_multiplying,
         reference=RUEFENACHT,
         commutative_only=False,
@@ -99,7 +76,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "rabenseifner": Algorithm(
         collective="allreduce",
         name="rabenseifner",
-        build=allreduce_rabenseifner,
+        build=Builder("rabenseifner", "allreduce_rabenseifner"),
         cost=costs.allreduce_rabenseifner,
         reference=RABENSEIFNER,
         commutative_only=False,
@@ -108,7 +85,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "circulant": Algorithm(
         collective="allreduce",
         name="circulant",
-        build=allreduce_circulant,
+        build=Builder("circulant", "allreduce_circulant"),
         cost=costs.allreduce_circulant,
         reference=TRAEFF,
         order="fixed",
@@ -116,7 +93,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "reduce_broadcast": Algorithm(
         collective="allreduce",
         name="reduce_broadcast",
-        build=allreduce_reduce_broadcast,
+        build=Builder("in_order_tree", "allreduce_reduce_broadcast"),
         cost=costs.allreduce_reduce_broadcast,
         reference=f"{PJESIVAC} (its in-order binary reduce, and the broadcast down the same tree)",
         commutative_only=False,
@@ -125,7 +102,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "chain": Algorithm(
         collective="allreduce",
         name="chain",
-        build=allreduce_chain,
+        build=Builder("chain", "allreduce_chain"),
         cost=costs.allreduce_chain,
         reference=f"{PJESIVAC} (its pipelined reduce, and the broadcast back)",
         commutative_only=False,
@@ -134,7 +111,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "double_binary_tree": Algorithm(
         collective="allreduce",
         name="double_binary_tree",
-        build=allreduce_double_binary_tree,
+        build=Builder("double_tree", "allreduce_double_binary_tree"),
         cost=costs.allreduce_double_binary_tree,
         reference=SANDERS,
         order="fixed",
@@ -142,7 +119,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "balanced_tree": Algorithm(
         collective="allreduce",
         name="balanced_tree",
-        build=allreduce_balanced_tree,
+        build=Builder("balanced_tree", "allreduce_balanced_tree"),
         cost=costs.allreduce_balanced_tree,
         reference=f"{CHAN} (the two exchanges); {ARTEAGA} (the order)",
         commutative_only=False,
@@ -153,7 +130,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "one_shot": Algorithm(
         collective="allreduce",
         name="one_shot",
-        build=allreduce_one_shot,
+        build=Builder("mapped", "allreduce_one_shot"),
         cost=costs.allreduce_one_shot,
         reference=f"{SHAH} (its one-phase all-pairs algorithm)",
         commutative_only=False,
@@ -165,7 +142,7 @@ ALLREDUCE: dict[str, Algorithm] = {
     "two_shot": Algorithm(
         collective="allreduce",
         name="two_shot",
-        build=allreduce_two_shot,
+        build=Builder("mapped", "allreduce_two_shot"),
         cost=costs.allreduce_two_shot,
         reference=f"{SHAH} (its two-phase all-pairs algorithm)",
         commutative_only=False,
@@ -180,7 +157,7 @@ REDUCE: dict[str, Algorithm] = {
     "binomial": Algorithm(
         collective="reduce",
         name="binomial",
-        build=reduce_binomial,
+        build=Builder("tree", "reduce_binomial"),
         cost=costs.reduce_binomial,
         reference=THAKUR,
         commutative_only=False,
@@ -189,7 +166,7 @@ REDUCE: dict[str, Algorithm] = {
     "knomial": Algorithm(
         collective="reduce",
         name="knomial",
-        build=reduce_knomial,
+        build=Builder("tree", "reduce_knomial"),
         cost=costs.reduce_knomial,
         reference=WILKINS,
         commutative_only=False,
@@ -198,7 +175,7 @@ REDUCE: dict[str, Algorithm] = {
     "chain": Algorithm(
         collective="reduce",
         name="chain",
-        build=reduce_chain,
+        build=Builder("chain", "reduce_chain"),
         cost=costs.reduce_chain,
         reference=PJESIVAC,
         order="fixed",
@@ -206,7 +183,7 @@ REDUCE: dict[str, Algorithm] = {
     "binary": Algorithm(
         collective="reduce",
         name="binary",
-        build=reduce_binary,
+        build=Builder("in_order_tree", "reduce_binary"),
         cost=costs.reduce_binary,
         reference=PJESIVAC,
         commutative_only=False,
@@ -215,7 +192,7 @@ REDUCE: dict[str, Algorithm] = {
     "rabenseifner": Algorithm(
         collective="reduce",
         name="rabenseifner",
-        build=reduce_rabenseifner,
+        build=Builder("rabenseifner", "reduce_rabenseifner"),
         cost=costs.reduce_rabenseifner,
         reference=RABENSEIFNER,
         commutative_only=False,
@@ -224,7 +201,7 @@ REDUCE: dict[str, Algorithm] = {
     "double_binary_tree": Algorithm(
         collective="reduce",
         name="double_binary_tree",
-        build=reduce_double_binary_tree,
+        build=Builder("double_tree", "reduce_double_binary_tree"),
         cost=costs.reduce_double_binary_tree,
         reference=SANDERS,
         order="fixed",
@@ -235,7 +212,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     "recursive_halving": Algorithm(
         collective="reduce_scatter",
         name="recursive_halving",
-        build=reduce_scatter_recursive_halving,
+        build=Builder("rabenseifner", "reduce_scatter_recursive_halving"),
         cost=costs.reduce_scatter_recursive_halving,
         reference=THAKUR,
         order="fixed",
@@ -244,7 +221,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     "ring": Algorithm(
         collective="reduce_scatter",
         name="ring",
-        build=reduce_scatter_ring,
+        build=Builder("ring", "reduce_scatter_ring"),
         cost=costs.reduce_scatter_around,
         reference=CHAN,
         order="fixed",
@@ -253,7 +230,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     "pairwise": Algorithm(
         collective="reduce_scatter",
         name="pairwise",
-        build=reduce_scatter_pairwise,
+        build=Builder("pairwise", "reduce_scatter_pairwise"),
         cost=costs.reduce_scatter_around,
         reference=THAKUR,
         order="fixed",
@@ -262,7 +239,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     "circulant": Algorithm(
         collective="reduce_scatter",
         name="circulant",
-        build=reduce_scatter_circulant,
+        build=Builder("circulant", "reduce_scatter_circulant"),
         cost=costs.reduce_scatter_circulant,
         reference=TRAEFF,
         order="fixed",
@@ -271,7 +248,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     "direct": Algorithm(
         collective="reduce_scatter",
         name="direct",
-        build=reduce_scatter_direct,
+        build=Builder("direct", "reduce_scatter_direct"),
         cost=costs.reduce_scatter_direct,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
@@ -285,7 +262,7 @@ SCAN: dict[str, Algorithm] = {
     "linear": Algorithm(
         collective="scan",
         name="linear",
-        build=scan_linear,
+        build=Builder("scan", "scan_linear"),
         cost=costs.scan_linear,
         reference=SCAN_OF_MPI,
         commutative_only=False,
@@ -294,7 +271,7 @@ SCAN: dict[str, Algorithm] = {
     "recursive_doubling": Algorithm(
         collective="scan",
         name="recursive_doubling",
-        build=scan_recursive_doubling,
+        build=Builder("scan", "scan_recursive_doubling"),
         cost=costs.scan_recursive_doubling,
         reference=HILLIS,
         commutative_only=False,
@@ -306,7 +283,7 @@ EXSCAN: dict[str, Algorithm] = {
     "linear": Algorithm(
         collective="exscan",
         name="linear",
-        build=exscan_linear,
+        build=Builder("scan", "exscan_linear"),
         cost=costs.exscan_linear,
         reference=SCAN_OF_MPI,
         commutative_only=False,
@@ -315,7 +292,7 @@ EXSCAN: dict[str, Algorithm] = {
     "recursive_doubling": Algorithm(
         collective="exscan",
         name="recursive_doubling",
-        build=exscan_recursive_doubling,
+        build=Builder("scan", "exscan_recursive_doubling"),
         cost=costs.exscan_recursive_doubling,
         reference=HILLIS,
         commutative_only=False,

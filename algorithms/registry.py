@@ -9,14 +9,19 @@ module that registers them in the entry point group `unisono.algorithms`, when a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from unisono.algorithms.algorithm import Algorithm, suggestion
 from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
-from unisono.errors import NoAlgorithmError
+from unisono.entry_points import entry_points
+from unisono.errors import NoAlgorithmError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
@@ -43,7 +48,8 @@ def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
     """Return all algorithms of `collective`, by name: those that Unisono comes with, then those that were registered.
 
     Raises:
-        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest.
+        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest. Or
+            installed packages cannot be looked at.
     """
     if collective not in ALGORITHMS:
         known = f"{', '.join(ALGORITHMS)}{suggestion(collective, ALGORITHMS)}"
@@ -57,11 +63,18 @@ def _load_installed() -> None:
     while _groups_to_load:
         group = _groups_to_load.pop()  # First, because the modules that are imported ask for algorithms themselves.
         try:
-            for entry in entry_points(group=group):
+            for entry in _entry_points(group):
                 entry.load()
         except BaseException:
             _groups_to_load.append(group)
             raise
+
+
+def _entry_points(group: str) -> Iterable[EntryPoint]:
+    try:
+        return entry_points(group=group)
+    except OSError as error:
+        raise NoAlgorithmError(f"algorithms of installed packages cannot be looked for: {error.strerror}") from error
 
 
 def find(collective: str, name: str) -> Algorithm:
@@ -75,3 +88,21 @@ def find(collective: str, name: str) -> Algorithm:
         known = f"{', '.join(of_collective)}{suggestion(name, of_collective)}"
         raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {known}")
     return of_collective[name]
+
+
+def check_known(name: str) -> None:
+    """Check that some collective has an algorithm that is called `name`.
+
+    Raises:
+        UsageError: none has; the message names the nearest algorithms, and the collectives that have them.
+    """
+    collectives = defaultdict[str, list[str]](list)
+    for collective in ALGORITHMS:
+        for each in algorithms_of(collective):
+            collectives[each].append(collective)
+    if name not in collectives:
+        from difflib import get_close_matches
+
+        near = [f"{each!r} (of {', '.join(collectives[each])})" for each in get_close_matches(name, collectives)]
+        meant = f"; did you mean {' or '.join(near)}?" if near else f": there are {', '.join(collectives)}"
+        raise UsageError(f"no collective has an algorithm {name!r}{meant}")

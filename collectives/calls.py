@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS
-from unisono.algorithms.registry import algorithms_of, find
+from unisono.algorithms.registry import algorithms_of, check_known, find
 from unisono.collectives.shapes import Layout, counts_of
 from unisono.dtypes import DType
 from unisono.errors import UsageError
@@ -89,11 +89,11 @@ class Calls:
         return found
 
     def question(self, collective: str, nbytes: int, op: Op | None, forced: str | None, varying: bool) -> Question:
-        """Return what the tuner is asked about a call."""
-        # The option forces an algorithm only for collectives that have it; the argument of a call must be right.
-        algorithm = forced or self._options.algorithm
-        if forced is None and algorithm not in algorithms_of(collective):
-            algorithm = "auto"
+        """Return what the tuner is asked about a call.
+
+        Raises:
+            UsageError: no collective has the algorithm of the options.
+        """
         # A transport that was forced carries what is inside hosts, too.
         is_mixed = self._options.transport == "auto" and self._place.link == "tcp"
         return Question(
@@ -102,12 +102,20 @@ class Calls:
             size=self._size,
             link=self._place.link,
             commutative=op is None or op.commutative,
-            algorithm=algorithm,
+            algorithm=forced or self._preferred(collective),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
             hosts=self._place.hosts,
             inside="shm" if is_mixed else self._place.link,
         )
+
+    def _preferred(self, collective: str) -> str:
+        """Return the algorithm of the options, which is only for the collectives that have it, or "auto"."""
+        name = self._options.algorithm
+        if name == "auto" or name in algorithms_of(collective):
+            return name
+        check_known(name)
+        return "auto"
 
     def _make(self, kind: Kind) -> Call:
         layout, dtype = kind.layout, kind.dtype

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
         return _from_unisono(environ)
     if any(name in environ for name in ("RANK", "WORLD_SIZE")):
         return _from_torchrun(environ)
-    return Launch(0, 1, 0, 1, None, secrets.token_bytes(JOB_NBYTES), None, "none")
+    return Launch(0, 1, 0, 1, None, os.urandom(JOB_NBYTES), None, "none")
 
 
 def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
@@ -91,7 +90,7 @@ def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
         RendezvousError: rank 0 did not set the key in time, or the store has failed.
     """
     if rank == 0:
-        store.set("key", secrets.token_bytes(KEY_NBYTES))
+        store.set("key", os.urandom(KEY_NBYTES))
     try:
         key = store.get("key", timeout_s)
     except StoreTimeoutError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import sys
 import time
 import weakref
@@ -124,7 +123,7 @@ def _serve(launch: Launch) -> StoreServer | None:
 def _open(launch: Launch, options: Options) -> tuple[Store | None, bytes]:
     """Return the store, if there is one, and the job's key."""
     if launch.store is None:
-        return None, secrets.token_bytes(KEY_NBYTES)
+        return None, os.urandom(KEY_NBYTES)
     limit_s = options.rendezvous_timeout_s
     store = open_store(launch.store, rank=launch.rank, key=launch.key, job=launch.job, timeout_s=limit_s)
     try:

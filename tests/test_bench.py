@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, pa
 from unisono.cli.main import main
 from unisono.errors import UsageError
 
+PAGE_KIB = resource.getpagesize() // 1024
+STATES = ("a channel open to each", "8 messages of 8 B to each", "1 MiB to each")
 REPOSITORY = Path(__file__).resolve().parent.parent
 NEAR, FAR = Placement("near", 50.0), Placement("far", 210.0)
 
@@ -365,3 +370,11 @@ def test_gloo_is_measured_beside_unisono(tmp_path: Path, monkeypatch: pytest.Mon
     gloo = [row for row in content["rows"] if row["library"] == "gloo"]
     assert all(row["ratios"]["unisono-shm"]["value"] > 0 for row in gloo)
     assert gloo
+
+
+def test_a_peer_with_whom_small_messages_are_exchanged_costs_a_page_at_either_end() -> None:
+    peers = 200
+    told = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
+    linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
+    assert (small - linked) / peers <= 2 * PAGE_KIB + 8  # what is allocated for messages is a few KiB more
+    assert (large - small) / peers > 1000

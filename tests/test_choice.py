@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.encode import encode
+from unisono.algorithms.phases import Composition
 from unisono.algorithms.registry import ALGORITHMS
-from unisono.algorithms.teams import Composition
 from unisono.algorithms.verify import verify_algorithm
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.choice import Candidate, Choice, Explanation, Question, choose, explain

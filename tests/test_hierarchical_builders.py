@@ -17,10 +17,10 @@ from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.encode import encode
 from unisono.algorithms.hierarchical import allreduce_full_lane, allreduce_hierarchical
 from unisono.algorithms.hosts import Hosts, equal_hosts, in_lanes, led_by, levels_of, needs_runs, ranks_of
+from unisono.algorithms.phases import Composition
 from unisono.algorithms.plan import Group, Plan, Reduce, Repeat, Send
 from unisono.algorithms.registration import algorithm as register
 from unisono.algorithms.registry import ALGORITHMS, REGISTERED, find
-from unisono.algorithms.teams import Composition
 from unisono.algorithms.verify import verify_algorithm, verify_sizes
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator

@@ -64,6 +64,20 @@ def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorit
             assert world.explain(collective, 1 << 20).choice.tier == ("forced" if forced else "model")
 
 
+def test_an_option_that_names_no_algorithm_is_refused_and_the_nearest_are_named() -> None:
+    with un.init(un.Options(algorithm="rign")) as world:
+        for call in (lambda: world.allreduce(np.ones(1)), world.barrier):
+            with pytest.raises(
+                un.UsageError, match=r"no collective has an algorithm 'rign'; did you mean 'ring' \(of all"
+            ):
+                call()
+    with (
+        un.init(un.Options(algorithm="quantum")) as world,
+        pytest.raises(un.UsageError, match="there are direct, ring"),
+    ):
+        world.explain("scan", 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

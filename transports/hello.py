@@ -19,7 +19,7 @@ import dataclasses
 import enum
 import hashlib
 import hmac
-import secrets
+import os
 import struct
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
@@ -89,7 +89,7 @@ class Hello:
     lane: int = 0
     versions: tuple[int, int] = WIRE_VERSIONS
     features: int = FEATURES
-    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(_NONCE_NBYTES))
+    nonce: bytes = field(default_factory=lambda: os.urandom(_NONCE_NBYTES))
 
     def __post_init__(self) -> None:
         if (len(self.job), len(self.nonce)) != (JOB_NBYTES, _NONCE_NBYTES):
@@ -286,7 +286,7 @@ class AcceptorHandshake(_Handshake):
         super().__init__([(HELLO_NBYTES, self._on_hello), (_PROOF_NBYTES, self._on_proof)])
         self._key = key
         self._endpoint = endpoint
-        self._nonce = nonce or secrets.token_bytes(_NONCE_NBYTES)
+        self._nonce = nonce or os.urandom(_NONCE_NBYTES)
         self._expected_proof = b""
 
     def _on_hello(self, message: bytes) -> bytes:

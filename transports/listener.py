@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-import secrets
 import socket
 import threading
 import time
@@ -124,7 +123,7 @@ def _cannot_bind(bind_address: str, error: OSError) -> UsageError:
 
 
 def _listen_unix() -> tuple[socket.socket, str]:
-    name = f"unisono-{secrets.token_hex(16)}"
+    name = f"unisono-{os.urandom(16).hex()}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind("\0" + name)
     sock.listen(BACKLOG)

@@ -13,8 +13,8 @@ from typing import Any
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
+from unisono.algorithms.phases import Composition, PhaseKind, total
 from unisono.algorithms.registry import algorithms_of, find
-from unisono.algorithms.teams import Composition, PhaseKind, total
 from unisono.errors import NoAlgorithmError
 from unisono.tuning.model import LINKS, Link, predicted_s, segments, shown
 

@@ -7,7 +7,6 @@ the program. `FIELDS` is the table of both: `unisono doctor` and the documentati
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +79,8 @@ class Options:
         timeout_s: seconds after which a collective that has not completed raises `CollectiveTimeoutError`.
         rendezvous_timeout_s: seconds to wait for all ranks to arrive in `init`.
         transport: "auto" (shared memory on a host, TCP elsewhere), or "shm" or "tcp" to force one.
-        algorithm: name of the algorithm to force for every collective that has it; "auto" lets the tuner choose.
+        algorithm: name of the algorithm to force for every collective that has it, of which there must be one; "auto"
+            lets the tuner choose.
         segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
         bind_address: the address that this rank listens on for TCP links.
         tcp_streams: connections between two ranks that share the load of large messages, where one alone does not
@@ -156,5 +156,7 @@ def _parse(name: str, parse: Callable[[str], Any], text: str) -> Any:
 
 
 def _suggestion(name: str) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, sorted(_KNOWN), n=1)
     return f"; did you mean {near[0]}?" if near else "; `unisono doctor` lists the settings"

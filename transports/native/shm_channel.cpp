@@ -18,31 +18,48 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t cache_line = 64;
+// What different sides write is this far apart: processors fetch cache lines in pairs.
+constexpr std::size_t apart = 2 * cache_line;
+constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
 constexpr int required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-struct alignas(cache_line) ShmSlot {
+struct alignas(apart) ShmSlot {
   std::atomic<std::uint64_t> turn;
   SlotLabel label;
-  std::byte data[slot_capacity];
 };
-static_assert(offsetof(ShmSlot, data) == cache_line && sizeof(ArenaReference) == SlotLabel::small_capacity);
+static_assert(sizeof(std::uint64_t) + sizeof(SlotLabel) == cache_line);
+static_assert(sizeof(ArenaReference) == SlotLabel::small_capacity);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
 // One direction of a channel, in shared memory. All zeros is its valid initial state.
 struct ShmDirection {
-  alignas(cache_line) std::atomic<std::uint64_t> consumed;
-  alignas(cache_line) std::atomic<std::uint32_t> sender_waits;
-  alignas(cache_line) std::atomic<std::uint32_t> receiver_waits;
+  alignas(apart) std::atomic<std::uint64_t> consumed;
+  alignas(apart) std::atomic<std::uint32_t> sender_waits;
+  alignas(apart) std::atomic<std::uint32_t> receiver_waits;
   ShmSlot ring[slots];
 
   ShmSlot& slot(std::uint64_t index) { return ring[index % slots]; }
 };
 
-std::size_t ShmChannel::segment_nbytes() { return 2 * sizeof(ShmDirection); }
+// The room of a slot for a fragment. The line that is left over keeps the slots from the same lines of their pages,
+// which would compete for the same few places of a cache.
+struct ShmRoom {
+  alignas(cache_line) std::byte data[slot_capacity];
+  std::byte left_over[cache_line];
+};
+
+// All that small messages touch is on one page.
+struct ShmSegment {
+  ShmDirection directions[2];
+  alignas(page) ShmRoom rooms[2][slots];
+};
+static_assert(sizeof(ShmSegment::directions) <= page);
+
+std::size_t ShmChannel::segment_nbytes() { return sizeof(ShmSegment); }
 
 ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
                        Descriptor socket)
@@ -57,9 +74,12 @@ ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descr
     throw std::system_error(errno, std::generic_category(), "fcntl of a doorbell");
   mapping_ = ::mmap(nullptr, segment_nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (mapping_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap of a channel");
-  auto* directions = static_cast<ShmDirection*>(mapping_);
-  out_ = &directions[dialler ? 0 : 1];
-  in_ = &directions[dialler ? 1 : 0];
+  auto* segment = static_cast<ShmSegment*>(mapping_);
+  const std::size_t out = dialler ? 0 : 1, in = 1 - out;
+  out_ = &segment->directions[out];
+  in_ = &segment->directions[in];
+  out_rooms_ = segment->rooms[out];
+  in_rooms_ = segment->rooms[in];
 }
 
 ShmChannel::~ShmChannel() { ::munmap(mapping_, segment_nbytes()); }
@@ -105,8 +125,8 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   if (referred_) return nbytes;
   std::size_t taken = 0;
   while (taken < nbytes && open_slot()) {
-    ShmSlot& slot = out_->slot(published_);
-    std::byte* room = label_.header.nbytes <= SlotLabel::small_capacity ? label_.small : slot.data;
+    std::byte* room =
+        label_.header.nbytes <= SlotLabel::small_capacity ? label_.small : out_rooms_[published_ % slots].data;
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
     streamed_ |= stores_.fill(room + slot_filled_, data + taken, part);
     slot_filled_ += part;
@@ -174,7 +194,7 @@ void ShmChannel::take_fragment(const ShmSlot& slot, std::uint32_t nbytes) {
   slot_nbytes_ = nbytes;
   if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
     throw ProtocolError("a fragment in shared memory has an impossible length");
-  slot_data_ = in_header_.nbytes <= SlotLabel::small_capacity ? slot.label.small : slot.data;
+  slot_data_ = in_header_.nbytes <= SlotLabel::small_capacity ? slot.label.small : in_rooms_[released_ % slots].data;
 }
 
 void ShmChannel::take_reference(const SlotLabel& label) {

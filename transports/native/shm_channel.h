@@ -1,11 +1,12 @@
 // Messages through shared memory.
 //
 // Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots
-// for each direction. A slot is a cache line of header, followed by room for a fragment of a payload; the smallest
+// for each direction. A slot is a cache line of header, and room elsewhere for a fragment of a payload; the smallest
 // payloads travel in the header's own cache line. The sender fills slot k mod `slots` and then stores k + 1 in its
 // `turn`; the receiver waits for that value, uses the slot where it lies, and counts it in `consumed`, which the sender
 // reads only when its last known value leaves it no free slot. Hence a small message costs the transfer of one cache
-// line.
+// line; and as the cache lines of both directions lie on one page, a peer with whom no more than small messages are
+// exchanged costs that page.
 //
 // The payload of a large message that lies in an arena (see arena.h) is not copied into slots: one slot carries a
 // reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
@@ -27,6 +28,7 @@
 namespace unisono {
 
 struct ShmDirection;
+struct ShmRoom;
 struct ShmSlot;
 
 // What a slot says of its fragment.
@@ -79,6 +81,8 @@ class ShmChannel final : public Channel {
 
   ShmDirection* out_ = nullptr;
   ShmDirection* in_ = nullptr;
+  ShmRoom* out_rooms_ = nullptr;
+  const ShmRoom* in_rooms_ = nullptr;
   void* mapping_ = nullptr;
   Descriptor bell_;
   Descriptor peer_bell_;

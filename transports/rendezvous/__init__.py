@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from urllib.parse import SplitResult, urlsplit
 
 from unisono.errors import UsageError
-from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
-from unisono.transports.rendezvous.torch_store import TorchStore
 
 # How often this process has opened the store of a job as a rank. Every rank opens it equally often, so that a program
 # that calls `init` twice does not read the values of the first time in the second.
@@ -69,10 +67,14 @@ def _tcp(parts: SplitResult, key: bytes | None, job: bytes, timeout_s: float) ->
 def _file(parts: SplitResult, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
     if parts.netloc or not parts.path.startswith("/"):
         raise UsageError(f"the store {parts.geturl()!r} cannot be used: write file:///absolute/path")
+    from unisono.transports.rendezvous.file_store import FileStore
+
     return FileStore(parts.path)
 
 
 def _torch(parts: SplitResult, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
+    from unisono.transports.rendezvous.torch_store import TorchStore
+
     return TorchStore(*host_and_port(parts.geturl()), timeout_s)
 
 

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import stat
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,7 @@ class FileStore:
         path = self._path(key)
         if path.exists():
             raise already_set(key)
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:

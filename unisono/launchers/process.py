@@ -6,14 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from unisono.errors import TransportUnavailableError
 from unisono.options import LAUNCHER_VARIABLES, PREFIX
-
-EXEC_RANK = Path(__file__).with_name("exec_rank.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,19 @@ def rank_environment(environ: Mapping[str, str], place: Placement, store: str, j
     return {**defaults, **inherited, **{PREFIX + name: str(value) for name, value in told.items()}}
 
 
+@cache
+def _exec_rank() -> str:
+    """Return the path of the program that becomes a rank; it stands beside the native core.
+
+    Raises:
+        TransportUnavailableError: there is none.
+    """
+    core = find_spec("unisono.transports._core")
+    if core is None or core.origin is None:
+        raise TransportUnavailableError("this copy of Unisono has no native core: install it with pip")
+    return str(Path(core.origin).with_name("exec_rank"))
+
+
 class RankProcess:
     """A started rank, in a session and a process group of its own, killed by the kernel if the launcher dies.
 
@@ -112,7 +125,7 @@ class RankProcess:
     def __init__(self, command: Command, place: Placement, environ: Mapping[str, str]) -> None:
         core = -1 if place.core is None else place.core
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(EXEC_RANK), str(os.getpid()), str(core), *command.argv],
+            [_exec_rank(), str(os.getpid()), str(core), *command.argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

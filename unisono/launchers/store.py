@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 from unisono.errors import RendezvousError
 from unisono.launchers.process import Exit
 from unisono.transports.rendezvous import open_store
 from unisono.transports.rendezvous.roster import has_arrived
+from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
 HOST = "127.0.0.1"
@@ -31,9 +31,10 @@ class JobStore:
         Raises:
             RendezvousError: no port can be listened on.
         """
-        self.job = secrets.token_bytes(16)
-        self._key = secrets.token_bytes(32)
+        self.job = os.urandom(16)
+        self._key = os.urandom(32)
         self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
+        self._reader: Store | None = None
         self.url = self._server.url
 
     @contextmanager
@@ -54,14 +55,15 @@ class JobStore:
 
     def close(self) -> None:
         """Stop serving."""
+        if self._reader is not None:
+            self._reader.close()
         self._server.close()
 
     def _joined(self, rank: int) -> bool:
         try:
-            # The first opening by this process in the name of the rank: it sees what the rank's own first one has set.
-            with closing(
-                open_store(self.url, rank=rank, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
-            ) as store:
-                return has_arrived(store, rank)
+            if self._reader is None:
+                # The first opening by this process: it sees what the first opening of each rank has set.
+                self._reader = open_store(self.url, rank=rank, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
+            return has_arrived(self._reader, rank)
         except RendezvousError:
             return False

@@ -1,0 +1,34 @@
+// Becomes a rank: ties this process to its launcher, pins it to a core, and executes the rank's command in its place.
+//
+// Run as `exec_rank LAUNCHER_PID CORE COMMAND…` (CORE is -1 for no binding). It is a program of its own, and not
+// something that the launcher does between fork and exec, because the launcher may have threads then. Both settings
+// survive execve. It is no Python program, because the interpreter would take longer to start than all else that a
+// launcher does.
+#include <sched.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+int main(int count, char** arguments) {
+  if (count < 4) return 2;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != std::atoi(arguments[1])) return 1;  // it died before prctl took effect, so no signal will come
+  if (const int core = std::atoi(arguments[2]); core >= 0) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(static_cast<std::size_t>(core), &cores);
+    if (::sched_setaffinity(0, sizeof cores, &cores) != 0) {
+      std::fprintf(stderr, "unisono: cannot bind to core %d: %s\n", core, std::strerror(errno));
+      return 1;
+    }
+  }
+  ::execvp(arguments[3], arguments + 3);
+  const int why = errno;
+  std::fprintf(stderr, "unisono: cannot start '%s': %s\n", arguments[3], std::strerror(why));
+  return why == ENOENT ? 127 : 126;
+}
