@@ -29,9 +29,6 @@ constexpr auto longest_sleep = 20ms;
 constexpr auto verdict_time = 2500ms;
 constexpr auto departure_time = 300ms;
 
-// Point-to-point calls are recorded apart from the collectives of their communicator.
-constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
-
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -51,13 +48,30 @@ std::string seconds_text(double seconds) {
 // The mutex of the endpoint is taken in any case: another thread may just be ending this request.
 Request::~Request() { endpoint_.withdraw(*this); }
 
-Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded)
-    : control_(std::move(control)), communicator_(communicator), crowded_(crowded), channels_(control_->size()) {
+Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded,
+                   std::vector<std::int32_t> members)
+    : control_(std::move(control)),
+      communicator_(communicator),
+      crowded_(crowded),
+      members_(std::move(members)),
+      channels_(size()) {
+  if (!members_.empty()) control_->recorder().name(communicator_, " in " + ranks_text(members_));
   control_->add_doorbell(doorbell_.get());
 }
 
 Endpoint::~Endpoint() {
   if (!control_->abandoned()) close();
+}
+
+std::int32_t Endpoint::job_rank(std::int32_t member) const {
+  return members_.empty() ? member : members_.at(static_cast<std::size_t>(member));
+}
+
+std::int32_t Endpoint::member(std::int32_t job_rank) const {
+  if (members_.empty()) return job_rank;
+  const auto found = std::find(members_.begin(), members_.end(), job_rank);
+  if (found == members_.end()) throw std::invalid_argument("this rank of the job is not in the communicator");
+  return static_cast<std::int32_t>(found - members_.begin());
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
@@ -293,7 +307,7 @@ bool Endpoint::look_around(Request& request, Waiting& waiting, Interrupted inter
   const auto waited = now - waiting.started;
   if (waited >= blocked_after && !waiting.reported && request.sequence_ >= 0) {
     waiting.reported = true;
-    control_->report(FrameType::blocked, communicator_, driven_sequence(request), "");
+    control_->report(FrameType::blocked, communicator_, members_, driven_sequence(request), "");
   }
   if (std::chrono::duration<double>(waited).count() >= waiting.timeout_s && !control_->failed())
     time_out(request, waiting);
@@ -354,9 +368,10 @@ void Endpoint::give_up_if_failed(Request& request) {
 // been read empty.
 void Endpoint::check_closed(Request& request) {
   for (const Blocked& on : blocked_on(request)) {
-    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
+    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(job_rank(on.peer));
     if (!gone) continue;
-    if (request.outcome_ == Outcome::pending && !advance(request) && !control_->failed()) lose(on.peer, request);
+    if (request.outcome_ == Outcome::pending && !advance(request) && !control_->failed())
+      lose(job_rank(on.peer), request);
     return;
   }
 }
@@ -373,21 +388,22 @@ void Endpoint::lose(std::int32_t peer, const Request& request) {
 }
 
 void Endpoint::mismatch(const Mismatch& found) {
-  const std::string text = "rank " + std::to_string(rank()) + ": " + found.what();
-  const Failure otherwise{FailureKind::mismatch, rank(), found.peer, found.sequence, text};
+  const std::int32_t peer = job_rank(found.peer);
+  const std::string text =
+      "rank " + std::to_string(rank()) + ": rank " + std::to_string(peer) + " sent " + found.what();
+  const Failure otherwise{FailureKind::mismatch, rank(), peer, found.sequence, text};
   if (found.sequence < 0) {
     control_->fail(otherwise);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, found.sequence,
-                   text + " from rank " + std::to_string(found.peer));
+  control_->report(FrameType::mismatch, communicator_, members_, found.sequence, text);
   await_verdict(verdict_time, otherwise);
 }
 
 void Endpoint::time_out(Request& request, const Waiting& waiting) {
   const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(waiting.timeout_s);
   if (request.sequence_ >= 0) {
-    control_->report(FrameType::timed_out, communicator_, request.sequence_, text);
+    control_->report(FrameType::timed_out, communicator_, members_, request.sequence_, text);
     await_verdict(verdict_time, {FailureKind::timeout, rank(), -1, request.sequence_,
                                  text + " and rank 0, which knows of all, does not answer"});
     return;
@@ -395,7 +411,7 @@ void Endpoint::time_out(Request& request, const Waiting& waiting) {
   const std::lock_guard lock(mutex_);
   const auto blocked = blocked_on(request);
   if (blocked.empty()) return;
-  const std::int32_t peer = blocked.front().peer;
+  const std::int32_t peer = job_rank(blocked.front().peer);
   control_->fail({FailureKind::timeout, rank(), peer, -1,
                   text + (blocked.front().sends ? " for room to send to rank " : " for a message from rank ") +
                       std::to_string(peer)});

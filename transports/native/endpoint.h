@@ -60,12 +60,19 @@ class Endpoint {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `crowded`: there are more ranks than cores on this host.
-  Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded);
+  // `crowded`: there are more ranks than cores on this host. `members`: the ranks of the job that are the ranks 0, 1, …
+  // of this communicator; none stands for all. Channels, calls and counters go by the ranks of the communicator; what
+  // goes over control links, and what users read in errors, by those of the job.
+  Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded,
+           std::vector<std::int32_t> members = {});
   ~Endpoint();
 
+  // Of the job.
   std::int32_t rank() const { return control_->rank(); }
-  std::int32_t size() const { return control_->size(); }
+  // Of the communicator.
+  std::int32_t size() const { return members_.empty() ? control_->size() : static_cast<std::int32_t>(members_.size()); }
+  // The rank in the communicator of a rank of the job; throws std::invalid_argument if it has none.
+  std::int32_t member(std::int32_t job_rank) const;
   Control& control() { return *control_; }
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
@@ -106,6 +113,7 @@ class Endpoint {
     std::uint32_t idle = 0;  // rounds without progress
   };
 
+  std::int32_t job_rank(std::int32_t member) const;
   static bool spin(Collective& collective, std::uint32_t rounds, std::exception_ptr& error);
   std::unique_ptr<Request> point_to_point(std::int32_t peer, const Parcel& parcel, bool sends, const char* verb,
                                           const CallSite& site);
@@ -131,6 +139,7 @@ class Endpoint {
   std::shared_ptr<Control> control_;
   const std::uint64_t communicator_;
   const bool crowded_;
+  const std::vector<std::int32_t> members_;
   ChannelTable channels_;
   mutable std::mutex mutex_;  // of everything below, and held by whoever makes progress
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
