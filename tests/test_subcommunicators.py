@@ -279,6 +279,48 @@ def test_a_rank_that_leaves_a_subgroup_is_lost_to_it_by_its_number_in_the_world(
         assert "rank 2" in text
 
 
+def come_late(world: un.Communicator) -> tuple[str, str]:
+    """Rank 1 has left a subgroup again before rank 3 opens the first link of it."""
+    pair = world.subgroup([1, 3]) if world.rank % 2 else world
+    if world.rank == 1:
+        pair.close()
+    world.barrier()
+    if world.rank == 3:
+        return told(lambda: pair.allreduce(X, timeout_s=PATIENCE_S))
+    return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+
+
+def test_who_comes_when_the_other_rank_has_left_the_subgroup_is_told_so(fresh: NativeRanks) -> None:
+    for kind, text in fresh.run_calls(come_late):
+        assert kind == "PeerLostError", text
+        assert "rank 1" in text
+
+
+def fork_and_go_on(world: un.Communicator) -> tuple[str, int]:
+    """A child of the last rank calls on a subgroup, is refused and ends; then all reduce on it."""
+    text = ""
+    with world.dup() as group:
+        if world.rank == world.size - 1:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(writing, told(group.barrier)[1].encode())
+                os._exit(0)
+            os.close(writing)
+            os.waitpid(child, 0)
+            with open(reading) as pipe:
+                text = pipe.read()
+        return text, int(group.allreduce(np.array(1)))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_is_refused_on_subgroups_and_harms_nobody(fresh: NativeRanks) -> None:
+    *others, last = fresh.run_calls(fork_and_go_on)
+    assert others == [("", 4)] * 3
+    assert last[1] == 4
+    assert "forked" in last[0]
+
+
 def disagree(world: un.Communicator) -> tuple[str, str]:
     """Ranks 3 and 2, which are 0 and 1 there, disagree; ranks 0 and 1 are elsewhere."""
     if world.rank < 2:

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ class Session:
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
-        self._opened: set[tuple[int, int, int]] = set()
+        self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
         self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._listener = Listener(
@@ -141,7 +142,7 @@ class Session:
             self._endpoints.pop(communicator, None)
             unfinished = [place for place in self._streams if place[0] == communicator]
             waiting = [sock for place in unfinished for sock in self._streams.pop(place).values()]
-            self._opened = {channel for channel in self._opened if channel[0] != communicator}
+            self._opened.pop(communicator, None)
         for sock in waiting:
             sock.close()
 
@@ -172,11 +173,12 @@ class Session:
         Raises:
             PeerLostError, CollectiveTimeoutError, TransportUnavailableError: a peer cannot be reached.
         """
+        opened = self._opened[communicator]
         for lane, peer in wanted:
             ours = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
-            if ours and (communicator, lane, peer) not in self._opened:
+            if ours and (lane, peer) not in opened:
                 self._open_channel(communicator, lane, peer)
-                self._opened.add((communicator, lane, peer))
+                opened.add((lane, peer))
 
     def close(self, farewell: str) -> None:
         """Leave the job: `farewell` says why, or is empty."""
