@@ -271,6 +271,16 @@ class Caller:
             return arrays.new(layout.results[0], source, zeros=collective == "exscan")
         return None, None
 
+    def _rank_of(self, rank: int, name: str) -> int:
+        return checked_integer(rank, name, 0, self.size - 1)
+
+    def _peer_of(self, peer: int, name: str) -> int:
+        self._check_usable()
+        peer = self._rank_of(peer, name)
+        if peer == self.rank:
+            raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
+        return peer
+
     def _check_usable(self) -> None:
         if self._refusal is not None:
             raise UsageError(self._refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,14 @@ class Place:
 
     hosts: tuple[tuple[int, ...], ...]
     link: str
+
+    def of(self, ranks: Sequence[int], transport: str) -> Place:
+        """Return the place of a communicator of some of the ranks, in this order; `transport` is the option."""
+        new = {rank: index for index, rank in enumerate(ranks)}
+        shares = [tuple(sorted(new[rank] for rank in host if rank in new)) for host in self.hosts]
+        hosts = tuple(sorted(share for share in shares if share))
+        is_near = self.link == "tcp" and transport == "auto" and len(hosts) == 1
+        return Place(hosts, "shm" if is_near else self.link)
 
 
 class Kind(NamedTuple):

@@ -8,13 +8,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, overload
 
+import numpy as np
+
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import checked_integer
 from unisono.collectives.calls import Place
-from unisono.collectives.counted_shares import CountedShares
-from unisono.collectives.equal_shares import EqualShares
+from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -24,20 +25,26 @@ from unisono.transports.base import NO_CACHE, Executor, Operation, Traffic
 from unisono.tuning.choice import Explanation, explain
 
 _MOST_TAG = (1 << 31) - 1
+_INT64 = -(1 << 63), (1 << 63) - 1
 # The collectives with counts, by name, and those in the registry that carry them out.
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(EqualShares, CountedShares):
-    """The ranks of a job, as seen by one of them. Made by `unisono.init` and `unisono.launch`; a context manager.
+class Communicator(Objects):
+    """Ranks of a job, as seen by one of them; a context manager.
 
-    All ranks must make the same calls in the same order. An error poisons the communicator on every rank: it is raised
-    as what it is once, and as `AbortedError` by every later call.
+    That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
+    `subgroup`, `dup`, `local` and `leaders`. Each has ranks, calls and links of its own.
+
+    All its ranks must make the same calls on it in the same order. An error ends all communicators of the job on every
+    rank: it is raised as what it is once, and as `AbortedError` by every later call. It names ranks by their number in
+    the world.
 
     Attributes:
         rank, size: this rank, and the number of ranks.
         hosts: the ranks of each host, in the order of their lowest ranks.
         local_rank: this rank's place among those of its host.
+        world_ranks: the number in the world of each rank.
     """
 
     def __init__(
@@ -45,6 +52,9 @@ class Communicator(EqualShares, CountedShares):
     ) -> None:
         super().__init__(executor, place, options)
         self.hosts = place.hosts
+        self.world_ranks = executor.members
+        self._place = place
+        self._children: list[Communicator] = []
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
 
@@ -232,6 +242,84 @@ class Communicator(EqualShares, CountedShares):
         again = self._executor.persistent(made.call, stage, made.target, limit_s, made.result, on_start)
         return again if made.lifting is None else lambda wait=True: (made.lifted(stage), again(wait))[1]
 
+    def split(
+        self, color: int | None, key: int | None = None, *, timeout_s: float | None = None
+    ) -> Communicator | None:
+        """Return a communicator of the ranks that give the same `color`, by one allgather of all ranks.
+
+        Args:
+            color: any integer of 64 bits; None on a rank that is to be in none, which gets None.
+            key: the place among them, an integer of 64 bits, of which the lowest comes first and equal ones come in the
+                order of this communicator; by default, this rank.
+            timeout_s: as in `barrier`.
+
+        Raises:
+            UsageError, MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `allgather`.
+
+        >>> import unisono as un
+        >>> def even_and_odd(world):
+        ...     half = world.split(world.rank % 2, key=-world.rank)
+        ...     return half.world_ranks, half.rank
+        >>> un.launch(even_and_odd, 3)
+        [((2, 0), 1), ((1,), 0), ((2, 0), 0)]
+        """
+        kind = 0 if color is None else checked_integer(color, "color", *_INT64)
+        order = self.rank if key is None else checked_integer(key, "key", *_INT64)
+        rows = self.allgather(np.array([[color is not None, kind, order]], np.int64), timeout_s=timeout_s).tolist()
+        if color is None:
+            return None
+        like_me = [rank for rank, (is_in, its_kind, _) in enumerate(rows) if is_in and its_kind == kind]
+        return self.subgroup(sorted(like_me, key=lambda rank: rows[rank][2]))
+
+    def subgroup(self, ranks: Sequence[int]) -> Communicator:
+        """Return a communicator of these ranks, which become its ranks 0, 1, … in this order. Nothing is sent.
+
+        It is called by just those ranks, with the same `ranks` in the same order. Of communicators made of the same
+        ranks, the first here is the first on every rank, and so on. It is closed by its own `close`, or with this one.
+
+        Raises:
+            UsageError: `ranks` are not different ranks of this communicator, or this rank is not among them.
+
+        >>> import numpy as np, unisono as un
+        >>> def reversed_sum(world):
+        ...     if world.rank == 0:
+        ...         return None
+        ...     with world.subgroup([2, 1]) as pair:
+        ...         return pair.rank, int(pair.allreduce(np.array(world.rank)))
+        >>> un.launch(reversed_sum, 3)
+        [None, (1, 3), (0, 3)]
+        """
+        self._check_usable()
+        members = [self._rank_of(rank, "each of ranks") for rank in ranks]
+        if len(set(members)) != len(members):
+            raise UsageError(f"ranks are not all different: {members}")
+        if self.rank not in members:
+            raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
+        place = self._place.of(members, self._options.transport)
+        child = Communicator(
+            self._executor.subgroup(members), place, self._options, lambda: self._children.remove(child)
+        )
+        self._children.append(child)
+        return child
+
+    def dup(self) -> Communicator:
+        """Return another communicator of the same ranks, whose calls have nothing to do with those of this one.
+
+        All ranks call it; nothing is sent.
+        """
+        return self.subgroup(range(self.size))
+
+    def local(self) -> Communicator:
+        """Return a communicator of the ranks of this host, in their order. All of them call it; nothing is sent."""
+        return self.subgroup(next(host for host in self.hosts if self.rank in host))
+
+    def leaders(self) -> Communicator | None:
+        """Return a communicator of the first rank of each host, on those, and None on the others.
+
+        The ranks are in the order of `hosts`. All of the leaders call it, and others may; nothing is sent.
+        """
+        return self.subgroup([host[0] for host in self.hosts]) if self.local_rank == 0 else None
+
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
 
@@ -252,10 +340,14 @@ class Communicator(EqualShares, CountedShares):
         self._executor.abort(reason)
 
     def close(self) -> None:
-        """Leave the communicator. Calls of other ranks that still need this one raise `PeerLostError`.
+        """Leave the communicator, and those that were made of it; calls of other ranks that still need this one fail.
 
-        It may be called more than once; any other call after it raises `UsageError`.
+        They raise `PeerLostError`; or `CollectiveTimeoutError` on a communicator that was made of another one, where
+        the two ranks had not exchanged anything before. It may be called more than once; any other call after it raises
+        `UsageError`.
         """
+        for child in list(self._children):
+            child.close()
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
             self._executor.close()
@@ -263,18 +355,10 @@ class Communicator(EqualShares, CountedShares):
 
     def refuse(self, why: str) -> None:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
+        for child in self._children:
+            child.refuse(why)
         self._refusal = why
         self._cache = NO_CACHE
-
-    def _rank_of(self, rank: int, name: str) -> int:
-        return checked_integer(rank, name, 0, self.size - 1)
-
-    def _peer_of(self, peer: int, name: str) -> int:
-        self._check_usable()
-        peer = self._rank_of(peer, name)
-        if peer == self.rank:
-            raise UsageError(f"{name} is this rank itself ({peer}): messages go between two ranks")
-        return peer
 
 
 def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) -> Work[Any]:

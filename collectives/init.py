@@ -28,7 +28,6 @@ from unisono.transports.session import Identity, Session
 
 _log = logging.getLogger("unisono")
 
-_WORLD = 0
 # How long rank 0, when it serves the store and gives up, lets the others read why.
 _LINGER_S = 2.0
 # The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
@@ -143,7 +142,7 @@ def _join(session: Session, store: Store | None, launch: Launch, options: Option
         roster = join(store, launch.rank, launch.size, me, options.rendezvous_timeout_s, settings=shared)
     agreed = options.adopting({name: roster.settings[name] for name in _SHARED_OPTIONS})
     session.meet(roster, agreed)
-    executor = NativeExecutor(session, _WORLD)
+    executor = NativeExecutor(session)
     world = Communicator(executor, _place(roster, agreed.transport), agreed, job.close)
     _open_worlds[world] = job
     return world

@@ -578,3 +578,61 @@ def run_misfits(executor: Any) -> list[str]:
     misfits = [None, np.ones(8), np.ones(7, np.float32), np.ones((2, 4), np.float32), np.ones(16, np.float32)[::2]]
     sources = [outcome(lambda array=array: executor.start(call, array, fitting))[0] for array in misfits]
     return sources + [outcome(lambda array=array: executor.start(call, fitting, array))[0] for array in misfits]
+
+
+# --- subgroups -----------------------------------------------------------------------------------------------------
+
+
+def allreduce_in(executor: Any, algorithm: str) -> list[float]:
+    x, y = np.full(5, executor.members[executor.rank] + 1.0), np.zeros(5)
+    call = make_call("allreduce", algorithm, executor.size, executor.rank, dtype="float64", count=5, op="sum")
+    executor.run(call, x, y, WAIT_S)
+    return y.tolist()
+
+
+def reduce_in_subgroups(executor: Any, algorithm: str) -> Any:
+    """Reduce among all ranks, among all in reverse order, among odd or even ones, and again among all."""
+    backwards = range(executor.size)[::-1]
+    alike = range(executor.rank % 2, executor.size, 2)
+    groups = [executor, executor.subgroup(backwards), executor.subgroup(alike), executor.subgroup(backwards), executor]
+    sums = [allreduce_in(group, algorithm) for group in groups]
+    kinds = []
+    for group in groups[1:-1]:
+        group.close()
+        kinds.append(attempt(group, Case())[0])
+    return [group.members for group in groups], sums, kinds, allreduce_in(executor, algorithm)
+
+
+def check_subgroups(ranks: Any, algorithm: str) -> None:
+    size = ranks.size
+    everybody = tuple(range(size))
+    for rank, (members, sums, kinds, last) in enumerate(ranks.run(reduce_in_subgroups, algorithm)):
+        alike = everybody[rank % 2 :: 2]
+        assert members == [everybody, everybody[::-1], alike, everybody[::-1], everybody]
+        total = size * (size + 1) / 2
+        assert (kinds, last) == (["UsageError"] * 3, sums[0])
+        assert sums == [[each] * 5 for each in (total, total, sum(alike) + len(alike), total, total)]
+
+
+def fail_in_a_subgroup(executor: Any) -> tuple[str, str]:
+    """The last two ranks, in reverse order, disagree; the others call something else."""
+    last = executor.size - 1
+    pair = executor.subgroup([last, last - 1]) if executor.rank >= last - 1 else executor
+    count = 4 if executor.rank == last else 5
+    call = make_call("allreduce", "direct", pair.size, pair.rank, dtype="float32", count=count, op="sum")
+    try:
+        pair.run(call, np.ones(count, "float32"), np.ones(count, "float32"), WAIT_S)
+        executor.run(
+            Case("barrier", "dissemination", None, None, 0).call(executor.rank, executor.size), None, None, WAIT_S
+        )
+    except UnisonoError as error:
+        return type(error).__name__, error.message
+    return "", ""
+
+
+def check_that_a_failure_in_a_subgroup_ends_the_job(ranks: Any) -> None:
+    last = ranks.size - 1
+    for kind, text in ranks.run(fail_in_a_subgroup):
+        assert kind == "MismatchError", text
+        assert f"rank {last} called allreduce(float32[4], op=sum)" in text
+        assert f"rank {last - 1} called allreduce(float32[5], op=sum)" in text

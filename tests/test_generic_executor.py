@@ -193,6 +193,7 @@ class Recorder:
 
     def __init__(self, inner: LocalTransport) -> None:
         self.rank, self.size, self.name, self.mapped = inner.rank, inner.size, inner.name, None
+        self.members = inner.members
         self.announce, self.progress, self.close = inner.announce, inner.progress, inner.close
         self.inner = inner
         self.sent: dict[tuple[int, int, int], list[Identity]] = defaultdict(list)
@@ -262,3 +263,12 @@ def test_an_interrupt_while_waiting_aborts_the_communicator_on_every_rank() -> N
         kind, text, _ = contract.attempt(executor, Case())
         assert kind == AbortedError.__name__
         assert "interrupted" in text
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_subgroups_reduce_among_themselves(ranks: LocalRanks, algorithm: str) -> None:
+    contract.check_subgroups(ranks, algorithm)
+
+
+def test_a_failure_in_a_subgroup_ends_the_job(ranks: LocalRanks) -> None:
+    contract.check_that_a_failure_in_a_subgroup_ends_the_job(ranks)

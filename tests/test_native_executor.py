@@ -201,3 +201,12 @@ def test_abort_by_one_rank_ends_all(fresh_ranks: NativeRanks) -> None:
 
 def test_a_closed_executor_refuses_calls(fresh_ranks: NativeRanks) -> None:
     contract.check_a_closed_executor_refuses_calls(fresh_ranks)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_subgroups_reduce_among_themselves(ranks: NativeRanks, algorithm: str) -> None:
+    contract.check_subgroups(ranks, algorithm)
+
+
+def test_a_failure_in_a_subgroup_ends_the_job(fresh_ranks: NativeRanks) -> None:
+    contract.check_that_a_failure_in_a_subgroup_ends_the_job(fresh_ranks)

@@ -174,10 +174,23 @@ NO_CACHE: CallCache = _NoCache()
 
 
 class Executor(Protocol):
-    """Runs plans for one rank of one communicator."""
+    """Runs plans for one rank of one communicator.
+
+    Attributes:
+        rank, size: this rank in the communicator, and the number of ranks.
+        members: the number in the job of each rank; errors name ranks by it.
+    """
 
     rank: int
     size: int
+    members: tuple[int, ...]
+
+    def subgroup(self, ranks: Sequence[int]) -> Executor:
+        """Return the executor of a new communicator of these ranks, in this order; only they call it.
+
+        Nothing is sent: the members know the new one by its parent, `ranks`, and how many have been made of the same
+        ranks before. It is closed by itself, and fails with all others of the job.
+        """
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
         """Start `call` on C-contiguous flat arrays (or None where the call has none); does not block.
@@ -295,6 +308,7 @@ class MessageTransport(Protocol):
     """Moves messages between the ranks of one communicator, for the generic executor. Every call is nonblocking.
 
     Attributes:
+        members: the number in the job of each rank.
         mapped: how the ranks use each other's memory, or None if they cannot. It is poisoned and closed with this.
     """
 
@@ -303,6 +317,10 @@ class MessageTransport(Protocol):
     size: int
     capabilities: Capabilities
     mapped: MappedTransport | None
+    members: tuple[int, ...]
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> MessageTransport:
+        """Return the transport of a new communicator of these ranks, the `number`-th of the same ranks."""
 
     def announce(self, sequence: int, signature: Signature) -> None:
         """Tell what this rank calls as its `sequence`-th collective, before any message of that call is posted.

@@ -60,12 +60,16 @@ class FaultyTransport:
         self.name = inner.name
         self.rank = inner.rank
         self.size = inner.size
+        self.members = inner.members
         self.capabilities: Capabilities = replace(inner.capabilities, ordered=False)
         self._inner = inner
         self._faults = faults
         self._random = random.Random(f"{faults.seed}/{inner.rank}")
         self._held: list[_Held] = []
         self.mapped = None if inner.mapped is None else FaultyMemory(inner.mapped, self._perhaps_late)
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> FaultyTransport:
+        return FaultyTransport(self._inner.subgroup(ranks, number), self._faults)
 
     def announce(self, sequence: int, signature: Signature) -> None:
         self._inner.announce(sequence, signature)

@@ -20,10 +20,10 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ class GenericExecutor:
     def __init__(self, transport: MessageTransport) -> None:
         self.rank = transport.rank
         self.size = transport.size
+        self.members = transport.members
+        self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
         self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
         self._active: list[_Running] = []
@@ -84,6 +86,11 @@ class GenericExecutor:
         self._failure: UnisonoError | None = None
         self._told = False  # whether the failure has been raised to the caller, as the error that it is
         self._closed = False
+
+    def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
+        """See `Executor.subgroup`."""
+        members = tuple(ranks)
+        return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])))
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
         """Start `call`; see `Executor.start`.
@@ -153,13 +160,13 @@ class GenericExecutor:
         return self._transport.traffic()
 
     def abort(self, reason: str) -> None:
-        self.fail(AbortedError(f"rank {self.rank} aborted the communicator: {reason}"))
+        self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
 
     def close(self) -> None:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._failure = self._failure or AbortedError(f"rank {self.rank} closed the communicator")
+                self._failure = self._failure or AbortedError(f"rank {self.members[self.rank]} closed the communicator")
                 self._forget_all()
                 self._transport.close()
 
@@ -249,7 +256,7 @@ class GenericExecutor:
         else:
             error = self.failure()
         if error is not None:
-            error.rank, error.operation, error.buffers = self.rank, str(signature), "output untouched"
+            error.rank, error.operation, error.buffers = self.members[self.rank], str(signature), "output untouched"
             raise error
 
 
@@ -267,7 +274,8 @@ class _Running:
         if not self._finished:
             self._executor.progress()
         if not self._finished and (error := self._executor.failure()) is not None:
-            error.rank, error.operation, error.sequence = self._executor.rank, str(self._signature), self._sequence
+            error.rank, error.operation = self._executor.members[self._executor.rank], str(self._signature)
+            error.sequence = self._sequence
             error.buffers = "output undefined" if self.has_written() else "output untouched"
             raise error
         return self._finished
@@ -316,8 +324,9 @@ class _Running:
 
     def timeout(self) -> CollectiveTimeoutError:
         """Return the error of having waited too long."""
-        awaited, absent = sorted(self.waits_for()), self.absent()
-        message = f"rank {self._executor.rank} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
+        members = self._executor.members
+        awaited, absent = ([members[rank] for rank in ranks] for ranks in (sorted(self.waits_for()), self.absent()))
+        message = f"rank {members[self._executor.rank]} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
         message += f", which {_ranks(absent)} had not called" if absent else ""
         return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
 

@@ -1,14 +1,16 @@
-"""The `local` transport: the ranks of one communicator as threads of one process.
+"""The `local` transport: the ranks of a job as threads of one process.
 
 Theory of operation
 -------------------
-All ranks share one `LocalNetwork`, whose lock guards everything in it. For every (source, destination, lane) it has a
-channel, where messages and receives meet by identity. A message that finds its receive is delivered at once, by one
-copy from the sender's memory into the receiver's. One that does not waits there; as long as the channel has credit it
-is copied, so that its sender is done with it. With capacity 0 every message is a rendezvous.
+The ranks of a communicator share a `LocalNetwork`; one lock guards everything in all networks of a job. For every
+(source, destination, lane) a network has a channel, where messages and receives meet by identity. A message that finds
+its receive is delivered at once, by one copy from the sender's memory into the receiver's. One that does not waits
+there; as long as the channel has credit it is copied, so that its sender is done with it. With capacity 0 every message
+is a rendezvous.
 
 The network also sees what each rank calls (`announce`), as a control link would, and fails on all ranks as soon as two
-of them disagree. After the first error nothing moves any more: the memory of pending messages is not touched again.
+of them disagree. After the first error nothing moves any more in any network of the job: the memory of pending messages
+is not touched again.
 
 Threads share memory as it is, so it is mapped too: the network knows what each rank has published, and the flags that
 have been raised and not been seen. A copy is made at once; flags that are due are all that keeps it right.
@@ -39,20 +41,39 @@ class LocalNetwork:
     Args:
         size: number of ranks.
         capacity: number of messages that are buffered per lane from one rank to another; 0 makes each a rendezvous.
+        parent: the network of which it is a subgroup, if it is one.
+        members: the numbers of its ranks in the job, then.
     """
 
-    def __init__(self, size: int, capacity: int = 0) -> None:
+    def __init__(
+        self, size: int, capacity: int = 0, parent: LocalNetwork | None = None, members: tuple[int, ...] = ()
+    ) -> None:
         self.size = size
+        self.members = members or tuple(range(size))
+        self._job: _Job = _Job() if parent is None else parent._job
+        self._job.networks.append(self)
+        self._subgroups: dict[tuple[tuple[int, ...], int], LocalNetwork] = {}
         self.transports = tuple(LocalTransport(self, rank) for rank in range(size))
         self._capacity = capacity
-        self._lock = threading.RLock()
+        self._lock = self._job.lock
         self._channels: dict[tuple[int, int, int], _Channel] = {}
         self._calls: dict[int, _Announced] = {}
         self._closed: set[int] = set()
         self._published: dict[tuple[int, int], Published] = {}  # by rank and sequence
         self._flags: set[tuple[int, int, Identity]] = set()  # by source and destination
         self._traffic: list[dict[int, Traffic]] = [{} for _ in range(size)]
-        self._error: Exception | None = None
+
+    @property
+    def _error(self) -> Exception | None:
+        return self._job.error
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalNetwork:
+        """Return the `number`-th network of these ranks, in this order; the first who asks makes it."""
+        with self._lock:
+            if (ranks, number) not in self._subgroups:
+                members = tuple(self.members[rank] for rank in ranks)
+                self._subgroups[ranks, number] = LocalNetwork(len(ranks), self._capacity, self, members)
+            return self._subgroups[ranks, number]
 
     def announce(self, rank: int, sequence: int, signature: Signature) -> None:
         """Compare the call of `rank` with what the others called; forget it when all have called the same."""
@@ -62,7 +83,7 @@ class LocalNetwork:
             call = self._calls.setdefault(sequence, _Announced(rank, signature))
             call.ranks.add(rank)
             if call.signature.digest != signature.digest:
-                self.fail(_mismatch(rank, signature, call.first, call.signature))
+                self.fail(self._mismatch(rank, signature, call.first, call.signature))
             elif len(call.ranks) == self.size:
                 del self._calls[sequence]
 
@@ -78,7 +99,7 @@ class LocalNetwork:
         with self._lock:
             channel = self._channel(source, dest, identity.lane)
             if self._error is None and not channel.is_new(identity):
-                self.fail(InternalError(f"rank {source} sent {identity} to rank {dest} twice"))
+                self.fail(InternalError(f"{self._name(source)} sent {identity} to {self._name(dest)} twice"))
             if self._error is not None or dest in self._closed:
                 return message
             receive = channel.expected.pop(identity, None)
@@ -153,14 +174,18 @@ class LocalNetwork:
             return message.complete
 
     def fail(self, error: Exception) -> None:
-        """End everything with `error`, unless it has ended before; drop the pending messages of all ranks."""
+        """End the job with `error`, unless it has ended before; drop the pending messages of all its networks."""
         with self._lock:
-            if self._error is None:
-                self._error = error
-            self._channels.clear()
-            self._calls.clear()
-            self._published.clear()
-            self._flags.clear()
+            if self._job.error is None:
+                self._job.error = error
+            for network in self._job.networks:
+                network._drop_all()
+
+    def _drop_all(self) -> None:
+        self._channels.clear()
+        self._calls.clear()
+        self._published.clear()
+        self._flags.clear()
 
     def close(self, rank: int) -> None:
         """Withdraw what `rank` has not sent and not received yet; messages that are buffered stay deliverable."""
@@ -185,11 +210,24 @@ class LocalNetwork:
         """Raise the error that ended the network, or that `peer` has left, which `rank` still needs."""
         self.check()
         if peer in self._closed:
-            raise PeerLostError(f"rank {peer} left while rank {rank} still needed it")
+            raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self.members[rank]}"
+
+    def _mismatch(self, rank: int, call: Signature, other_rank: int, other_call: Signature) -> MismatchError:
+        """Return the error that two ranks disagree, with what tells their calls apart."""
+        mine, other = str(call), str(other_call)
+        if mine == other:
+            mine += f" by {call.algorithm} in {call.segments} segments"
+            other += f" by {other_call.algorithm} in {other_call.segments} segments"
+        return MismatchError(
+            f"{self._name(rank)} called {mine} where {self._name(other_rank)} called {other}", peer=self.members[rank]
+        )
 
     def _copy_mapped(self, access: _Access) -> None:
         """Carry out an access, if the memory is published and as long as what it is copied from or to."""
-        what = f"rank {access.rank} uses {access.span} of rank {access.peer}"
+        what = f"{self._name(access.rank)} uses {access.span} of {self._name(access.peer)}"
         memory = self._published.get((access.peer, access.sequence))
         if memory is None:
             self.fail(InternalError(f"{what}, which is not published: the plan does not order this by flags"))
@@ -198,7 +236,9 @@ class LocalNetwork:
         pieces = locate(access.span, access.segment)
         mapped, own = _nbytes(pieces), _nbytes(access.pieces)
         if mapped != own:
-            self.fail(MismatchError(f"{what}, which has {mapped} bytes instead of {own}", peer=access.peer))
+            self.fail(
+                MismatchError(f"{what}, which has {mapped} bytes instead of {own}", peer=self.members[access.peer])
+            )
             return
         source, target = (access.pieces, pieces) if access.writes else (pieces, access.pieces)
         _copy(target, source)
@@ -210,11 +250,11 @@ class LocalNetwork:
     def _deliver(self, message: _Message, receive: _Message) -> None:
         sent, expected = message.nbytes, receive.nbytes
         if message.signature.digest != receive.signature.digest:
-            self.fail(_mismatch(message.rank, message.signature, receive.rank, receive.signature))
+            self.fail(self._mismatch(message.rank, message.signature, receive.rank, receive.signature))
             return
         if sent != expected:
-            what = f"rank {message.rank} sent {sent} bytes where rank {receive.rank} expected {expected}"
-            self.fail(MismatchError(f"{what}, both in {message.signature}", peer=message.rank))
+            what = f"{self._name(message.rank)} sent {sent} bytes where {self._name(receive.rank)} expected {expected}"
+            self.fail(MismatchError(f"{what}, both in {message.signature}", peer=self.members[message.rank]))
             return
         _copy(receive.pieces, message.pieces)
         self._complete(message)
@@ -253,8 +293,12 @@ class LocalTransport:
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self.rank = rank
         self.size = network.size
+        self.members = network.members
         self.mapped = LocalMemory(network, rank)
         self._network = network
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalTransport:
+        return self._network.subgroup(ranks, number).transports[ranks.index(self.rank)]
 
     def announce(self, sequence: int, signature: Signature) -> None:
         self._network.announce(self.rank, sequence, signature)
@@ -309,6 +353,15 @@ class LocalMemory:
 
 
 _Pieces = Sequence[memoryview]
+
+
+@dataclass(slots=True)
+class _Job:
+    """What the networks of all communicators of a job share: a lock, and their end."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    networks: list[LocalNetwork] = field(default_factory=list)
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -410,12 +463,3 @@ def _copy(dst: _Pieces, src: _Pieces) -> None:
     for piece in dst:
         piece[:] = data[start : start + piece.nbytes]
         start += piece.nbytes
-
-
-def _mismatch(rank: int, call: Signature, other_rank: int, other_call: Signature) -> MismatchError:
-    """Return the error that two ranks disagree, with what tells their calls apart."""
-    mine, other = str(call), str(other_call)
-    if mine == other:
-        mine += f" by {call.algorithm} in {call.segments} segments"
-        other += f" by {other_call.algorithm} in {other_call.segments} segments"
-    return MismatchError(f"rank {rank} called {mine} where rank {other_rank} called {other}", peer=rank)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +38,9 @@ from unisono.transports.native_reductions import divisor
 from unisono.transports.session import Session
 
 _log = logging.getLogger("unisono")
+
+# The id of the communicator of all ranks.
+_WORLD = 0
 
 # Kinds of failure, numbered as in transports/native/failure.h.
 _MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL = 1, 2, 3, 4, 5
@@ -134,22 +141,39 @@ class NativeExecutor:
 
     Args:
         session: this rank's place in the job, whose roster is known.
-        communicator: the communicator's id, the same on all ranks.
+        parent: the executor that it is a subgroup of; None for all ranks of the job.
+        communicator: the communicator's id, the same on all ranks; 63 bits.
+        members: its ranks, by their numbers in the job; not given for all ranks.
     """
 
-    def __init__(self, session: Session, communicator: int) -> None:
-        self.rank = session.identity.rank
-        self.size = session.identity.size
+    def __init__(
+        self,
+        session: Session,
+        parent: NativeExecutor | None = None,
+        communicator: int = _WORLD,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        self.members = members or tuple(range(session.identity.size))
+        self.rank = self.members.index(session.identity.rank)
+        self.size = len(self.members)
         self._session = session
         self._communicator = communicator
         crowded = session.peers_of_host() > session.cores_of_host()
-        self._endpoint = _core.Endpoint(session.control, communicator, crowded)
+        self._endpoint = _core.Endpoint(session.control, communicator, crowded, list(members))
         # Apart from this object, so that what the cache and persistent calls hold makes no circle.
-        self._failures = _Failures(session.control, self.rank)
+        self._failures: _Failures = parent._failures if parent else _Failures(session.control, session.identity.rank)
+        self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+        self._compiling = threading.Lock()
         self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
         self._closed = False
         session.add_communicator(communicator, self._endpoint)
+
+    def subgroup(self, ranks: Sequence[int]) -> NativeExecutor:
+        """See `Executor.subgroup`."""
+        members = tuple(self.members[rank] for rank in ranks)
+        number = next(self._subgroups[members])
+        return NativeExecutor(self._session, self, _id_of(self._communicator, members, number), members)
 
     def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> NativeOperation:
         """See `Executor.start`."""
@@ -202,7 +226,8 @@ class NativeExecutor:
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
         """See `Executor.send`."""
-        self._open([(_core.SENDING_LANE, dest)])
+        with self._compiling:
+            self._open([(_core.SENDING_LANE, dest)])
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
         return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
 
@@ -236,6 +261,7 @@ class NativeExecutor:
     def close(self) -> None:
         """See `Executor.close`."""
         self._closed = True
+        self._session.remove_communicator(self._communicator)
         self._endpoint.close()
         self._compiled.clear()
         if self._cache is not None:
@@ -244,22 +270,27 @@ class NativeExecutor:
     def _compile(self, call: Call) -> _Compiled:
         found = self._compiled.get(id(call))
         if found is None:
-            if self._closed:
-                raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-            transport, able = ("shm", READS) if self._session.shares_memory() else ("tcp", MESSAGES)
-            check_plan(call.plan, self.rank, self.size, transport, able)
-            if able is READS:
-                check_reads(call.plan)
-            if len(self._compiled) >= _MOST_COMPILED:
-                self._compiled.clear()
-            self._open(peers(call.plan))
-            found = self._compiled[id(call)] = _Compiled(call, _native_call(call), _lengths(call))
+            with self._compiling:
+                found = self._compiled.get(id(call)) or self._compile_anew(call)
         return found
+
+    def _compile_anew(self, call: Call) -> _Compiled:
+        if self._closed:
+            raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
+        transport, able = ("shm", READS) if self._session.shares_memory(self.members) else ("tcp", MESSAGES)
+        check_plan(call.plan, self.rank, self.size, transport, able)
+        if able is READS:
+            check_reads(call.plan)
+        if len(self._compiled) >= _MOST_COMPILED:
+            self._compiled.clear()
+        self._open(peers(call.plan))
+        compiled = self._compiled[id(call)] = _Compiled(call, _native_call(call), _lengths(call))
+        return compiled
 
     def _open(self, wanted: list[tuple[int, int]]) -> None:
         """Open channels; a peer that cannot be reached is a failure of the communicator, which the call then raises."""
         try:
-            self._session.open_channels(self._communicator, wanted)
+            self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
         except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
             kind = _TIMEOUT if isinstance(error, CollectiveTimeoutError) else _PEER_LOST
             self._session.control.fail(kind, -1 if error.peer is None else error.peer, error.message)
@@ -273,6 +304,12 @@ class NativeExecutor:
             None if source is None else _as_buffer(source, call.dtype),
             None if target is None else _as_buffer(target, call.dtype),
         )
+
+
+def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
+    """Return the id of a communicator, which its members know without a word; point-to-point records have bit 63."""
+    facts = repr((parent, members, number))
+    return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little") >> 1
 
 
 def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,7 +70,8 @@ class Session:
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
-        self._opened: set[tuple[int, int, int]] = set()
+        self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
+        self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._listener = Listener(
             key=identity.key,
@@ -133,6 +135,17 @@ class Session:
                 _log.exception("channel from rank %d: it cannot be opened", hello.sender)
                 sock.close()
 
+    def remove_communicator(self, communicator: int) -> None:
+        """Refuse channels of `communicator` from now on."""
+        with self._lock:
+            self._closed.add(communicator)
+            self._endpoints.pop(communicator, None)
+            unfinished = [place for place in self._streams if place[0] == communicator]
+            waiting = [sock for place in unfinished for sock in self._streams.pop(place).values()]
+            self._opened.pop(communicator, None)
+        for sock in waiting:
+            sock.close()
+
     def transport_to(self, peer: int) -> str:
         """Return the transport of channels to `peer`: "shm" or "tcp".
 
@@ -150,9 +163,9 @@ class Session:
             )
         return transport
 
-    def shares_memory(self) -> bool:
-        """Return whether all ranks exchange messages through shared memory."""
-        return all(self.transport_to(member.rank) == "shm" for member in self._members)
+    def shares_memory(self, ranks: Iterable[int]) -> bool:
+        """Return whether these ranks exchange messages through shared memory."""
+        return all(self.transport_to(rank) == "shm" for rank in ranks)
 
     def open_channels(self, communicator: int, wanted: Iterable[tuple[int, int]]) -> None:
         """Dial the peers of those (lane, peer) pairs whose channel this rank must open and has not opened yet.
@@ -160,11 +173,12 @@ class Session:
         Raises:
             PeerLostError, CollectiveTimeoutError, TransportUnavailableError: a peer cannot be reached.
         """
+        opened = self._opened[communicator]
         for lane, peer in wanted:
             ours = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
-            if ours and (communicator, lane, peer) not in self._opened:
+            if ours and (lane, peer) not in opened:
                 self._open_channel(communicator, lane, peer)
-                self._opened.add((communicator, lane, peer))
+                opened.add((lane, peer))
 
     def close(self, farewell: str) -> None:
         """Leave the job: `farewell` says why, or is empty."""
@@ -237,6 +251,9 @@ class Session:
             self._add_control_link(hello.sender, sock)
             return
         with self._lock:
+            if hello.communicator in self._closed:
+                sock.close()  # which tells the other side that this one has gone
+                return
             endpoint = self._endpoints.get(hello.communicator)
             if endpoint is None:
                 self._early.append((hello, sock))

@@ -72,13 +72,29 @@ void ranks_that_disagree_are_named_with_their_calls() {
   Ranks ranks(3, Transport::shm);
   for (std::int32_t rank = 0; rank < 3; ++rank)
     note(ranks.control(rank), 4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()");
-  ranks.control(0).report(FrameType::blocked, Ranks::communicator, 4, "");
+  ranks.control(0).report(FrameType::blocked, Ranks::communicator, {}, 4, "");
   for (std::int32_t rank = 0; rank < 3; ++rank) {
     CHECK(eventually([&] { return ranks.control(rank).failed(); }));
     const Failure failure = ranks.control(rank).failure();
     CHECK(failure.kind == FailureKind::mismatch && failure.peer == 1 && failure.sequence == 4);
     CHECK(failure.text.find("rank 1 called barrier() at train.py:12") != std::string::npos);
     CHECK(failure.text.find("ranks 0 and 2 called broadcast()") != std::string::npos);
+  }
+}
+
+// Ranks outside a communicator are not asked for its calls, nor missed.
+void the_ranks_of_a_communicator_are_those_that_are_asked() {
+  Ranks ranks(4, Transport::shm);
+  ranks.control(1).recorder().name(Ranks::communicator, " in ranks 1 and 3");
+  ranks.control(3).recorder().name(Ranks::communicator, " in ranks 1 and 3");
+  note(ranks.control(1), 0, 9, "barrier()");
+  ranks.control(3).recorder().begin(8, 5, 7, std::make_shared<const std::string>("scan()"), {"other.py", 3});
+  ranks.control(1).report(FrameType::timed_out, Ranks::communicator, {1, 3}, 0, "rank 1 waited 3 s");
+  for (std::int32_t rank = 0; rank < 4; ++rank) {
+    CHECK(eventually([&] { return ranks.control(rank).failed(); }));
+    CHECK(ranks.control(rank).failure().text ==
+          "rank 1 waited 3 s in call #0 barrier() in ranks 1 and 3 at train.py:12: "
+          "rank 3 has not called it (it is in scan() at other.py:3)");
   }
 }
 
@@ -91,8 +107,8 @@ void a_timeout_is_judged_whatever_others_report() {
   hub.add_link(1, std::move(link.a), Descriptor());
   hub.add_link(2, std::move(silent.a), Descriptor());
   reporter.add_link(0, std::move(link.b), Descriptor());
-  reporter.report(FrameType::timed_out, Ranks::communicator, 5, "rank 1 waited 3 s");
-  reporter.report(FrameType::blocked, Ranks::communicator, 4, "");
+  reporter.report(FrameType::timed_out, Ranks::communicator, {}, 5, "rank 1 waited 3 s");
+  reporter.report(FrameType::blocked, Ranks::communicator, {}, 4, "");
   CHECK(eventually([&] { return reporter.failed(); }));
   CHECK(reporter.failure().kind == FailureKind::timeout && reporter.failure().sequence == 5);
   CHECK(reporter.failure().text.find("rank 2 does not answer") != std::string::npos);
@@ -133,6 +149,8 @@ std::string hostile_bytes(Dice& dice) {
     frame.sequence = static_cast<std::int64_t>(dice.awkward());
     frame.digest = dice.awkward();
     frame.text.assign(dice.below(300), 'x');
+    for (std::size_t member = dice.below(4); member > 0; --member)
+      frame.members.push_back(static_cast<std::int32_t>(dice.awkward()));
     bytes += encode(frame);
   }
   if (!bytes.empty() && dice.below(3) == 0) bytes[dice.below(bytes.size())] = static_cast<char>(dice.word());
@@ -151,7 +169,7 @@ void hostile_frames_do_no_harm() {
       const std::string bytes = hostile_bytes(dice);
       if (::send(link.b.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
     }
-    control.report(FrameType::blocked, Ranks::communicator, 1, "");
+    control.report(FrameType::blocked, Ranks::communicator, {}, 1, "");
     link.b.reset();
     CHECK(eventually([&] { return control.links() == 0; }));
   }
@@ -180,6 +198,7 @@ int main() {
       {"who links late is told who has left and what has failed",
        who_links_late_is_told_who_has_left_and_what_has_failed},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
+      {"the ranks of a communicator are those that are asked", the_ranks_of_a_communicator_are_those_that_are_asked},
       {"a timeout is judged whatever others report", a_timeout_is_judged_whatever_others_report},
       {"a failure waits for room", a_failure_waits_for_room},
       {"hostile frames do no harm", hostile_frames_do_no_harm},

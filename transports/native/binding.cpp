@@ -173,14 +173,15 @@ void bind_control(nb::module_& module) {
 
 void bind_endpoint(nb::module_& module) {
   nb::class_<Endpoint>(module, "Endpoint")
-      .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool>(), nb::arg("control"), nb::arg("communicator"),
-           nb::arg("crowded"))
+      .def(nb::init<std::shared_ptr<Control>, std::uint64_t, bool, std::vector<std::int32_t>>(), nb::arg("control"),
+           nb::arg("communicator"), nb::arg("crowded"), nb::arg("members") = std::vector<std::int32_t>())
       .def(
           "add_shm",
           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int bell, int peer_bell,
              int socket) {
-            endpoint.add_channel(lane, std::make_unique<ShmChannel>(peer, dialler, Descriptor(memory), Descriptor(bell),
-                                                                    Descriptor(peer_bell), Descriptor(socket)));
+            endpoint.add_channel(
+                lane, std::make_unique<ShmChannel>(endpoint.member(peer), dialler, Descriptor(memory), Descriptor(bell),
+                                                   Descriptor(peer_bell), Descriptor(socket)));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("bell"),
           nb::arg("peer_bell"), nb::arg("socket"))
@@ -189,8 +190,8 @@ void bind_endpoint(nb::module_& module) {
           [](Endpoint& endpoint, std::int64_t lane, int peer, const std::vector<int>& sockets, std::uint32_t epoch,
              bool checksum) {
             std::vector<Descriptor> streams(sockets.begin(), sockets.end());
-            endpoint.add_channel(lane,
-                                 std::make_unique<TcpChannel>(peer, std::move(streams), TcpTerms{epoch, checksum}));
+            endpoint.add_channel(lane, std::make_unique<TcpChannel>(endpoint.member(peer), std::move(streams),
+                                                                    TcpTerms{epoch, checksum}));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
       .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())

@@ -301,7 +301,7 @@ bool Collective::drive_receive(const Instance& instance, Message& message, Chann
     const Header* header = channel.front();
     if (header == nullptr) return false;
     if (*header != header_of(instance, *message.action))
-      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call arrived");
+      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call");
     message.begun = true;
   }
   if (message.action->opcode == Opcode::wait) return receive_flag(message, channel);

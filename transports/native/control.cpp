@@ -90,7 +90,8 @@ void Control::fail(Failure failure) {
   set_failure(std::move(failure), rank_);
 }
 
-void Control::report(FrameType reason, std::uint64_t communicator, std::int64_t sequence, const std::string& text) {
+void Control::report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                     std::int64_t sequence, const std::string& text) {
   const std::lock_guard lock(mutex_);
   Frame frame;
   frame.type = reason;
@@ -98,6 +99,7 @@ void Control::report(FrameType reason, std::uint64_t communicator, std::int64_t 
   frame.communicator = communicator;
   frame.sequence = sequence;
   frame.text = text;
+  frame.members = members;
   if (is_hub())
     inquire(rank_, frame);
   else
@@ -311,6 +313,7 @@ Frame Control::testify(const Frame& query) const {
   Frame frame;
   frame.type = FrameType::answer;
   frame.rank = rank_;
+  frame.peer = query.peer;
   frame.communicator = query.communicator;
   frame.sequence = query.sequence;
   const auto last = recorder_.last(query.communicator);
@@ -320,7 +323,8 @@ Frame Control::testify(const Frame& query) const {
     frame.text = found->text();
   } else if (!last || last->sequence < static_cast<std::uint64_t>(query.sequence)) {
     frame.state = CallState::not_called;
-    frame.text = last ? last->text() : "";
+    const auto running = recorder_.running();
+    frame.text = running ? "it is in " + running->text() : last ? "last: " + last->text() : "it has called nothing";
   } else {
     frame.state = CallState::unknown;  // too long ago
   }
@@ -338,15 +342,27 @@ void Control::inquire(std::int32_t reporter, const Frame& report) {
   const auto known = questions_.find(report.communicator);
   if (known != questions_.end() && report.type == FrameType::blocked) {
     const Inquiry& open = known->second.inquiry;
+    query.peer = known->second.round;
     if (open.sequence == report.sequence) ask(reporter, query);
     if (open.sequence == report.sequence || open.reason != FrameType::blocked) return;
   }
   Question question;
-  question.inquiry = {report.communicator, report.sequence, report.type, reporter, report.text, {}};
-  question.inquiry.ranks.resize(static_cast<std::size_t>(size_));
+  query.peer = question.round = ++rounds_;
+  question.inquiry = {report.communicator,           report.sequence, report.type, reporter, report.text,
+                      testimonies_of(report.members)};
   question.deadline = Clock::now() + testimony_time;
+  const auto asked = question.inquiry.ranks;
   questions_.insert_or_assign(report.communicator, std::move(question));
-  for (std::int32_t peer = 0; peer < size_; ++peer) ask(peer, query);
+  for (std::int32_t peer = 0; peer < size_; ++peer)
+    if (asked[static_cast<std::size_t>(peer)].state == CallState::unknown) ask(peer, query);
+}
+
+std::vector<Testimony> Control::testimonies_of(const std::vector<std::int32_t>& members) const {
+  const CallState all = members.empty() ? CallState::unknown : CallState::outside;
+  std::vector<Testimony> ranks(static_cast<std::size_t>(size_), Testimony{all, 0, ""});
+  for (const std::int32_t member : members)
+    if (member >= 0 && member < size_) ranks[static_cast<std::size_t>(member)].state = CallState::unknown;
+  return ranks;
 }
 
 void Control::ask(std::int32_t peer, const Frame& query) {
@@ -358,9 +374,11 @@ void Control::ask(std::int32_t peer, const Frame& query) {
 
 void Control::take_testimony(std::int32_t from, const Frame& frame) {
   const auto known = questions_.find(frame.communicator);
-  if (failed() || known == questions_.end() || known->second.inquiry.sequence != frame.sequence) return;
+  if (failed() || known == questions_.end() || known->second.round != frame.peer) return;
   auto& ranks = known->second.inquiry.ranks;
-  ranks[static_cast<std::size_t>(from)] = {frame.state, frame.digest, frame.text};
+  Testimony& own = ranks[static_cast<std::size_t>(from)];
+  if (own.state == CallState::outside) return;
+  own = {frame.state, frame.digest, frame.text};
   for (std::int32_t peer = 0; peer < size_; ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     if (departed_[index] != 0 && ranks[index].state == CallState::unknown)

@@ -52,8 +52,9 @@ class Control {
   // Reports a failure; the first one stays, and is told to all ranks.
   void fail(Failure failure);
   // Reports that a call is blocked, has timed out, or received something of another call; the verdict comes as a
-  // failure.
-  void report(FrameType reason, std::uint64_t communicator, std::int64_t sequence, const std::string& text);
+  // failure. `members` are the ranks of the communicator; none stands for all.
+  void report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,
+              std::int64_t sequence, const std::string& text);
 
   bool departed(std::int32_t peer) const;
   // What the peer said when it left, or empty.
@@ -83,6 +84,7 @@ class Control {
   };
   struct Question {
     Inquiry inquiry;
+    std::int32_t round = 0;  // tells the answers from those to a question before
     Clock::time_point deadline;
   };
 
@@ -105,6 +107,7 @@ class Control {
   void ring_all() const;
   void inquire(std::int32_t reporter, const Frame& report);
   void ask(std::int32_t peer, const Frame& query);
+  std::vector<Testimony> testimonies_of(const std::vector<std::int32_t>& members) const;
   void take_testimony(std::int32_t from, const Frame& frame);
   void judge(Question& question, bool final);
   Frame testify(const Frame& query) const;
@@ -119,6 +122,7 @@ class Control {
   std::vector<std::string> farewells_;
   std::vector<int> doorbells_;
   std::map<std::uint64_t, Question> questions_;  // the latest of each communicator
+  std::int32_t rounds_ = 0;
   Failure failure_;
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> frames_sent_{0};

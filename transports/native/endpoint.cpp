@@ -15,19 +15,19 @@ using namespace std::chrono_literals;
 // How long a rank waits for the hub's word before it speaks for itself.
 constexpr auto verdict_time = 2500ms;
 
-// Messages between two ranks are recorded apart from the collectives of their communicator.
-constexpr std::uint64_t message_record = std::uint64_t{1} << 63;
-
 }  // namespace
 
 Request::~Request() { endpoint_.withdraw(*this); }
 
-Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded)
+Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded,
+                   std::vector<std::int32_t> members)
     : control_(std::move(control)),
       communicator_(communicator),
       crowded_(crowded),
-      channels_(control_->size()),
+      members_(std::move(members)),
+      channels_(size()),
       lead_(std::make_unique<Lead>()) {
+  if (!members_.empty()) control_->recorder().name(communicator_, " in " + ranks_text(members_));
   control_->add_doorbell(doorbell_.get());
 }
 
@@ -39,6 +39,17 @@ Endpoint::~Endpoint() {
   // Neither the threads that followed nor the server exist here.
   static_cast<void>(lead_.release());
   if (server_.joinable()) server_.detach();
+}
+
+std::int32_t Endpoint::job_rank(std::int32_t member) const {
+  return members_.empty() ? member : members_.at(static_cast<std::size_t>(member));
+}
+
+std::int32_t Endpoint::member(std::int32_t job_rank) const {
+  if (members_.empty()) return job_rank;
+  const auto found = std::find(members_.begin(), members_.end(), job_rank);
+  if (found == members_.end()) throw std::invalid_argument("this rank of the job is not in the communicator");
+  return static_cast<std::int32_t>(found - members_.begin());
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
@@ -196,7 +207,7 @@ void Endpoint::begin_message(Request& request) {
       (message.sends() ? "send(dest=" : "recv(source=") + std::to_string(message.peer()) +
       ", tag=" + std::to_string(message.parcel.header.group) + ")");
   request.record_ =
-      control_->recorder().begin(communicator_ | message_record, next_message_++, 0, description, request.site_);
+      control_->recorder().begin(communicator_ | point_to_point_record, next_message_++, 0, description, request.site_);
   if (closed_ || control_->failed()) return;  // and all will be given up
   auto& mailbox = mailboxes_[{message.lane, message.peer()}];
   if (!mailbox) mailbox = std::make_shared<Mailbox>(*message.entry);
@@ -275,14 +286,15 @@ void Endpoint::give_all_up() {
 }
 
 void Endpoint::mismatch(const Mismatch& found) {
-  const std::string text = "rank " + std::to_string(rank()) + ": " + found.what();
-  const Failure otherwise{FailureKind::mismatch, rank(), found.peer, found.sequence, text};
+  const std::int32_t peer = job_rank(found.peer);
+  const std::string text =
+      "rank " + std::to_string(rank()) + ": rank " + std::to_string(peer) + " sent " + found.what();
+  const Failure otherwise{FailureKind::mismatch, rank(), peer, found.sequence, text};
   if (found.sequence < 0) {
     control_->fail(otherwise);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, found.sequence,
-                   text + " from rank " + std::to_string(found.peer));
+  control_->report(FrameType::mismatch, communicator_, members_, found.sequence, text);
   await_verdict(otherwise);
 }
 

@@ -91,12 +91,19 @@ class Endpoint {
  public:
   using Clock = Request::Clock;
 
-  // `crowded`: there are more ranks than cores on this host.
-  Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded);
+  // `crowded`: there are more ranks than cores on this host. `members`: the ranks of the job that are the ranks 0, 1, …
+  // of this communicator; none stands for all. Channels, calls and counters go by the ranks of the communicator; what
+  // goes over control links, and what users read in errors, by those of the job.
+  Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator, bool crowded,
+           std::vector<std::int32_t> members = {});
   ~Endpoint();
 
+  // Of the job.
   std::int32_t rank() const { return control_->rank(); }
-  std::int32_t size() const { return control_->size(); }
+  // Of the communicator.
+  std::int32_t size() const { return members_.empty() ? control_->size() : static_cast<std::int32_t>(members_.size()); }
+  // The rank in the communicator of a rank of the job; throws std::invalid_argument if it has none.
+  std::int32_t member(std::int32_t job_rank) const;
   Control& control() { return *control_; }
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
@@ -140,6 +147,7 @@ class Endpoint {
     Clock::time_point looked{};
   };
 
+  std::int32_t job_rank(std::int32_t member) const;
   // Handing in.
   std::unique_ptr<Request> send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
                                            const CallSite& site);
@@ -181,6 +189,7 @@ class Endpoint {
   std::shared_ptr<Control> control_;
   const std::uint64_t communicator_;
   const bool crowded_;
+  const std::vector<std::int32_t> members_;
   ChannelTable channels_;
   Doorbell doorbell_;
   std::unique_ptr<Lead> lead_;

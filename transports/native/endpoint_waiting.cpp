@@ -195,7 +195,7 @@ void Endpoint::look_around(Idle& idle) {
     if (!current_->idle_since_) current_->idle_since_ = now;
     if (now - *current_->idle_since_ >= blocked_after && !current_->reported_) {
       current_->reported_ = true;
-      control_->report(FrameType::blocked, communicator_, current_->sequence_, "");
+      control_->report(FrameType::blocked, communicator_, members_, current_->sequence_, "");
     }
   }
   check_deadlines(now);
@@ -250,9 +250,9 @@ std::vector<Blocked> Endpoint::blocked() const {
 // if there is such a one.
 bool Endpoint::check_closed() {
   for (const Blocked& on : blocked()) {
-    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(on.peer);
+    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(job_rank(on.peer));
     if (!gone) continue;
-    if (!drive() && !control_->failed()) lose(on.peer);
+    if (!drive() && !control_->failed()) lose(job_rank(on.peer));
     return true;
   }
   return false;
@@ -272,15 +272,16 @@ void Endpoint::lose(std::int32_t peer) {
 void Endpoint::time_out(const Request& request) {
   const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(request.timeout_s_);
   if (request.call_ != nullptr) {
-    control_->report(FrameType::timed_out, communicator_, current_sequence(), text);
+    control_->report(FrameType::timed_out, communicator_, members_, current_sequence(), text);
     await_verdict({FailureKind::timeout, rank(), -1, current_sequence(),
                    text + " and rank 0, which knows of all, does not answer"});
     return;
   }
   const Request::Message& message = *request.message_;
-  control_->fail({FailureKind::timeout, rank(), message.peer(), -1,
+  const std::int32_t peer = job_rank(message.peer());
+  control_->fail({FailureKind::timeout, rank(), peer, -1,
                   text + (message.sends() ? " for room to send to rank " : " for a message from rank ") +
-                      std::to_string(message.peer())});
+                      std::to_string(peer)});
 }
 
 }  // namespace unisono

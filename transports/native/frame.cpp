@@ -7,6 +7,7 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t most_text = 4096;
+constexpr std::size_t most_members = 1 << 20;
 
 struct Fixed {
   std::uint8_t type;
@@ -19,6 +20,7 @@ struct Fixed {
   std::uint64_t communicator;
   std::int64_t sequence;
   std::uint64_t digest;
+  std::uint64_t members;
 };
 
 }  // namespace
@@ -34,10 +36,12 @@ std::string encode(const Frame& frame) {
                     static_cast<std::uint32_t>(text.size()),
                     frame.communicator,
                     frame.sequence,
-                    frame.digest};
+                    frame.digest,
+                    frame.members.size()};
   std::string bytes(sizeof fixed, '\0');
   std::memcpy(bytes.data(), &fixed, sizeof fixed);
-  return bytes.append(text);
+  bytes.append(text);
+  return bytes.append(reinterpret_cast<const char*>(frame.members.data()), frame.members.size() * sizeof(std::int32_t));
 }
 
 bool decode(std::string& bytes, Frame& frame) {
@@ -46,9 +50,12 @@ bool decode(std::string& bytes, Frame& frame) {
   std::memcpy(&fixed, bytes.data(), sizeof fixed);
   const bool valid = fixed.type >= 1 && fixed.type <= static_cast<std::uint8_t>(FrameType::leaving) &&
                      fixed.failure <= static_cast<std::uint8_t>(FailureKind::internal) &&
-                     fixed.state <= static_cast<std::uint8_t>(CallState::left) && fixed.text_nbytes <= most_text;
+                     fixed.state <= static_cast<std::uint8_t>(CallState::left) && fixed.text_nbytes <= most_text &&
+                     fixed.members <= most_members;
   if (!valid) throw std::runtime_error("a frame on a control link is malformed");
-  if (bytes.size() < sizeof fixed + fixed.text_nbytes) return false;
+  const std::size_t members_nbytes = fixed.members * sizeof(std::int32_t);
+  const std::size_t nbytes = sizeof fixed + fixed.text_nbytes + members_nbytes;
+  if (bytes.size() < nbytes) return false;
   frame = {static_cast<FrameType>(fixed.type),
            static_cast<FailureKind>(fixed.failure),
            static_cast<CallState>(fixed.state),
@@ -57,8 +64,11 @@ bool decode(std::string& bytes, Frame& frame) {
            fixed.communicator,
            fixed.sequence,
            fixed.digest,
-           bytes.substr(sizeof fixed, fixed.text_nbytes)};
-  bytes.erase(0, sizeof fixed + fixed.text_nbytes);
+           bytes.substr(sizeof fixed, fixed.text_nbytes),
+           std::vector<std::int32_t>(fixed.members)};
+  if (fixed.members != 0)
+    std::memcpy(frame.members.data(), bytes.data() + sizeof fixed + fixed.text_nbytes, members_nbytes);
+  bytes.erase(0, nbytes);
   return true;
 }
 

@@ -1,9 +1,10 @@
-// What travels on control links: one kind of frame, of a fixed part and a text.
+// What travels on control links: one kind of frame, of a fixed part, a text and ranks.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "failure.h"
 
@@ -19,19 +20,20 @@ enum class FrameType : std::uint8_t {
   leaving = 7,    // to the hub: I close; from the hub: this rank has closed
 };
 
-// How far a rank is with a call.
-enum class CallState : std::uint8_t { unknown, not_called, running, returned, left };
+// How far a rank is with a call. That a rank is outside the communicator is what the hub knows, and no rank says.
+enum class CallState : std::uint8_t { unknown, not_called, running, returned, left, outside };
 
 struct Frame {
   FrameType type = FrameType::failure;
   FailureKind failure = FailureKind::none;
   CallState state = CallState::unknown;
   std::int32_t rank = -1;
-  std::int32_t peer = -1;
+  std::int32_t peer = -1;  // of a query and its answer: the round of questions
   std::uint64_t communicator = 0;
   std::int64_t sequence = -1;
   std::uint64_t digest = 0;
   std::string text;
+  std::vector<std::int32_t> members;  // of a report: the ranks of the communicator; none stands for all
 };
 
 // The bytes of a frame, with their length in front; a text that is too long is cut.

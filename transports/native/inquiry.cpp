@@ -15,8 +15,8 @@ bool called(const Testimony& testimony) {
 std::string ranks_text(const std::vector<std::int32_t>& ranks) {
   if (ranks.size() == 1) return "rank " + std::to_string(ranks.front());
   std::string text = "ranks ";
-  const bool consecutive =
-      ranks.size() > 2 && ranks.back() - ranks.front() == static_cast<std::int32_t>(ranks.size()) - 1;
+  const bool consecutive = ranks.size() > 2 && std::is_sorted(ranks.begin(), ranks.end()) &&
+                           ranks.back() - ranks.front() == static_cast<std::int32_t>(ranks.size()) - 1;
   if (consecutive) return text + std::to_string(ranks.front()) + "-" + std::to_string(ranks.back());
   for (std::size_t i = 0; i < ranks.size(); ++i)
     text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
@@ -71,11 +71,7 @@ Failure Inquiry::timeout() const {
       why.append(why.empty() ? "rank " : "; rank ").append(std::to_string(rank)).append(say(ranks[rank]));
     }
   };
-  add(CallState::not_called, [](const Testimony& testimony) {
-    std::string text(" has not called it (");
-    text.append(testimony.text.empty() ? "it has called nothing" : "last: ").append(testimony.text);
-    return text.append(")");
-  });
+  add(CallState::not_called, [](const Testimony& testimony) { return " has not called it (" + testimony.text + ")"; });
   add(CallState::left, [](const Testimony& testimony) {
     std::string text(" has left");
     if (!testimony.text.empty()) text.append(" (").append(testimony.text).append(")");

@@ -15,7 +15,7 @@ namespace unisono {
 struct Testimony {
   CallState state = CallState::unknown;
   std::uint64_t digest = 0;
-  std::string text;  // the call, or the last one before it
+  std::string text;  // the call, or what the rank is at instead
 };
 
 // The question: why does this call not go on?

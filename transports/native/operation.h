@@ -11,7 +11,7 @@
 
 namespace unisono {
 
-// A message arrived that belongs to another call than the one it was received for.
+// A message arrived that belongs to another call than the one it was received for; `what` it was.
 struct Mismatch : std::runtime_error {
   Mismatch(std::int32_t from, std::int64_t first_call, const std::string& what)
       : std::runtime_error(what), peer(from), sequence(first_call) {}

@@ -126,8 +126,8 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
   const Header& expected = receive.parcel_.header;
   if (header.sequence == expected.sequence && header.nbytes == expected.nbytes) return;
   throw Mismatch(peer, -1,
-                 "rank " + std::to_string(peer) + " sent " + array_text(header) + " with tag " +
-                     std::to_string(header.group) + ", where " + array_text(expected) + " is to be received");
+                 array_text(header) + " with tag " + std::to_string(header.group) + ", where " + array_text(expected) +
+                     " is to be received");
 }
 
 bool Mailbox::move_to(PointToPoint& receive) {

@@ -1,11 +1,20 @@
 #include "recorder.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace unisono {
 
 std::string CallRecord::text() const {
   std::string shown = description ? *description : "?";
+  shown += where;
   if (site.file != nullptr) shown += std::string(" at ") + site.file + ":" + std::to_string(site.line);
   return shown;
+}
+
+void Recorder::name(std::uint64_t communicator, std::string where) {
+  const std::lock_guard lock(mutex_);
+  names_.insert_or_assign(communicator, std::move(where));
 }
 
 std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
@@ -31,6 +40,8 @@ void Recorder::set_site(std::size_t index, const CallSite& site) {
 CallRecord Recorder::record(std::size_t index) const {
   CallRecord record = records_[index];
   record.returned = returned_[index].load(std::memory_order_relaxed);
+  const auto named = names_.find(record.communicator & ~point_to_point_record);
+  if (named != names_.end()) record.where = named->second;
   return record;
 }
 
@@ -52,6 +63,15 @@ std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
     if (!latest || records_[*latest].sequence < found.sequence) latest = index;
   }
   return latest ? std::optional(record(*latest)) : std::nullopt;
+}
+
+std::optional<CallRecord> Recorder::running() const {
+  const std::lock_guard lock(mutex_);
+  for (std::uint64_t back = 1; back <= std::min<std::uint64_t>(begun_, capacity); ++back) {
+    const std::size_t index = (begun_ - back) % capacity;
+    if (!returned_[index].load(std::memory_order_relaxed)) return record(index);
+  }
+  return std::nullopt;
 }
 
 }  // namespace unisono

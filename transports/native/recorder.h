@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,16 +24,22 @@ struct CallRecord {
   std::uint64_t digest = 0;
   std::shared_ptr<const std::string> description;
   CallSite site;
+  std::string where;  // which communicator it was made on, if not the world
   bool returned = false;
 
-  // "allreduce(float32[8], op=sum) at train.py:12"
+  // "allreduce(float32[8], op=sum) in ranks 2 and 3 at train.py:12"
   std::string text() const;
 };
+
+// Point-to-point calls are recorded apart from the collectives of their communicator.
+inline constexpr std::uint64_t point_to_point_record = std::uint64_t{1} << 63;
 
 class Recorder {
  public:
   static constexpr std::size_t capacity = 64;
 
+  // Gives a communicator a name, such as " in ranks 2 and 3", for the texts of its calls.
+  void name(std::uint64_t communicator, std::string where);
   // Notes a call and returns the index of its record, which stays valid for `capacity` further calls.
   std::size_t begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                     const std::shared_ptr<const std::string>& description, const CallSite& site);
@@ -41,6 +48,8 @@ class Recorder {
 
   std::optional<CallRecord> find(std::uint64_t communicator, std::uint64_t sequence) const;
   std::optional<CallRecord> last(std::uint64_t communicator) const;
+  // The latest call, of any communicator, that has not returned.
+  std::optional<CallRecord> running() const;
 
  private:
   CallRecord record(std::size_t index) const;
@@ -49,6 +58,7 @@ class Recorder {
   std::array<CallRecord, capacity> records_;
   std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because it needs no lock
   std::uint64_t begun_ = 0;
+  std::map<std::uint64_t, std::string> names_;  // of communicators
 };
 
 }  // namespace unisono

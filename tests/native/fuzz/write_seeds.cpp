@@ -39,6 +39,7 @@ void write_frames(const std::filesystem::path& folder) {
   frame.type = FrameType::answer;
   frame.state = CallState::running;
   frame.text = "allreduce(float32[8], op=sum) at train.py:12";
+  frame.members = {0, 3, 7};
   const std::string long_one = encode(frame);
   const auto size_of = [](const std::string& text) { return static_cast<std::uint8_t>(text.size()); };
   Seed().put(size_of(short_one)).put(short_one).put(size_of(long_one)).put(long_one).write(folder, "two");
