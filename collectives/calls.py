@@ -34,18 +34,27 @@ class Place:
     Attributes:
         hosts: the ranks of each host, in the order of their lowest ranks.
         link: the slowest kind of link between ranks: "shm", "tcp" or "local".
+        cores: the number of cores that the ranks of each host share; none if that is not known.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     link: str
+    cores: tuple[int, ...] = ()
+
+    @property
+    def crowd(self) -> float:
+        """The number of ranks for each core on the most crowded host, and at least 1."""
+        return max([1.0, *(len(ranks) / cores for ranks, cores in zip(self.hosts, self.cores, strict=False))])
 
     def of(self, ranks: Sequence[int], transport: str) -> Place:
         """Return the place of a communicator of some of the ranks, in this order; `transport` is the option."""
         new = {rank: index for index, rank in enumerate(ranks)}
+        cores = self.cores or (0,) * len(self.hosts)
         shares = [tuple(sorted(new[rank] for rank in host if rank in new)) for host in self.hosts]
-        hosts = tuple(sorted(share for share in shares if share))
-        is_near = self.link == "tcp" and transport == "auto" and len(hosts) == 1
-        return Place(hosts, "shm" if is_near else self.link)
+        places = sorted((share, its_cores) for share, its_cores in zip(shares, cores, strict=True) if share)
+        is_near = self.link == "tcp" and transport == "auto" and len(places) == 1
+        hosts = tuple(share for share, _ in places)
+        return Place(hosts, "shm" if is_near else self.link, tuple(each for _, each in places) if self.cores else ())
 
 
 class Kind(NamedTuple):
@@ -116,6 +125,7 @@ class Calls:
             varying=varying,
             hosts=self._place.hosts,
             inside="shm" if is_mixed else self._place.link,
+            crowd=self._place.crowd,
         )
 
     def _preferred(self, collective: str) -> str:

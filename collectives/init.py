@@ -150,10 +150,13 @@ def _join(session: Session, store: Store | None, launch: Launch, options: Option
 
 def _place(roster: Roster, transport: str) -> Place:
     hosts: defaultdict[str, list[int]] = defaultdict(list)
+    masks: defaultdict[str, int] = defaultdict(int)
     for member in roster.members:
         hosts[member.addresses.host_id].append(member.rank)
+        masks[member.addresses.host_id] |= int(member.cores, 16)
     link = transport if transport != "auto" else "shm" if len(hosts) == 1 else "tcp"
-    return Place(tuple(tuple(ranks) for ranks in hosts.values()), link)
+    cores = tuple(mask.bit_count() for mask in masks.values())
+    return Place(tuple(tuple(ranks) for ranks in hosts.values()), link, cores)
 
 
 def _farewell() -> str:

@@ -118,9 +118,25 @@ def test_two_ranks_exchange_small_vectors_directly_and_large_ones_around_the_rin
 def test_what_is_for_an_order_or_for_many_links_is_chosen_by_its_name_only(link: str) -> None:
     for size in range(2, 65):
         found = allreduces(size, link)
-        assert found[0] == "direct"
         assert not {"balanced_tree", "bidirectional_ring", "multi_lane_ring"} & {*found}
     assert choose(replace(ASKED, algorithm="balanced_tree")).tier == "forced"
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_few_ranks_exchange_small_vectors_directly_and_many_by_rounds(link: str) -> None:
+    assert allreduces(4, link)[0] == "direct"
+    assert allreduces(64, link)[0] in {"recursive_doubling", "recursive_multiplying"}
+
+
+def test_where_ranks_share_cores_every_round_costs_a_turn_of_all() -> None:
+    asked = Question("allreduce", 64, 16, "shm")
+    direct, doubling = (ALGORITHMS["allreduce"][name].cost(16) for name in ("direct", "recursive_doubling"))
+    link = LINKS["shm"]
+    for crowd in (1.0, 8.0):
+        times = [predicted_s(cost, 64, link, crowd) for cost in (direct, doubling)]
+        assert times == sorted(times, reverse=crowd == 1.0)
+    assert predicted_s(direct, 64, link, 8.0) > 8 * predicted_s(direct, 64, link)
+    assert choose(replace(asked, crowd=8.0)).predicted_s > 8 * choose(asked).predicted_s
 
 
 def test_of_two_that_are_predicted_alike_the_first_in_the_table_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +180,7 @@ def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
 
 def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
     ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
-    wanted = 6 * link.latency_s + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
+    wanted = 6 * (link.latency_s + link.per_message_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
     assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
 
 

@@ -34,6 +34,7 @@ class Question:
         varying: whether the shares of the ranks differ in length.
         hosts: the ranks of each host; none if they are not known.
         inside: the kind of link between the ranks of a host.
+        crowd: the number of ranks for each core on the most crowded host, and at least 1.
     """
 
     collective: str
@@ -46,6 +47,7 @@ class Question:
     varying: bool = False
     hosts: Hosts = ()
     inside: str = "shm"
+    crowd: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _candidate(algorithm: Algorithm, question: Question) -> Candidate:
     phases: tuple[tuple[str, str], ...] = ()
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, {})
-        predicted = None if cost is None else predicted_s(cost, question.nbytes, LINKS[question.link])
+        predicted = None if cost is None else predicted_s(cost, question.nbytes, LINKS[question.link], question.crowd)
     elif refusal is None:
         phases, cost, predicted = _composed(algorithm, question)
     else:
@@ -151,21 +153,21 @@ def _composed(algorithm: Composition, question: Question) -> tuple[tuple[tuple[s
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
     costs = [algorithm.between(levels)]
-    predicted = predicted_s(costs[0], question.nbytes, LINKS[question.inside])
+    predicted = predicted_s(costs[0], question.nbytes, LINKS[question.inside], question.crowd)
     for phase in algorithm.phases:
         link = LINKS[question.inside if phase.is_inside else question.link]
-        seconds, names[phase.parameter], cost = _fastest(phase, levels, question.nbytes, link)
+        seconds, names[phase.parameter], cost = _fastest(phase, levels, question, link)
         costs.append(cost)
         predicted += seconds
     return tuple(names.items()), total(costs), predicted
 
 
-def _fastest(phase: PhaseKind, levels: Levels, nbytes: int, link: Link) -> tuple[float, str, Cost]:
+def _fastest(phase: PhaseKind, levels: Levels, question: Question, link: Link) -> tuple[float, str, Cost]:
     """Return the prediction, the name and the cost of the algorithm of a phase that is predicted to be fastest."""
     costs = {name: cost for name in phase.algorithms if (cost := phase.cost(levels, name)) is not None}
-    return min(
-        ((predicted_s(cost, nbytes, link), name, cost) for name, cost in costs.items()), key=lambda found: found[0]
-    )
+    predicted = {name: predicted_s(cost, question.nbytes, link, question.crowd) for name, cost in costs.items()}
+    name = min(predicted, key=predicted.__getitem__)
+    return predicted[name], name, costs[name]
 
 
 def _refusal(algorithm: Algorithm, question: Question) -> str | None:
