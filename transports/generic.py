@@ -326,7 +326,8 @@ class _Running:
         """Return the error of having waited too long."""
         members = self._executor.members
         awaited, absent = ([members[rank] for rank in ranks] for ranks in (sorted(self.waits_for()), self.absent()))
-        message = f"rank {members[self._executor.rank]} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
+        me = members[self._executor.rank]
+        message = f"rank {me} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
         message += f", which {_ranks(absent)} had not called" if absent else ""
         return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
 

@@ -1,7 +1,7 @@
 """Predicted times of collectives: the alpha-beta-gamma (Hockney) model over the algorithms' closed-form costs.
 
-A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta, and
-each byte that it combines gamma. Where ranks share cores, so does their work, and a round takes a turn of each of them.
+A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
+and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
 The constants below are priors, measured on one x86-64 server of 2025; they only have to order the algorithms rightly.
 """
 
