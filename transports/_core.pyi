@@ -76,10 +76,10 @@ class CallCache:
         timeout_s: float,
     ) -> None: ...
     def run(
-        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: object
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: object, /
     ) -> bool: ...
     def start(
-        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: float
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: float, /
     ) -> Any | None: ...
     def add(
         self,

@@ -136,7 +136,7 @@ class CallCache(Protocol):
     """Calls that have been made before, by their arguments as the user gave them, to be run again without a look."""
 
     def run(
-        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None, /
     ) -> bool:
         """Run the call that these arguments made before, and return True; return False, with nothing done, if unknown.
 
@@ -145,7 +145,7 @@ class CallCache(Protocol):
         """
 
     def start(
-        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
         """Start the call that these arguments made before, let it go on by itself, and return it; None if unknown."""
 
@@ -157,12 +157,12 @@ class _NoCache:
     """A cache that knows nothing."""
 
     def run(
-        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None, /
     ) -> bool:
         return False
 
     def start(
-        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float
+        self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
         return None
 

@@ -10,6 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
 
+#include <array>
 #include <cstring>
 #include <optional>
 #include <unordered_map>
@@ -90,9 +91,11 @@ class CallCache {
     const Entry* entry = recognise(input, output, collective, x, out, op, root, algorithm);
     const std::optional<double> limit_s = limit_of(timeout_s);
     if (entry == nullptr || !limit_s) return false;
-    const int outcome = run_call(*target_, *entry->call, entry->memory(input, BufferKind::input),
+    const nb::object held = entry->kept.back();  // the call, lest another thread closes the communicator meanwhile
+    const CompiledCall& call = *entry->call;
+    const int outcome = run_call(*target_, call, entry->memory(input, BufferKind::input),
                                  entry->memory(output, BufferKind::output), entry->site, *limit_s);
-    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *entry->call->description);
+    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
     return true;
   }
 
@@ -125,12 +128,11 @@ class CallCache {
       if (descr != nullptr) entry.kept.push_back(nb::borrow(reinterpret_cast<PyObject*>(descr)));
     entry.kept.insert(entry.kept.end(), {collective, op, root, algorithm, call});
     calls_.insert_or_assign(key, std::move(entry));
-    last_ = nullptr;
   }
 
   void forget() {
     calls_.clear();
-    last_ = nullptr;
+    recent_.fill(nullptr);
   }
 
  private:
@@ -201,11 +203,12 @@ class CallCache {
   }
 
   const Entry* find(const Key& key) {
-    if (last_ != nullptr && last_->first == key) return &last_->second;
+    const Calls::value_type*& recent = recent_[(reinterpret_cast<std::size_t>(key.collective) >> 5) % recent_.size()];
+    if (recent != nullptr && recent->first == key) return &recent->second;
     const auto found = calls_.find(key);
     if (found == calls_.end()) return nullptr;
-    last_ = &*found;
-    return &last_->second;
+    recent = &*found;
+    return &recent->second;
   }
 
   std::optional<double> limit_of(nb::handle timeout_s) const {
@@ -224,7 +227,7 @@ class CallCache {
   nb::object on_start_;
   double timeout_s_;
   Calls calls_;
-  const Calls::value_type* last_ = nullptr;
+  std::array<const Calls::value_type*, 8> recent_{};  // by the collective's name, whose address it has
 };
 
 // A call with its memory, to be run again and again, and what it returns.
@@ -283,10 +286,8 @@ void bind_call_cache(nb::module_& module) {
   nb::class_<CallCache>(module, "CallCache")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, double>(), nb::arg("endpoint"),
            nb::arg("array_type"), nb::arg("on_failure"), nb::arg("on_start"), nb::arg("timeout_s"))
-      .def("run", &CallCache::run, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
-           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s").none())
-      .def("start", &CallCache::start, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
-           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s"))
+      .def("run", &CallCache::run)  // without names of arguments, which would cost tens of nanoseconds
+      .def("start", &CallCache::start)
       .def("add", &CallCache::add, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("call"), nb::arg("reads"),
            nb::arg("writes"))
