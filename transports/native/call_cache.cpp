@@ -282,12 +282,37 @@ class PersistentCall {
 
 }  // namespace
 
+namespace {
+
+// A method by Python's own convention of calls, which is tens of nanoseconds quicker than nanobind's.
+PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 7) {
+    PyErr_SetString(PyExc_TypeError, "run takes collective, x, out, op, root, algorithm and timeout_s");
+    return nullptr;
+  }
+  try {
+    return PyBool_FromLong(nb::inst_ptr<CallCache>(self)->run(arguments[0], arguments[1], arguments[2], arguments[3],
+                                                              arguments[4], arguments[5], arguments[6]));
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 void bind_call_cache(nb::module_& module) {
-  nb::class_<CallCache>(module, "CallCache")
+  static PyMethodDef methods[] = {
+      {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_from_python)), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
+  nb::class_<CallCache>(module, "CallCache", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, double>(), nb::arg("endpoint"),
            nb::arg("array_type"), nb::arg("on_failure"), nb::arg("on_start"), nb::arg("timeout_s"))
-      .def("run", &CallCache::run)  // without names of arguments, which would cost tens of nanoseconds
-      .def("start", &CallCache::start)
+      .def("start", &CallCache::start, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("timeout_s"))
       .def("add", &CallCache::add, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("call"), nb::arg("reads"),
            nb::arg("writes"))

@@ -14,6 +14,8 @@ using namespace std::chrono_literals;
 
 // How long a rank waits for the hub's word before it speaks for itself.
 constexpr auto verdict_time = 2500ms;
+// Looks for progress before waiting, where whoever is waited for may want this core.
+constexpr std::uint32_t crowded_rounds = 2;
 
 }  // namespace
 
@@ -120,6 +122,7 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     give_up_lead();
     return false;
   }
+  if (crowded_) rounds = std::min(rounds, crowded_rounds);
   const std::uint32_t sequence = next_sequence_++;
   const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
