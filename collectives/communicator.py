@@ -12,7 +12,7 @@ from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import checked_integer
-from unisono.collectives.calls import Place
+from unisono.collectives.calls import Place, selection
 from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import EqualShares
 from unisono.collectives.work import Work, Works
@@ -181,6 +181,8 @@ class Communicator(EqualShares, CountedShares):
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
     ) -> Callable[..., Any]:
         """Return a call that is checked and chosen once, to be made again and again on the same arrays.
@@ -218,9 +220,10 @@ class Communicator(EqualShares, CountedShares):
             raise UsageError(f"{collective} has no root")
         if contract.reduces:
             op = "sum" if op is None else op
-        elif op is not None:
-            raise UsageError(f"{collective} has no op")
-        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
+        elif op is not None or reproducible or accumulate is not None:
+            raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
+        wanted = selection(algorithm, reproducible, accumulate)
+        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=wanted)
         if made.is_packed:
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
         if made.convert is not None:
@@ -232,16 +235,27 @@ class Communicator(EqualShares, CountedShares):
         again = self._executor.persistent(made.call, stage, made.target, limit_s, made.result, on_start)
         return again if made.lifting is None else lambda wait=True: (made.lifted(stage), again(wait))[1]
 
-    def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        dtype: str = "float32",
+        op: str | Op = "sum",
+        *,
+        reproducible: bool = False,
+        accumulate: str | None = None,
+    ) -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
 
         Raises:
-            UsageError: `nbytes` or `dtype` cannot be.
+            UsageError: `nbytes`, `dtype` or `accumulate` cannot be.
             NoAlgorithmError: no algorithm carries out such a call.
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
-        return explain(self._calls.question(collective, nbytes, operation(op), None, varying=False))
+        wanted = selection(None, reproducible, accumulate)
+        question = self._calls.question(collective, nbytes, operation(op), DTYPES[dtype], wanted, varying=False)
+        return explain(question)
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""
