@@ -85,18 +85,19 @@ def selection(algorithm: str | None, reproducible: bool, accumulate: str | None)
     Raises:
         UsageError: an argument is of another type, or there is no dtype `accumulate`.
     """
+    try:
+        return _selection(algorithm, reproducible, accumulate)
+    except TypeError:
+        raise UsageError(f"algorithm and accumulate must be names; got {algorithm!r} and {accumulate!r}") from None
+
+
+@cache
+def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> Wanted:
     if not isinstance(reproducible, bool):
         raise UsageError(f"reproducible must be True or False, not {reproducible!r}")
-    if accumulate is not None and not (isinstance(accumulate, str) and accumulate in DTYPES):
+    if accumulate is not None and accumulate not in DTYPES:
         raise UsageError(f"accumulate must be None or one of {', '.join(DTYPES)}, not {accumulate!r}")
-    if not reproducible and accumulate is None:
-        return algorithm
-    if algorithm is not None and not isinstance(algorithm, str):
-        raise UsageError(f"algorithm must be a name, not {algorithm!r}")
-    return _selection(algorithm, reproducible, accumulate)
-
-
-_selection = cache(Selection)
+    return Selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
 
 
 def _selected(wanted: Wanted) -> Selection:

@@ -301,7 +301,7 @@ WRONG: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
     "no truth": (lambda world: world.allreduce(X, reproducible="no"), "UsageError: reproducible must be True or False"),
     "no algorithm": (
         lambda world: world.allreduce(X, algorithm=[], reproducible=True),
-        "UsageError: algorithm must be a name",
+        "UsageError: algorithm and accumulate must be names",
     ),
     "an algorithm of another order": (
         lambda world: world.allreduce(X, algorithm="ring", reproducible=True),
