@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeAlias
 from unisono.algorithms.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
 
-# In which order contributions are combined: there is no reduction; in ascending order of ranks, one after the other;
-# by one balanced binary tree over the ranks; in some order that depends on nothing but the number of ranks, the root
-# and the block.
-Order = Literal["none", "rank", "canonical", "fixed"]
+# In which order contributions are combined: there is no reduction; in ascending order of ranks, one after the other or
+# all at once; by one balanced binary tree over the ranks; in some order that depends on nothing but the number of
+# ranks, the root and the block.
+Order = Literal["none", "rank", "at_once", "canonical", "fixed"]
 
 
 _PARAMETERS_OF_ALL = ("size", "rank", "root")
@@ -80,9 +80,10 @@ class Algorithm:
         reference: where the algorithm and its cost are from.
         commutative_only: whether the operation must be commutative.
         order: in which order contributions are combined, as `algorithms.orders` proves: "none" (no reduction), "rank"
-            (one after the other, in ascending order of ranks), "canonical" (by one balanced binary tree over the ranks:
-            all algorithms of this order give the same bits), or "fixed" (some order that depends on nothing but the
-            number of ranks, the root and the block).
+            (one after the other, in ascending order of ranks), "at_once" (all in one step, in that order, so that the
+            result is rounded once), "canonical" (by one balanced binary tree over the ranks), or "fixed" (some order
+            that depends on nothing but the number of ranks, the root and the block). All algorithms of an order but
+            the last give the same bits.
         same_bits: whether all ranks get the same bits for floating-point reductions.
         in_place: whether INPUT and OUTPUT may be the same memory.
         segmentable: whether running it over several segments overlaps its groups usefully.

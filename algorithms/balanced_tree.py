@@ -1,8 +1,8 @@
 """The canonical order of combination: one balanced binary tree over the ranks, the same for every block.
 
 Neighbouring ranks are combined in pairs, then neighbouring pairs, and so on; what has no neighbour waits for the next
-level. Here every block travels from all ranks to the rank of its number, is combined there in this order, and travels
-back: the least possible volume. As long as the ranks fit a window, it takes two message latencies.
+level. Here every block travels from all ranks to the rank of its number, is combined there in this order and, in an
+allreduce, travels back: the least possible volume. As long as the ranks fit a window, each way is one message latency.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from unisono.algorithms.plan import (
     Lane,
     Plan,
     Reduce,
+    Span,
     even,
     input_block,
     output_block,
     scratch_block,
+    scratch_like,
     scratch_like_block,
+    shares,
 )
 
 
@@ -33,7 +36,7 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 3
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
     vector = even(size)
-    lane = (*_scatter(size, rank, window), *_combine(size, rank), *_gather(size, rank, window))
+    lane = (*_scatter(size, rank, window), *_combine(size, rank, output_block(rank)), *_gather(size, rank, window))
     return Plan(
         collective="allreduce",
         algorithm="balanced_tree",
@@ -43,6 +46,28 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 3
         input=vector,
         output=vector,
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size if size > 1 else 0),
+        lanes=(lane if size > 1 else alone(),),
+    )
+
+
+def reduce_scatter_balanced_tree(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a reduce-scatter in the canonical order, by a direct exchange with `window` ranks at a time.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT; SCRATCH holds one copy of OUTPUT for each rank.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    lane = (*_scatter(size, rank, window), *_combine(size, rank, output_block()))
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="balanced_tree",
+        size=size,
+        rank=rank,
+        root=root,
+        input=shares(size, varying),
+        output=even(1),
+        scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size if size > 1 else 0),
         lanes=(lane if size > 1 else alone(),),
     )
 
@@ -59,8 +84,8 @@ def _scatter(size: int, rank: int, window: int) -> Lane:
     return (*arrive, Group((Copy(scratch_block(rank), input_block(rank)),)))
 
 
-def _combine(size: int, rank: int) -> Lane:
-    """Return a group per level of the tree, which combines all its pairs; the last one leaves the result in OUTPUT.
+def _combine(size: int, rank: int, result: Span) -> Lane:
+    """Return a group per level of the tree, which combines all its pairs; the last one leaves the `result`.
 
     The partial result of a run of ranks is where the contribution of its first rank was.
     """
@@ -69,7 +94,7 @@ def _combine(size: int, rank: int) -> Lane:
         pairs = len(range(distance, size, 2 * distance))
         left, right = (scratch_block(side, pairs, 2 * distance) for side in (0, distance))
         is_last = 2 * distance >= size
-        reduce = Reduce(output_block(rank) if is_last else left, (left, right), lower=is_last)
+        reduce = Reduce(result if is_last else left, (left, right), lower=is_last)
         lane = (*lane, Group((reduce,)))
     return lane
 

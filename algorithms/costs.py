@@ -101,6 +101,11 @@ def allreduce_balanced_tree(size: int, window: int = 32) -> Cost:
     return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
+def allreduce_all_pairs(size: int, window: int = 32) -> Cost:
+    """Two direct exchanges of all but the own block."""
+    return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
+
+
 def allreduce_one_shot(size: int, window: int = 32) -> Cost:
     """All ranks meet twice; what is read of others counts as sent."""
     return Cost(rounds=2 * _windows(size, window), sent=size - 1, reduced=size - 1)
@@ -119,6 +124,11 @@ def reduce_binomial(size: int) -> Cost:
 def reduce_knomial(size: int, radix: int = 4) -> Cost:
     """Rank 0 as the root receives in every round from k - 1 others, and in the last from those that are left."""
     return Cost(rounds=_rounds(size, radix), sent=min(1, size - 1), reduced=_most_messages(size, radix))
+
+
+def reduce_all_pairs(size: int, window: int = 32) -> Cost:
+    """All but the root send the others their blocks, and the root the result of their own."""
+    return Cost(rounds=2 * _windows(size, window), sent=min(1, size - 1), reduced=_others(size))
 
 
 def reduce_chain(size: int) -> Cost:

@@ -5,6 +5,9 @@ order, and one message latency as long as the ranks fit a window. The volume gro
 for vectors whose latency outweighs their bytes, and for results that must not depend on anything but the ranks.
 Reduce-scatter combines in the same way, and has the least possible volume, as has allgather. With a window of ranks at
 a time, none of them is flooded.
+
+All pairs: a reduce-scatter, whose results then travel to all ranks, or to the root: the one rounding at the volume that
+an allreduce must have, and at that of a reduce up a tree.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import alone, exchange, place_own
+from unisono.algorithms.lanes import alone, exchange, idle, in_windows, place_own
 from unisono.algorithms.plan import (
     Buffer,
     Group,
+    Lane,
+    Partition,
     Plan,
+    Recv,
     Reduce,
+    Send,
     Span,
     even,
     input_block,
     output_block,
     scratch_block,
     scratch_like,
+    scratch_like_block,
     shares,
 )
 
@@ -47,7 +55,7 @@ def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> P
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=size - 1),
-        lanes=((*arrive, _combine(size, rank, input_block())) if size > 1 else alone(),),
+        lanes=((*arrive, _combine(size, rank, input_block(), output_block())) if size > 1 else alone(),),
     )
 
 
@@ -60,9 +68,6 @@ def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = F
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    arrive = exchange(
-        size, rank, window, lambda distance: input_block(rank + distance, advance=window), _copies(rank, window)
-    )
     return Plan(
         collective="reduce_scatter",
         algorithm="direct",
@@ -72,7 +77,58 @@ def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = F
         input=shares(size, varying),
         output=even(1),
         scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size - 1),
-        lanes=((*arrive, _combine(size, rank, input_block(rank))) if size > 1 else alone(),),
+        lanes=(_combined(size, rank, window, output_block()) if size > 1 else alone(),),
+    )
+
+
+def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce by two direct exchanges, with `window` ranks at a time.
+
+    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is copies of block `rank`, one for
+    each other rank, in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(size)
+    gather = exchange(
+        size,
+        rank,
+        window,
+        sent=lambda distance: output_block(rank),
+        received=lambda distance: output_block(rank - distance, advance=-window),
+    )
+    return Plan(
+        collective="allreduce",
+        algorithm="all_pairs",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
+        lanes=((*_combined(size, rank, window, output_block(rank)), *gather) if size > 1 else alone(),),
+    )
+
+
+def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a reduce by a direct exchange, after which all send their blocks to the root.
+
+    The buffers are those of `allreduce_all_pairs`, but that only the root has an OUTPUT. The result is rounded once.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector, own = even(size), output_block(rank) if rank == root else scratch_block()
+    lane = (*_combined(size, rank, window, own), *_to_root(size, rank, root, window, own))
+    return Plan(
+        collective="reduce",
+        algorithm="all_pairs",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector if rank == root else Partition(0),
+        scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
+        lanes=(lane if size > 1 else alone(),),
     )
 
 
@@ -103,7 +159,27 @@ def _copies(rank: int, window: int) -> Callable[[int], Span]:
     return lambda distance: scratch_block(rank - distance, advance=-window)
 
 
-def _combine(size: int, rank: int, own: Span) -> Group:
+def _combine(size: int, rank: int, own: Span, result: Span) -> Group:
     """Return the group that combines all contributions, of which `own` is this rank's, in the order of ranks."""
     before, after = (tuple(map(scratch_block, copies)) for copies in (range(rank), range(rank, size - 1)))
-    return Group((Reduce(output_block(), (*before, own, *after), lower=True),))
+    return Group((Reduce(result, (*before, own, *after), lower=True),))
+
+
+def _combined(size: int, rank: int, window: int, result: Span) -> Lane:
+    """Return the groups that send every rank its block, receive one's own from all, and combine it into `result`."""
+    arrive = exchange(
+        size, rank, window, lambda distance: input_block(rank + distance, advance=window), _copies(rank, window)
+    )
+    return (*arrive, _combine(size, rank, input_block(rank), result))
+
+
+def _to_root(size: int, rank: int, root: int, window: int, own: Span) -> Lane:
+    """Return the groups in which the root receives the blocks of all others, and each of them sends its `own`."""
+
+    def batch(first: int, number: int) -> Group:
+        sources = range(root + 1 + first, root + 1 + first + number)
+        return Group(tuple(Recv(source % size, output_block(source, advance=window), window) for source in sources))
+
+    if rank == root:
+        return in_windows(size - 1, window, batch)
+    return (*idle(((rank - root) % size - 1) // window), Group((Send(root, own),)))

@@ -29,7 +29,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_direct,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
-        order="rank",
+        order="at_once",
     ),
     "ring": Algorithm(
         collective="allreduce",
@@ -127,6 +127,17 @@ ALLREDUCE: dict[str, Algorithm] = {
         segmentable=False,
         by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
     ),
+    "all_pairs": Algorithm(
+        collective="allreduce",
+        name="all_pairs",
+        build=Builder("direct", "allreduce_all_pairs"),
+        cost=costs.allreduce_all_pairs,
+        reference=f"{SHAH} (its two-phase all-pairs algorithm, by messages)",
+        commutative_only=False,
+        order="at_once",
+        segmentable=False,
+        by_name_only=True,  # as the balanced tree
+    ),
     "one_shot": Algorithm(
         collective="allreduce",
         name="one_shot",
@@ -134,7 +145,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_one_shot,
         reference=f"{SHAH} (its one-phase all-pairs algorithm)",
         commutative_only=False,
-        order="rank",
+        order="at_once",
         segmentable=False,
         mapped=True,
         by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
@@ -146,7 +157,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_two_shot,
         reference=f"{SHAH} (its two-phase all-pairs algorithm)",
         commutative_only=False,
-        order="rank",
+        order="at_once",
         segmentable=False,
         mapped=True,
         by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
@@ -206,6 +217,17 @@ REDUCE: dict[str, Algorithm] = {
         reference=SANDERS,
         order="fixed",
     ),
+    "all_pairs": Algorithm(
+        collective="reduce",
+        name="all_pairs",
+        build=Builder("direct", "reduce_all_pairs"),
+        cost=costs.reduce_all_pairs,
+        reference=f"{SHAH} (its two-phase all-pairs algorithm, by messages, of which the root alone gets the result)",
+        commutative_only=False,
+        order="at_once",
+        segmentable=False,
+        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+    ),
 }
 
 REDUCE_SCATTER: dict[str, Algorithm] = {
@@ -252,7 +274,18 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         cost=costs.reduce_scatter_direct,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
-        order="rank",
+        order="at_once",
+        segmentable=False,
+        varying=True,
+    ),
+    "balanced_tree": Algorithm(
+        collective="reduce_scatter",
+        name="balanced_tree",
+        build=Builder("balanced_tree", "reduce_scatter_balanced_tree"),
+        cost=costs.reduce_scatter_direct,
+        reference=f"{CHAN} (the exchange); {ARTEAGA} (the order)",
+        commutative_only=False,
+        order="canonical",
         segmentable=False,
         varying=True,
     ),

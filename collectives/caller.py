@@ -21,7 +21,7 @@ from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import Operand
-from unisono.collectives.calls import Calls, Kind, Place
+from unisono.collectives.calls import Calls, Kind, Place, Wanted
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
@@ -93,7 +93,7 @@ class Caller:
         op: str | Op | None = None,
         root: int | None = None,
         counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: str | None = None,
+        algorithm: Wanted = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
@@ -121,7 +121,7 @@ class Caller:
         *,
         op: str | Op | None = None,
         root: int | None = None,
-        algorithm: str | None = None,
+        algorithm: Wanted = None,
         timeout_s: float | None = None,
     ) -> Work[Any]:
         """Start a call, which goes on by itself; the arguments are those of `_long_way`, and `target` what is written.
@@ -144,7 +144,7 @@ class Caller:
         op: str | Op | None = None,
         root: int | None = None,
         counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: str | None = None,
+        algorithm: Wanted = None,
         timeout_s: float | None = None,
     ) -> Work[Any]:
         """The same as `_long_way`, for a call that goes on by itself."""
@@ -164,7 +164,7 @@ class Caller:
         op: str | Op | None,
         root: int | None,
         counts: tuple[Sequence[int], ...] | None,
-        algorithm: str | None,
+        algorithm: Wanted,
     ) -> None:
         """Let a call be known by its arguments from now on, if it can be."""
         if counts is None and not prepared.is_packed and prepared.lifting is None:
@@ -195,7 +195,7 @@ class Caller:
         op: str | Op | None = None,
         root: int | None = None,
         counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: str | None = None,
+        algorithm: Wanted = None,
     ) -> Prepared:
         """Return the call that these arguments, which are those of `_long_way`, make. Nothing is sent.
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
+from unisono.algorithms.algorithm import Order
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.algorithms.registry import algorithms_of, check_known, find
 from unisono.collectives.shapes import Layout, counts_of
-from unisono.dtypes import DType
+from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
 from unisono.transports.base import Call, Signature
-from unisono.tuning.choice import Question, choose
+from unisono.tuning.choice import Choice, Question, choose
 from unisono.tuning.model import shown
 
 _log = logging.getLogger("unisono")
@@ -57,6 +59,69 @@ class Place:
         return Place(hosts, "shm" if is_near else self.link, tuple(each for _, each in places) if self.cores else ())
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the algorithm of a reduction must be, beyond its name; made by `selection`.
+
+    Attributes:
+        algorithm: the name of an algorithm to force, or None.
+        reproducible: whether the bits of the result may depend on nothing but the contributions, in the order of ranks.
+        accumulate: the dtype in which an element is combined, to be rounded once; None if each combination may round.
+    """
+
+    algorithm: str | None = None
+    reproducible: bool = False
+    accumulate: str | None = None
+
+    def order(self, collective: str, dtype: DType) -> Order | None:
+        """Return the order in which contributions must be combined; None for any.
+
+        Raises:
+            UsageError: `accumulate` is not what the dtype is combined in.
+        """
+        if self.accumulate is not None and self.accumulate != dtype.accumulate:
+            raise UsageError(
+                f"accumulate={self.accumulate!r} is not for {dtype.name}, accumulated in {dtype.accumulate}"
+            )
+        if self.accumulate not in (None, dtype.name):
+            return "at_once"
+        return _REPRODUCIBLE.get(collective, "canonical") if self.reproducible and dtype.kind not in _EXACT else None
+
+
+# How an algorithm is asked for: by its name or more, or not at all.
+Wanted: TypeAlias = Selection | str | None
+
+# The order of what is reproducible, where it is not the canonical one: each prefix goes on from the one before.
+_REPRODUCIBLE: dict[str, Order] = {"scan": "rank", "exscan": "rank"}
+# The kinds of dtype that are never rounded: their bits are the same in any order.
+_EXACT = frozenset({"bool", "integer"})
+
+
+def selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> Wanted:
+    """Return what is wanted of an algorithm. Equal ones are one object, by which the cache of calls knows it.
+
+    Raises:
+        UsageError: an argument is of another type, or there is no dtype `accumulate`.
+    """
+    try:
+        return _selection(algorithm, reproducible, accumulate)
+    except TypeError:
+        raise UsageError(f"algorithm and accumulate must be names; got {algorithm!r} and {accumulate!r}") from None
+
+
+@cache
+def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> Wanted:
+    if not isinstance(reproducible, bool):
+        raise UsageError(f"reproducible must be True or False, not {reproducible!r}")
+    if accumulate is not None and accumulate not in DTYPES:
+        raise UsageError(f"accumulate must be None or one of {', '.join(DTYPES)}, not {accumulate!r}")
+    return Selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+
+
+def _selected(wanted: Wanted) -> Selection:
+    return wanted if isinstance(wanted, Selection) else Selection(wanted)
+
+
 class Kind(NamedTuple):
     """Everything that decides about a call but the memory of its arrays.
 
@@ -67,7 +132,7 @@ class Kind(NamedTuple):
         order: the memory order of the arrays, "C" or "F".
         op: an operation, or the name of one; None where nothing is reduced.
         root: the root; None where there is none.
-        algorithm: the name of an algorithm to force, or None.
+        algorithm: the algorithm that is wanted.
     """
 
     collective: str
@@ -76,7 +141,7 @@ class Kind(NamedTuple):
     order: str = "C"
     op: str | Op | None = None
     root: int | None = None
-    algorithm: str | None = None
+    algorithm: Wanted = None
 
 
 class Calls:
@@ -106,12 +171,15 @@ class Calls:
             found = self._known[kind] = self._make(kind)
         return found
 
-    def question(self, collective: str, nbytes: int, op: Op | None, forced: str | None, varying: bool) -> Question:
+    def question(
+        self, collective: str, nbytes: int, op: Op | None, dtype: DType | None, wanted: Wanted, varying: bool
+    ) -> Question:
         """Return what the tuner is asked about a call.
 
         Raises:
-            UsageError: no collective has the algorithm of the options.
+            UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtype.
         """
+        selected = _selected(wanted)
         # A transport that was forced carries what is inside hosts, too.
         is_mixed = self._options.transport == "auto" and self._place.link == "tcp"
         return Question(
@@ -120,12 +188,13 @@ class Calls:
             size=self._size,
             link=self._place.link,
             commutative=op is None or op.commutative,
-            algorithm=forced or self._preferred(collective),
+            algorithm=selected.algorithm or self._preferred(collective),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
             hosts=self._place.hosts,
             inside="shm" if is_mixed else self._place.link,
             crowd=self._place.crowd,
+            order=selected.order(collective, dtype) if op is not None and dtype is not None else None,
         )
 
     def _preferred(self, collective: str) -> str:
@@ -147,11 +216,11 @@ class Calls:
                 )
         varying = layout is not None and layout.rows is not None
         nbytes = layout.whole * dtype.itemsize if layout and dtype else 1
-        choice = choose(self.question(kind.collective, nbytes, op, kind.algorithm, varying))
+        choice = choose(self.question(kind.collective, nbytes, op, dtype, kind.algorithm, varying))
         form = {"varying": True} if varying else {}
         build = find(kind.collective, choice.algorithm).build
         plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kind, op, choice.algorithm, choice.segments)
+        signature = _signature(kind, op, choice)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
@@ -161,8 +230,8 @@ class Calls:
         return Call(signature, plan, shape, dtype, op, choice.segments)
 
 
-def _signature(kind: Kind, op: Op | None, algorithm: str, segments: int) -> Signature:
-    rows = kind.layout.rows if kind.layout else None
+def _signature(kind: Kind, op: Op | None, choice: Choice) -> Signature:
+    rows, selected = kind.layout.rows if kind.layout else None, _selected(kind.algorithm)
     return Signature(
         collective=kind.collective if rows is None else f"{kind.collective}v",
         dtype=kind.dtype.name if kind.dtype else None,
@@ -170,8 +239,10 @@ def _signature(kind: Kind, op: Op | None, algorithm: str, segments: int) -> Sign
         order=kind.order,
         op=None if op is None else op.name,
         root=kind.root,
-        algorithm=algorithm,
-        segments=segments,
+        algorithm=choice.algorithm,
+        segments=choice.segments,
         # Of counts to send and counts to receive, no rank knows those of the others.
         counts=rows[0] if rows is not None and len(rows) == 1 else None,
+        reproducible=selected.reproducible,
+        accumulate=selected.accumulate,
     )

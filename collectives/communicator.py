@@ -14,7 +14,7 @@ from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import checked_integer
-from unisono.collectives.calls import Place
+from unisono.collectives.calls import Place, selection
 from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
@@ -191,6 +191,8 @@ class Communicator(Objects):
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
     ) -> Callable[..., Any]:
         """Return a call that is checked and chosen once, to be made again and again on the same arrays.
@@ -228,9 +230,10 @@ class Communicator(Objects):
             raise UsageError(f"{collective} has no root")
         if contract.reduces:
             op = "sum" if op is None else op
-        elif op is not None:
-            raise UsageError(f"{collective} has no op")
-        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
+        elif op is not None or reproducible or accumulate is not None:
+            raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
+        wanted = selection(algorithm, reproducible, accumulate)
+        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=wanted)
         if made.is_packed:
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
         if made.convert is not None:
@@ -320,16 +323,27 @@ class Communicator(Objects):
         """
         return self.subgroup([host[0] for host in self.hosts]) if self.local_rank == 0 else None
 
-    def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        dtype: str = "float32",
+        op: str | Op = "sum",
+        *,
+        reproducible: bool = False,
+        accumulate: str | None = None,
+    ) -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
 
         Raises:
-            UsageError: `nbytes` or `dtype` cannot be.
+            UsageError: `nbytes`, `dtype` or `accumulate` cannot be.
             NoAlgorithmError: no algorithm carries out such a call.
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
-        return explain(self._calls.question(collective, nbytes, operation(op), None, varying=False))
+        wanted = selection(None, reproducible, accumulate)
+        question = self._calls.question(collective, nbytes, operation(op), DTYPES[dtype], wanted, varying=False)
+        return explain(question)
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
+from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
 from unisono.operations import Op
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from unisono.collectives.equal_shares import Given
+    from unisono.collectives.equal_shares import Given, GivenToReduce
 
 
 class CountedShares(Caller):
@@ -165,7 +166,7 @@ class CountedShares(Caller):
         op: str | Op = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[Given[Array]],
+        **given: Unpack[GivenToReduce[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -176,7 +177,7 @@ class CountedShares(Caller):
         op: str | Op = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[Given[Array]],
+        **given: Unpack[GivenToReduce[Array]],
     ) -> Array: ...
 
     def reduce_scatterv(
@@ -187,6 +188,8 @@ class CountedShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
@@ -198,9 +201,10 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.reduce_scatterv(np.arange(3), counts=(1, 2)).tolist(), 2)
         [[0], [2, 4]]
         """
+        wanted = selection(algorithm, reproducible, accumulate)
         call = self._long_way if wait else self._start_long_way
         result: Array | Work[Array] = call(
-            "reduce_scatter", x, out, op=op, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+            "reduce_scatter", x, out, op=op, counts=(counts,), algorithm=wanted, timeout_s=timeout_s
         )
         return result
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, Literal, overload
 from unisono.collectives import arrays
 from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
+from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
 from unisono.operations import Op
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
         out: Array | None
         algorithm: str | None
         timeout_s: float | None
+
+    class GivenToReduce(Given[Array], total=False):
+        """What every collective that reduces takes, whether or not it waits."""
+
+        reproducible: bool
+        accumulate: str | None
 
 
 class EqualShares(Caller):
@@ -39,6 +46,11 @@ class EqualShares(Caller):
       Logical operations give 0 or 1. "minloc" and "maxloc" take pairs: value + 1j * index.
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
     - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
+    - `reproducible`: with True, the bits of the result depend on the contributions and their ranks alone: not on
+      shapes, algorithms, transports, hosts or time. Ranks are combined by a balanced tree; in a scan, one after the
+      other.
+    - `accumulate`: with "float32", float16, bfloat16 and the 8-bit floats are summed up in float32 and rounded once.
+      Any other dtype must be the one that is named here.
     - `timeout_s`: seconds until the call fails; by default the option `timeout_s`.
     - `wait`: with False, the call goes on by itself, and a `Work` is returned at once, whose `wait` returns the result.
       Until it has ended, `x` must not be changed nor `out` be read. Calls are carried out one after the other, in the
@@ -55,12 +67,12 @@ class EqualShares(Caller):
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
     ) -> Array: ...
 
     def allreduce(
@@ -70,6 +82,8 @@ class EqualShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
@@ -81,21 +95,34 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.allreduce(np.array([1, world.rank])).tolist(), 3)
         [[3, 3], [3, 3], [3, 3]]
         """
+        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
         target: Array = arrays.target_like(x) if out is None else out
         if not wait:
-            return self._start("allreduce", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
-        if not self._cache.run("allreduce", x, target, op, None, algorithm, timeout_s):
-            target = self._long_way("allreduce", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+        if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
+            target = self._long_way("allreduce", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
     def reduce(
-        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self,
+        x: Array,
+        op: str | Op = ...,
+        root: int = ...,
+        *,
+        wait: Literal[False],
+        **given: Unpack[GivenToReduce[Array]],
     ) -> Work[Array | None]: ...
 
     @overload
     def reduce(
-        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self,
+        x: Array,
+        op: str | Op = ...,
+        root: int = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[GivenToReduce[Array]],
     ) -> Array | None: ...
 
     def reduce(
@@ -106,6 +133,8 @@ class EqualShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array | None] | None:
@@ -117,11 +146,12 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.reduce(np.array([2.0, world.rank]), "prod", root=1), 2)
         [None, array([4., 0.])]
         """
+        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
         target: Array | None = arrays.target_like(x) if out is None and self.rank == root else out
         if not wait:
-            return self._start("reduce", x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
-        if not self._cache.run("reduce", x, target, op, root, algorithm, timeout_s):
-            target = self._long_way("reduce", x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
+        if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
+            target = self._long_way("reduce", x, out, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
         return target if self.rank == root else None
 
     @overload
@@ -192,12 +222,12 @@ class EqualShares(Caller):
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
     ) -> Array: ...
 
     def reduce_scatter(
@@ -207,6 +237,8 @@ class EqualShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
@@ -219,11 +251,12 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.reduce_scatter(np.array([1, 2, 3, world.rank])).tolist(), 2)
         [[2, 4], [6, 1]]
         """
+        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
         target: Array = arrays.target_of_share(x, self.size) if out is None else out
         if not wait:
-            return self._start("reduce_scatter", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
-        if not self._cache.run("reduce_scatter", x, target, op, None, algorithm, timeout_s):
-            target = self._long_way("reduce_scatter", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+        if not self._cache.run("reduce_scatter", x, target, op, None, wanted, timeout_s):
+            target = self._long_way("reduce_scatter", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -337,12 +370,12 @@ class EqualShares(Caller):
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
     ) -> Array: ...
 
     def scan(
@@ -352,6 +385,8 @@ class EqualShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
@@ -363,21 +398,22 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.scan(np.array(world.rank + 1))), 4)
         [1, 3, 6, 10]
         """
+        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
         target: Array = arrays.target_like(x) if out is None else out
         if not wait:
-            return self._start("scan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
-        if not self._cache.run("scan", x, target, op, None, algorithm, timeout_s):
-            target = self._long_way("scan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+        if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
+            target = self._long_way("scan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
     ) -> Array: ...
 
     def exscan(
@@ -387,6 +423,8 @@ class EqualShares(Caller):
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        reproducible: bool = False,
+        accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
@@ -399,11 +437,12 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.exscan(np.array(world.rank + 1))), 4)
         [0, 1, 3, 6]
         """
+        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
         target: Array = arrays.zeros_like(x) if out is None else out
         if not wait:
-            return self._start("exscan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
-        if not self._cache.run("exscan", x, target, op, None, algorithm, timeout_s):
-            target = self._long_way("exscan", x, out, op=op, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+        if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
+            target = self._long_way("exscan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plan_edits import changed, flat_plans, step_at, with_step
+from plan_edits import changed, flat_plans, groups_of, step_at, with_groups, with_step
 
 from unisono.algorithms.algorithm import Algorithm, Order
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.algorithms.orders import Expressions, check_order
-from unisono.algorithms.plan import Reduce
+from unisono.algorithms.plan import Copy, Group, Plan, Reduce
 from unisono.algorithms.registration import prove
 from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.errors import PlanError
@@ -37,11 +37,22 @@ def keeps(algorithm: Algorithm, order: Order, most: int) -> bool:
     return True
 
 
+def lowered_later(plan: Plan) -> Plan:
+    """Return the plan with the combination that is lowered in two steps."""
+    groups: list[Group] = []
+    for group in groups_of(plan):
+        step = group.steps[0]
+        is_last = isinstance(step, Reduce) and step.lower
+        groups.append(Group((replace(step, lower=False),)) if is_last else group)
+        groups += [Group((Copy(step.dst, step.dst, lower=True),))] if is_last else []
+    return with_groups(plan, groups)
+
+
 def test_what_reduces_declares_an_order_and_what_only_moves_declares_none() -> None:
     assert {each.name for each in ALL if (each.order == "none") == CONTRACTS[each.collective].reduces} == set()
 
 
-@pytest.mark.parametrize("algorithm", cases("rank", "canonical"))
+@pytest.mark.parametrize("algorithm", cases("rank", "at_once", "canonical"))
 def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algorithm) -> None:
     for size in range(1, 34):
         check_order(algorithm, size)
@@ -49,13 +60,14 @@ def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algor
 
 @pytest.mark.parametrize("algorithm", cases("fixed"))
 def test_no_algorithm_keeps_a_better_order_than_it_declares(algorithm: Algorithm) -> None:
-    assert not keeps(algorithm, "rank", 9)
-    assert not keeps(algorithm, "canonical", 9)
+    for better in ("rank", "at_once", "canonical"):
+        assert not keeps(algorithm, better, 9)
 
 
-def test_the_canonical_order_is_that_of_the_balanced_tree_and_of_the_binomial_reduce() -> None:
-    canonical = {(each.collective, each.name) for each in ALL if each.order == "canonical"}
-    assert canonical == {("allreduce", "balanced_tree"), ("reduce", "binomial")}
+@pytest.mark.parametrize("order", ["canonical", "at_once"])
+def test_every_reduction_to_all_contributions_can_be_had_in_these_orders_by_messages(order: Order) -> None:
+    of_order = {each.collective for each in ALL if each.order == order and not each.mapped}
+    assert of_order == {"allreduce", "reduce", "reduce_scatter"}
 
 
 def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_combines() -> None:
@@ -65,11 +77,21 @@ def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_co
     assert expressions.in_pairs([3]) == 3
 
 
-def test_combining_at_once_is_the_order_of_ranks_and_not_the_canonical_one() -> None:
+@pytest.mark.parametrize("other", ["rank", "canonical"])
+def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> None:
     direct = find("allreduce", "direct")
     check_order(direct, 3)
-    with pytest.raises(PlanError, match=r"rank 0: block 0 of OUTPUT is 0∘1∘2, and in the order 'canonical' it is"):
-        check_order(replace(direct, order="canonical"), 3)
+    with pytest.raises(
+        PlanError, match=rf"rank 0: block 0 of OUTPUT is 0∘1∘2, and in the order '{other}' it is \(0∘1\)∘2"
+    ):
+        check_order(replace(direct, order=other), 3)
+
+
+@pytest.mark.parametrize("name", ["direct", "balanced_tree"])
+def test_what_is_lowered_after_the_last_combination_is_rounded_once_more(name: str) -> None:
+    plans = [lowered_later(plan) for plan in flat_plans(find("allreduce", name), 2)]
+    with pytest.raises(PlanError, match=r"rank 0: block 0 of OUTPUT is lowered \(0∘1\), and in the order .* it is 0∘1"):
+        check_order(replace(find("allreduce", name), build=lambda size, rank, root: plans[rank]), 2)
 
 
 def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
@@ -93,5 +115,5 @@ def test_one_rank_that_combines_in_another_order_is_found() -> None:
     assert isinstance(last, Reduce)
     turned = replace(last, sources=(last.sources[1], last.sources[0], *last.sources[2:]))
     plans = changed(plans, 2, lambda plan: with_step(plan, 1, 0, turned))
-    with pytest.raises(PlanError, match=r"rank 2: block 0 of OUTPUT is \(\(1∘0\)∘2\)∘3"):
+    with pytest.raises(PlanError, match=r"rank 2: block 0 of OUTPUT is 1∘0∘2∘3"):
         check_order(replace(direct, build=lambda size, rank, root: plans[rank]), 4)

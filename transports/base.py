@@ -43,7 +43,7 @@ class Signature:
     """What all ranks must agree on in a call. Compared by `digest` in the header of every message.
 
     The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
-    own (in rows), as far as all ranks know them.
+    own (in rows), as far as all ranks know them. `reproducible` and `accumulate` are what the user asked for.
     """
 
     collective: str
@@ -55,6 +55,8 @@ class Signature:
     algorithm: str
     segments: int
     counts: tuple[int, ...] | None = None
+    reproducible: bool = False
+    accumulate: str | None = None
 
     @cached_property
     def digest(self) -> int:
@@ -70,7 +72,10 @@ class Signature:
         op = f"op={self.op}" if self.op else ""
         root = f"root={self.root}" if self.root is not None else ""
         counts = f"counts={_shown(self.counts)}" if self.counts is not None else ""
-        return f"{self.collective}({', '.join(part for part in (array, order, op, root, counts) if part)})"
+        reproducible = "reproducible" if self.reproducible else ""
+        accumulate = f"accumulate={self.accumulate}" if self.accumulate else ""
+        parts = (array, order, op, root, counts, reproducible, accumulate)
+        return f"{self.collective}({', '.join(part for part in parts if part)})"
 
 
 def _shown(counts: tuple[int, ...]) -> str:

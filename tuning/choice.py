@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.algorithms.algorithm import Algorithm, Cost
+from unisono.algorithms.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.phases import Composition, PhaseKind, total
 from unisono.algorithms.registry import algorithms_of, find
@@ -35,6 +35,7 @@ class Question:
         hosts: the ranks of each host; none if they are not known.
         inside: the kind of link between the ranks of a host.
         crowd: the number of ranks for each core on the most crowded host, and at least 1.
+        order: the order in which contributions must be combined; None for any.
     """
 
     collective: str
@@ -48,6 +49,7 @@ class Question:
     hosts: Hosts = ()
     inside: str = "shm"
     crowd: float = 1.0
+    order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,14 @@ def _fastest(phase: PhaseKind, levels: Levels, question: Question, link: Link) -
     return predicted[name], name, costs[name]
 
 
+# How contributions are combined in the orders that can be asked for.
+_ORDERS: dict[Order | None, str] = {
+    "rank": "one after the other, in the order of ranks",
+    "at_once": "all contributions at once",
+    "canonical": "by the balanced tree",
+}
+
+
 def _refusal(algorithm: Algorithm, question: Question) -> str | None:
     unsupported = algorithm.supports(question.size)
     is_named = question.algorithm == algorithm.name
@@ -178,7 +188,9 @@ def _refusal(algorithm: Algorithm, question: Question) -> str | None:
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
         (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
-        (algorithm.by_name_only and not is_named, "runs where it is named only"),
+        (question.order not in (None, algorithm.order), f"does not combine {_ORDERS.get(question.order)}"),
+        # Of those that combine in one order, its cost misleads nobody.
+        (algorithm.by_name_only and not is_named and question.order is None, "runs where it is named only"),
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
     )
     told = next((reason for applies, reason in reasons if applies), None)
