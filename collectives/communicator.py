@@ -254,11 +254,12 @@ class Communicator(EqualShares, CountedShares):
     def close(self) -> None:
         """Leave the communicator. Calls of other ranks that still need this one raise `PeerLostError`.
 
+        Calls that go on are ended, and their callbacks have been called when it returns, unless they take seconds.
         It may be called more than once; any other call after it raises `UsageError`.
         """
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
-            self._executor.close()
+            self._works.close()
             self._on_close()
 
     def refuse(self, why: str) -> None:
