@@ -236,7 +236,7 @@ ON_DEVICE = {"cuda": OnDevice(np.zeros((2, 2))), "DLPack": Exported(np.zeros((2,
 
 
 def one_call(world: un.Communicator, collective: str, **arrays: Any) -> Any:
-    case = Shares(collective, "float64", "sum", 0, 2, (2,) * 5, (2,), "new", "C", None)
+    case = Shares(collective, "float64", "sum", 0, 2, (2,) * 5, (2,), "new", "C", None, True)
     return getattr(world, collective)(**{"x": np.zeros((2, 2)), **arguments_of(case, 1, 0), **arrays})
 
 
