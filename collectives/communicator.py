@@ -357,14 +357,15 @@ class Communicator(Objects):
         """Leave the communicator, and those that were made of it; calls of other ranks that still need this one fail.
 
         They raise `PeerLostError`; or `CollectiveTimeoutError` on a communicator that was made of another one, where
-        the two ranks had not exchanged anything before. It may be called more than once; any other call after it raises
-        `UsageError`.
+        the two ranks had not exchanged anything before. Calls that go on are ended, and their callbacks have been
+        called when it returns, unless they take seconds. It may be called more than once; any other call after it
+        raises `UsageError`.
         """
         for child in list(self._children):
             child.close()
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
-            self._executor.close()
+            self._works.close()
             self._on_close()
 
     def refuse(self, why: str) -> None:

@@ -8,6 +8,8 @@ it. Callbacks run in a thread that lives as long as some are awaited, and sleeps
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import itertools
 import logging
 import threading
@@ -25,6 +27,8 @@ Result = TypeVar("Result")
 # How long the thread of the callbacks sleeps at most, and how long `wait_any` does between two looks.
 _LONGEST_SLEEP_S = 1.0
 _LOOK_S = 0.0002
+# How long closing waits for callbacks, one of which may wait for whoever closes.
+_FAREWELL_S = 2.0
 
 
 class Work(Generic[Result]):
@@ -34,7 +38,7 @@ class Work(Generic[Result]):
     passed.
     """
 
-    __slots__ = ("_convert", "_error", "_limit_s", "_operation", "_result", "_works")
+    __slots__ = ("_error", "_limit_s", "_made", "_operation", "_works")
 
     def __init__(
         self,
@@ -46,10 +50,9 @@ class Work(Generic[Result]):
     ) -> None:
         self._works = works
         self._operation: Operation | None = operation
-        self._result = result
+        self._made = (result, convert)  # one attribute, for several threads may wait
         self._limit_s = limit_s
         self._error: UnisonoError | None = None
-        self._convert = convert
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not; does not block."""
@@ -60,25 +63,29 @@ class Work(Generic[Result]):
         """Wait until the call has ended and return its result, the same as without ``wait=False``.
 
         Args:
-            timeout_s: seconds from now until the call fails; by default as many as the call was given.
+            timeout_s: seconds from now until the call fails, 0 or more; by default as many as the call was given.
 
         Raises:
+            UsageError: `timeout_s` is no such number.
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of its output are undefined.
         """
+        limit_s = self._limit_s if timeout_s is None else _checked(timeout_s)
         operation = self._operation
         if operation is not None:
             try:
-                operation.wait(self._limit_s if timeout_s is None else timeout_s)
+                operation.wait(limit_s)
             except UnisonoError as error:
                 self._error = self._error or error
             self._operation = None
             self._works.drop(self)
         if self._error is not None:
             raise self._error
-        if self._convert is not None:
-            self._result, self._convert = self._convert(self._result), None
-        result: Result = self._result
+        made, convert = self._made
+        if convert is not None:
+            made = convert(made)
+            self._made = (made, None)
+        result: Result = made
         return result
 
     def result(self) -> Result:
@@ -94,7 +101,7 @@ class Work(Generic[Result]):
     def add_done_callback(self, callback: Callable[[Work[Result]], object]) -> None:
         """Call ``callback(self)`` when the call has ended, in a thread of its own; at once, here, if it has ended.
 
-        Callbacks are called in the order in which they were added; what one raises is logged.
+        Callbacks of a call are called in the order in which they were added; what one raises is logged.
         """
         if not self._works.await_end(self, callback):
             _call(callback, self)
@@ -108,7 +115,11 @@ class Work(Generic[Result]):
             if not ended.done():  # it may have been cancelled
                 ended.set_result(None)
 
-        self.add_done_callback(lambda _: loop.call_soon_threadsafe(tell))
+        def tell_loop(_: Work[Result]) -> None:
+            with contextlib.suppress(RuntimeError):  # whoever cancelled may have closed the loop since
+                loop.call_soon_threadsafe(tell)
+
+        self.add_done_callback(tell_loop)
         yield from ended
         return self.wait()
 
@@ -120,7 +131,7 @@ class Works:
         self._executor = executor
         self._kept: dict[Work[Any], None] = {}
         self._lock = threading.Lock()  # of what follows
-        self._awaited: list[tuple[Work[Any], Callable[[Any], object]]] = []
+        self._awaited: dict[Work[Any], list[Callable[[Any], object]]] = {}
         self._thread: threading.Thread | None = None
 
     def add(
@@ -144,28 +155,48 @@ class Works:
 
     def await_end(self, work: Work[Any], callback: Callable[[Any], object]) -> bool:
         """Have `callback` called when the work ends, and return True; return False if it has ended."""
+        if work.done():  # as it is in a forked child, where another thread may have had the lock
+            return False
         with self._lock:
             if work.done():
                 return False
-            self._awaited.append((work, callback))
+            self._awaited.setdefault(work, []).append(callback)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._call_back, name="unisono-callbacks", daemon=True)
                 self._thread.start()
+                _calling_back.add(self)
         return True
+
+    def close(self) -> None:
+        """Close the executor, which ends all calls, and wait until their callbacks have been called."""
+        self._executor.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_FAREWELL_S)
+
+    def is_calling_back(self) -> bool:
+        """Return whether the thread of the callbacks lives in this process, which may be a forked child."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def _call_back(self) -> None:
         seen = 0
         while True:
             with self._lock:
-                ended = [each for each in self._awaited if each[0].done()]
-                self._awaited = [each for each in self._awaited if each not in ended]
+                ended = {work: self._awaited.pop(work) for work in list(self._awaited) if work.done()}
                 if not ended and not self._awaited:
                     self._thread = None
+                    _calling_back.discard(self)
                     return
-            for work, callback in ended:
-                _call(callback, work)
+            for work, callbacks in ended.items():
+                for callback in callbacks:
+                    _call(callback, work)
             if not ended:
                 seen = self._executor.wait_for_end(seen, _LONGEST_SLEEP_S)
+
+
+# Those that have a thread of callbacks, whether or not their communicator is still there.
+_calling_back: set[Works] = set()
 
 
 def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list[Any]:
@@ -199,8 +230,24 @@ def wait_any(works: Sequence[Work[Any]]) -> int:
         time.sleep(_LOOK_S)
 
 
+def _checked(timeout_s: float) -> float:
+    if not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise UsageError(f"timeout_s must be a number of seconds, 0 or more, not {timeout_s!r}")
+    return timeout_s
+
+
 def _call(callback: Callable[[Any], object], work: Work[Any]) -> None:
     try:
         callback(work)
     except Exception:  # noqa: BLE001  (the program's own, which has nobody to raise to)
         _log.exception("a callback of a call that has ended raised")
+
+
+def _close_all() -> None:
+    """Let no thread come back from an executor when the interpreter is about to end, for that would be a crash."""
+    for works in list(_calling_back):
+        if works.is_calling_back():
+            works.close()
+
+
+atexit.register(_close_all)

@@ -29,7 +29,7 @@ class Shares:
     """One call. `rows` is the equal share of each rank, `counts` are shares of their own; `rest` is a row's shape.
 
     `way` is "new" (without out), "out", "in place", or "plan" (with out); `layout` of `x` is "C", "F", "strided"
-    or "unaligned", as out is then too.
+    or "unaligned", as out is then too. Without `waits`, the call goes on by itself until its result is asked for.
     """
 
     collective: str
@@ -42,6 +42,7 @@ class Shares:
     way: str
     layout: str
     algorithm: str | None
+    waits: bool
 
     @property
     def name(self) -> str:
@@ -86,6 +87,7 @@ def _cases(collective: str, dtype: str, op: str) -> st.SearchStrategy[Shares]:
         way=st.sampled_from(["new", "out", "plan"] + ["in place"] * (collective != "alltoallv")),
         layout=st.sampled_from(["C", "C", "F", "strided", "unaligned"]),
         algorithm=st.sampled_from([None, *by_messages(name)]),
+        waits=st.booleans(),
     )
 
 
@@ -202,7 +204,7 @@ def run_shares(world: un.Communicator, case: Shares) -> tuple[str, list[Any]]:
         if case.way != "in place":
             flat[...] = np.full(len(flat), UNTOUCHED % 2).astype(case.dtype)
         try:
-            result = call()
+            result = call() if case.waits else call(wait=False).wait()
         except un.UnisonoError as error:
             return type(error).__name__, []
         assert (result is None) == (not has_out)
@@ -213,7 +215,7 @@ def run_shares(world: un.Communicator, case: Shares) -> tuple[str, list[Any]]:
     return "", told
 
 
-def call_of(world: un.Communicator, case: Shares, x: Any, given: dict[str, Any]) -> Callable[[], Any]:
+def call_of(world: un.Communicator, case: Shares, x: Any, given: dict[str, Any]) -> Callable[..., Any]:
     """Return what makes the call: a plan, or the method with its arguments."""
     arguments = {**arguments_of(case, world.size, world.rank), **given}
     if case.way == "plan":

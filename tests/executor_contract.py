@@ -444,6 +444,111 @@ def run_exchange(executor: Any, count: int) -> Any:
     return other
 
 
+# --- calls that go on by themselves --------------------------------------------------------------------------------
+
+
+def eventually(condition: Any) -> bool:
+    """Wait until `condition` holds, for some seconds at most; return whether it came to hold."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def check_calls_go_on_with_nobody_waiting(ranks: Any) -> None:
+    assert ranks.run(run_unattended) == [True] * ranks.size
+
+
+def run_unattended(executor: Any) -> bool:
+    """The arrays tell that the calls have ended: to ask the operations would drive them."""
+    case = Case(algorithm="ring", count=5000)
+    call, dtype = case.call(executor.rank, executor.size), DTYPES["float32"]
+    before, after = (executor.rank - 1) % executor.size, (executor.rank + 1) % executor.size
+    sums = [np.full(case.count, 1 + index, np.float32) for index in range(3)]
+    sent, received = np.full(9, executor.rank + 1, np.float32), np.zeros(9, np.float32)
+    operations = [executor.start(call, array, array) for array in sums]
+    operations += [executor.send(sent, dtype, after, 1), executor.recv(received, dtype, before, 1)]
+    for operation in operations:
+        operation.go_on(WAIT_S)
+    ended = eventually(lambda: received[-1] == before + 1 and all((array == array[0]).all() for array in sums))
+    ended = ended and eventually(lambda: [array[-1] for array in sums] == [executor.size * (1 + i) for i in range(3)])
+    for operation in operations:
+        operation.wait(WAIT_S)  # which returns at once
+    return ended and all(operation.ended() and operation.poll() for operation in operations)
+
+
+def check_many_calls_may_be_in_flight(ranks: Any, calls: int) -> None:
+    assert ranks.run(run_many_in_flight, calls) == [[float(ranks.size * call) for call in range(calls)]] * ranks.size
+
+
+def run_many_in_flight(executor: Any, calls: int) -> list[float]:
+    """Every fifth call is waited for at once, and others end in between; the rest is waited for backwards."""
+    case = Case(count=8)
+    call = case.call(executor.rank, executor.size)
+    arrays, results = [np.full(8, index, np.float32) for index in range(calls)], np.zeros((calls, 8), np.float32)
+    operations = []
+    for index, (array, result) in enumerate(zip(arrays, results, strict=True)):
+        if index % 5 == 0:
+            executor.run(call, array, result, WAIT_S)
+            continue
+        operations.append(executor.start(call, array, result))
+        operations[-1].go_on(WAIT_S)
+    for operation in reversed(operations):
+        operation.wait(WAIT_S)
+    return [float(result[-1]) for result in results]
+
+
+def check_ends_are_counted(ranks: Any) -> None:
+    assert all(seen >= 10 for seen in ranks.run(run_until_ten_have_ended))
+
+
+def run_until_ten_have_ended(executor: Any) -> int:
+    case = Case()
+    call = case.call(executor.rank, executor.size)
+    arrays = [np.ones(case.count, np.float32) for _ in range(10)]
+    first = seen = executor.wait_for_end(0, 0.0)
+    for array in arrays:
+        executor.start(call, array, array.copy()).go_on(WAIT_S)
+    while seen < first + 10:
+        seen = executor.wait_for_end(seen, WAIT_S)
+    return int(seen - first)
+
+
+def check_a_call_that_nobody_waits_for_times_out(ranks: Any, algorithm: str) -> None:
+    """The last rank calls when the others have given up. They are told at their next call, once as what it is."""
+    *others, last = ranks.run(run_unattended_and_missed, Case(algorithm=algorithm))
+    kinds = [[kind for kind, _, _ in told] for told in others]
+    assert kinds == [["CollectiveTimeoutError", "AbortedError"]] * len(others)
+    assert any(f"rank {ranks.size - 1}" in told[0][1] for told in others)
+    assert last[0][0] in ("CollectiveTimeoutError", "AbortedError")
+
+
+def run_unattended_and_missed(executor: Any, case: Case) -> list[tuple[str, str, str | None]]:
+    array = np.ones(case.count, case.dtype)
+    if executor.rank == executor.size - 1:
+        time.sleep(4 * SHORT_S)
+    else:
+        operation = executor.start(case.call(executor.rank, executor.size), array, array.copy())
+        operation.go_on(SHORT_S)
+    return [attempt(executor, case), attempt(executor, case)]
+
+
+def check_closing_ends_calls_in_flight(ranks: Any) -> None:
+    for ended, kind in ranks.run(run_close_in_flight):
+        assert ended
+        assert kind in ("UsageError", "AbortedError", "PeerLostError")
+
+
+def run_close_in_flight(executor: Any) -> tuple[bool, str]:
+    """Nobody sends what all are receiving."""
+    operation = executor.recv(np.zeros(4, np.float32), DTYPES["float32"], (executor.rank + 1) % executor.size, 0)
+    operation.go_on(WAIT_S)
+    executor.close()
+    return operation.ended(), outcome(lambda: operation.wait(WAIT_S))[0]
+
+
 # --- misuse and faults ---------------------------------------------------------------------------------------------
 
 

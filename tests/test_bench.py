@@ -378,3 +378,19 @@ def test_a_peer_with_whom_small_messages_are_exchanged_costs_a_page_at_either_en
     linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
     assert (small - linked) / peers <= 2 * PAGE_KIB + 8  # what is allocated for messages is a few KiB more
     assert (large - small) / peers > 1000
+
+
+def test_the_overlap_of_calls_with_computing_is_measured() -> None:
+    asked = ["--sizes", "4K,1M", "--rounds", "3", "--json"]
+    rows = json.loads(subprocess.check_output([sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=60))
+    assert [(row["ranks"], row["nbytes"]) for row in rows] == [(2, 4096), (2, 1 << 20)]
+    for row in rows:
+        assert all(row[name] > 0 for name in ("compute_ms", "allreduce_ms", "overlapped_ms", "ratio", "start_us"))
+
+
+def test_the_overlap_is_told_in_a_table() -> None:
+    asked = ["--sizes", "4K", "--rounds", "2", "-n", "1"]
+    told = subprocess.check_output([sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=60, text=True)
+    header, row = told.splitlines()
+    assert header.split()[0] == "nbytes"
+    assert row.split()[:2] == ["4", "KiB"]

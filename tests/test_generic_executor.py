@@ -128,6 +128,27 @@ def test_neighbours_exchange_messages(size: int, count: int) -> None:
     contract.check_neighbours_exchange_messages(LocalRanks(size), count)
 
 
+def test_calls_go_on_with_nobody_waiting(ranks: LocalRanks) -> None:
+    contract.check_calls_go_on_with_nobody_waiting(ranks)
+
+
+def test_many_calls_may_be_in_flight(ranks: LocalRanks) -> None:
+    contract.check_many_calls_may_be_in_flight(ranks, 30)
+
+
+def test_the_ends_of_calls_are_counted(ranks: LocalRanks) -> None:
+    contract.check_ends_are_counted(ranks)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_call_that_nobody_waits_for_times_out(ranks: LocalRanks, algorithm: str) -> None:
+    contract.check_a_call_that_nobody_waits_for_times_out(ranks, algorithm)
+
+
+def test_closing_ends_calls_in_flight(ranks: LocalRanks) -> None:
+    contract.check_closing_ends_calls_in_flight(ranks)
+
+
 def test_a_late_rank_is_waited_for(ranks: LocalRanks) -> None:
     contract.check_a_late_rank_is_waited_for(ranks)
 

@@ -41,11 +41,11 @@ READ_ONLY = np.frombuffer(bytes(48)).reshape(2, 3)
 MEMORY = np.zeros(12)
 REFUSED = {
     "dst is read-only": lambda: un.reduce_local(READ_ONLY, X),
-    "dst must be a numpy array": lambda: un.reduce_local([1.0], X),
+    "dst must be an array": lambda: un.reduce_local([1.0], X),
     "dst is not contiguous": lambda: un.reduce_local(MEMORY[::2], MEMORY[:6]),
     r"sources\[1\] is float32 of shape": lambda: un.reduce_local(X.copy(), X, X.astype("float32")),
     r"sources\[0\] is float64 of shape \(3,\)": lambda: un.reduce_local(X.copy(), X[0]),
-    r"sources\[0\] must be a numpy array": lambda: un.reduce_local(X.copy(), 1.0),
+    r"sources\[0\] must be an array": lambda: un.reduce_local(X.copy(), 1.0),
     "overlap": lambda: un.reduce_local(MEMORY[:6], MEMORY[3:9]),
     "op must be one of": lambda: un.reduce_local(X.copy(), X, op="mean"),
     "is not defined for float64": lambda: un.reduce_local(X.copy(), X, op="band"),

@@ -165,6 +165,27 @@ def test_memory_of_peers_is_not_read_before_a_flag_of_theirs_and_not_at_all_over
     contract.check_mapped_steps_are_refused(ranks, reason)
 
 
+def test_calls_go_on_with_nobody_waiting(ranks: NativeRanks) -> None:
+    contract.check_calls_go_on_with_nobody_waiting(ranks)
+
+
+def test_many_calls_may_be_in_flight(ranks: NativeRanks) -> None:
+    contract.check_many_calls_may_be_in_flight(ranks, 200)
+
+
+def test_the_ends_of_calls_are_counted(ranks: NativeRanks) -> None:
+    contract.check_ends_are_counted(ranks)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_call_that_nobody_waits_for_times_out(fresh_ranks: NativeRanks, algorithm: str) -> None:
+    contract.check_a_call_that_nobody_waits_for_times_out(fresh_ranks, algorithm)
+
+
+def test_closing_ends_calls_in_flight(fresh_ranks: NativeRanks) -> None:
+    contract.check_closing_ends_calls_in_flight(fresh_ranks)
+
+
 def test_a_late_rank_is_waited_for(ranks: NativeRanks) -> None:
     contract.check_a_late_rank_is_waited_for(ranks)
 

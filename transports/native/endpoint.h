@@ -54,7 +54,7 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  Outcome outcome() const { return outcome_.load(std::memory_order_acquire); }
+  Outcome outcome() const { return outcome_.load(std::memory_order_seq_cst); }
 
  private:
   friend class Endpoint;

@@ -16,7 +16,8 @@ class Lead {
     taken_.store(false, std::memory_order_seq_cst);
     tell();
   }
-  bool taken() const { return taken_.load(std::memory_order_relaxed); }
+  // Sequentially consistent, for those who say that they fall asleep and then look: a weaker look could come first.
+  bool taken() const { return taken_.load(std::memory_order_seq_cst); }
 
   // Wakes those who follow, after a change that was stored with sequential consistency.
   void tell() {
@@ -27,7 +28,7 @@ class Lead {
     changed_.notify_all();
   }
 
-  // Sleeps until `condition` holds, or for `most`.
+  // Sleeps until `condition`, which loads with sequential consistency, holds, or for `most`.
   template <class Condition>
   void follow(std::chrono::milliseconds most, Condition condition) {
     std::unique_lock lock(mutex_);
