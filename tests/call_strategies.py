@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor_contract import REDUCTIONS, Case
+from executor_contract import Case
 from hypothesis import strategies as st
 
 from unisono.dtypes import DTYPES
+from unisono.testing.cases import REDUCTIONS
 
 _PLACES = {"segments": st.integers(1, 5), "in_place": st.booleans(), "offset": st.integers(0, 3)}
 

@@ -19,17 +19,16 @@ from harness import call_of, make_call
 from unisono.algorithms.plan import Counts, Send
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, MismatchError, PeerLostError, PlanError, UnisonoError
-from unisono.operations import OPERATIONS
+from unisono.testing import oracles
+from unisono.testing.differences import difference
+from unisono.testing.memory import Guarded
+from unisono.testing.oracles import reduced
 from unisono.transports.base import Traffic
 
 WAIT_S = 20.0
 SHORT_S = 0.3
-GUARD = 3
 
-INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
-OPS = list(OPERATIONS)
-REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
 ARITHMETIC = ("sum", "prod", "min", "max", "avg")
 
 
@@ -66,92 +65,12 @@ DIVERGENT = {
 
 
 def contributions(case: Case, size: int) -> Any:
-    """Return an array (size, count) whose reductions are exact in the dtype, in any order, for up to 7 ranks."""
-    kind = DTYPES[case.dtype].kind
-    generator = np.random.default_rng([size, case.count, OPS.index(case.op)])
-    shape = (size, case.count)
-    if case.op == "prod":
-        return generator.choice(_factors(case.dtype), shape).astype(case.dtype)
-    if case.op in ("minloc", "maxloc"):
-        return (generator.integers(-3, 3, shape) + 1j * generator.integers(0, 20, shape)).astype(case.dtype)
-    low, high = {"sum": (-8, 8), "avg": (-2, 2), "land": (0, 5), "lor": (0, 1), "lxor": (0, 2)}.get(
-        case.op, (-100, 100)
-    )
-    if kind == "float8":
-        low, high = max(low, -1), min(high, 1)
-    if kind == "bool" or case.dtype.startswith("uint"):
-        low, high = 0, 1 if kind == "bool" else high
-    values = generator.integers(low, high, shape, endpoint=True)
-    if kind == "complex" and case.op in ("sum", "avg"):
-        values = values + 1j * generator.integers(low, high, shape, endpoint=True)
-    if kind == "float8" and case.op == "avg":  # so that no partial sum has more digits than the dtype
-        values = values * (np.arange(size)[:, None] == np.arange(case.count) % size)
-    if case.op == "avg" and kind != "integer":
-        values = values * size
-    return values.astype(case.dtype)
-
-
-def _factors(dtype: str) -> list[Any]:
-    if dtype.startswith("uint"):
-        return [1, 2, 3]
-    # No part of a product of these complex numbers is a zero whose sign depends on the order.
-    return {"integer": [1, -1, 2, 3], "complex": [1, 2, 2 + 1j]}.get(DTYPES[dtype].kind, [1.0, -1.0, 2.0, 0.5])
-
-
-_WIDE = {"bool": np.int64, "integer": np.int64, "float": np.float64, "float8": np.float64, "complex": np.complex128}
-
-
-def expected(case: Case, stack: Any) -> Any:
-    """Return the reduction of `stack` along its first axis, from wide arithmetic that has no part in the executors."""
-    kind = DTYPES[case.dtype].kind
-    wide = stack.astype(_WIDE[kind])
-    reduce = {
-        "sum": lambda: wide.sum(axis=0),
-        "prod": lambda: wide.prod(axis=0),
-        "min": lambda: wide.min(axis=0),
-        "max": lambda: wide.max(axis=0),
-        "avg": lambda: _mean(wide),
-        "band": lambda: np.bitwise_and.reduce(wide),
-        "bor": lambda: np.bitwise_or.reduce(wide),
-        "bxor": lambda: np.bitwise_xor.reduce(wide),
-        "land": lambda: (wide != 0).all(axis=0),
-        "lor": lambda: (wide != 0).any(axis=0),
-        "lxor": lambda: (wide != 0).sum(axis=0) % 2,
-        "minloc": lambda: _located(wide, 1),
-        "maxloc": lambda: _located(wide, -1),
-    }[case.op]
-    return np.asarray(reduce()).astype(case.dtype).reshape(stack.shape[1:])
-
-
-def _mean(wide: Any) -> Any:
-    total = wide.sum(axis=0)
-    if wide.dtype.kind == "c":
-        return total.real / len(wide) + 1j * (total.imag / len(wide))
-    mean = total / len(wide)
-    return np.trunc(mean) if wide.dtype.kind == "i" else mean
-
-
-def _located(wide: Any, sign: int) -> Any:
-    columns = wide.reshape(len(wide), -1).T
-    return np.array([min(column, key=lambda pair: (sign * pair.real, pair.imag)) for column in columns], wide.dtype)
+    """Return an array (size, count) whose reductions are exact in the dtype, in any order."""
+    return oracles.contributions(case.dtype, case.op, size, case.count)
 
 
 def assert_same_bits(result: Any, wanted: Any, what: str = "") -> None:
-    assert result.dtype == wanted.dtype, what
-    assert result.tobytes() == wanted.tobytes(), f"{what}: got {result}, expected {wanted}"
-
-
-def guarded(values: Any, offset: int) -> tuple[Any, Any]:
-    """Return an allocation that holds `values` at `offset`, and the view of them; the rest of it must not change."""
-    memory = np.frombuffer(b"\xa5" * ((len(values) + offset + GUARD) * values.itemsize), values.dtype).copy()
-    view = memory[offset : offset + len(values)]
-    view[...] = values
-    return memory, view
-
-
-def assert_guards_intact(memory: Any, view: Any, offset: int) -> None:
-    around = memory[:offset].tobytes() + memory[offset + len(view) :].tobytes()
-    assert set(around) <= {0xA5}, "elements outside the array were written"
+    assert not (wrong := difference(result, wanted)), f"{what}: {wrong}"
 
 
 # --- what runs on ranks --------------------------------------------------------------------------------------------
@@ -160,15 +79,13 @@ def assert_guards_intact(memory: Any, view: Any, offset: int) -> None:
 def run_case(executor: Any, case: Case, stack: Any) -> Any:
     """Run `case` on row `rank` of `stack`; return the output."""
     mine = stack[executor.rank]
-    source_memory, source = guarded(mine, case.offset)
-    target_memory, target = guarded(np.zeros_like(mine), case.offset)
-    if case.in_place:
-        target_memory, target = source_memory, source
-    executor.start(case.call(executor.rank, executor.size), source, target).wait(WAIT_S)
-    assert_guards_intact(target_memory, target, case.offset)
+    source = Guarded.of(mine, case.offset * mine.itemsize)
+    target = source if case.in_place else Guarded.of(np.zeros_like(mine), case.offset * mine.itemsize)
+    executor.start(case.call(executor.rank, executor.size), source.array, target.array).wait(WAIT_S)
+    assert target.is_intact(), "elements outside the array were written"
     if not case.in_place:
-        assert_same_bits(source, mine, "INPUT was written")
-    return target.copy()
+        assert_same_bits(source.array, mine, "INPUT was written")
+    return target.array.copy()
 
 
 def outcome(run: Any) -> tuple[str, str, str | None]:
@@ -196,7 +113,7 @@ def attempt(executor: Any, case: Case, timeout_s: float = WAIT_S) -> tuple[str, 
 def check_allreduce(ranks: Any, case: Case) -> None:
     stack = contributions(case, ranks.size)
     for rank, result in enumerate(ranks.run(run_case, case, stack)):
-        assert_same_bits(result, expected(case, stack), f"rank {rank} of {ranks.size}, {case}")
+        assert_same_bits(result, reduced(case.op, stack), f"rank {rank} of {ranks.size}, {case}")
 
 
 def check_broadcast(ranks: Any, case: Case) -> None:
@@ -211,12 +128,13 @@ def check_broadcast(ranks: Any, case: Case) -> None:
 
 def run_broadcast(executor: Any, case: Case, stack: Any) -> Any:
     values = stack[executor.rank]
-    memory, target = guarded(values, case.offset)
+    guarded = Guarded.of(values, case.offset * values.itemsize)
+    target = guarded.array
     source = target if case.in_place else values.copy()
     is_root = executor.rank == case.root
     operation = executor.start(case.call(executor.rank, executor.size), source if is_root else None, target)
     operation.wait(WAIT_S)
-    assert_guards_intact(memory, target, case.offset)
+    assert guarded.is_intact(), "elements outside the array were written"
     return target.copy()
 
 
@@ -390,7 +308,7 @@ def run_alltoallv(executor: Any, counts: list[list[int]], segments: int) -> list
 
 def check_wide_spans_are_reduced(ranks: Any, case: Case) -> None:
     stack = contributions(case, ranks.size)
-    assert_same_bits(ranks.run(run_reduce, case, stack)[0], expected(case, stack))
+    assert_same_bits(ranks.run(run_reduce, case, stack)[0], reduced(case.op, stack))
 
 
 def run_reduce(executor: Any, case: Case, stack: Any) -> Any:

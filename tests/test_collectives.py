@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from collective_calls import COLLECTIVES, Shares, cases, check, run_shares
+from collective_calls import COLLECTIVES, cases, check_refusals, run_case
 from harness import LocalRanks
 from hypothesis import Phase, given, settings, strategies as st
 from native_ranks import NativeRanks
@@ -14,6 +14,7 @@ from native_ranks import NativeRanks
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
+from unisono.testing import Case
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,12 +35,12 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 @given(data=st.data())
 def test_every_collective_gives_what_numpy_gives(ranks: Any, collective: str, data: Any) -> None:
     case = data.draw(cases(collective))
-    check(case, ranks.run_calls(run_shares, case), ranks.size, ranks.link)
+    check_refusals(case, ranks.run_calls(run_case, case), ranks.size, ranks.link)
 
 
-def run_locally(executor: Any, case: Shares) -> Any:
+def run_locally(executor: Any, case: Case) -> str:
     with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
-        return run_shares(world, case)
+        return run_case(world, case)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -47,4 +48,4 @@ def run_locally(executor: Any, case: Shares) -> Any:
 @given(size=st.integers(1, 4), data=st.data())
 def test_the_generic_executor_gives_the_same(collective: str, size: int, data: Any) -> None:
     case = data.draw(cases(collective))
-    check(case, LocalRanks(size, 8).run(run_locally, case), size, "local")
+    check_refusals(case, LocalRanks(size, 8).run(run_locally, case), size, "local")

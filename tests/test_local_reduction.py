@@ -7,10 +7,12 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
-from executor_contract import REDUCTIONS, Case, assert_same_bits, contributions, expected
+from executor_contract import assert_same_bits
 from hypothesis import given, settings, strategies as st
 
 import unisono as un
+from unisono.testing.cases import REDUCTIONS
+from unisono.testing.oracles import contributions, reduced
 
 X = np.ones((2, 3))
 
@@ -18,11 +20,11 @@ X = np.ones((2, 3))
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(reduction=st.sampled_from(REDUCTIONS), arrays=st.integers(1, 7), count=st.sampled_from([0, 1, 7, 64, 1000]))
 def test_arrays_are_reduced_into_the_first(reduction: tuple[str, str], arrays: int, count: int) -> None:
-    case = Case(dtype=reduction[0], op=reduction[1], count=count)
-    stack = contributions(case, arrays)
-    wanted, dst = expected(case, stack), stack[0].copy()
-    assert un.reduce_local(dst, *stack[1:], op=reduction[1]) is dst
-    assert_same_bits(dst, wanted, str(case))
+    dtype, op = reduction
+    stack = contributions(dtype, op, arrays, count)
+    wanted, dst = reduced(op, stack), stack[0].copy()
+    assert un.reduce_local(dst, *stack[1:], op=op) is dst
+    assert_same_bits(dst, wanted, f"{op} of {dtype}")
 
 
 def test_sources_may_lie_in_any_order_and_be_the_destination() -> None:

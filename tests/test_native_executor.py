@@ -9,10 +9,12 @@ import executor_contract as contract
 import numpy as np
 import pytest
 from call_strategies import allreduce_cases, broadcast_cases
-from executor_contract import DIVERGENT, FLOATS, REDUCTIONS, Case
+from executor_contract import DIVERGENT, FLOATS, Case
 from harness import LocalRanks, by_messages
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
+
+from unisono.testing.cases import REDUCTIONS
 
 pytestmark = pytest.mark.timeout(120)
 

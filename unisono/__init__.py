@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unisono import testing as testing
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
@@ -63,10 +64,15 @@ _NAMES = {
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
-__all__ = ["__version__", *_NAMES]  # noqa: PLE0604
+# Those that are modules themselves.
+_MODULES = ("testing",)
+
+__all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"unisono.{name}")
     module = _NAMES.get(name)
     if module is None:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
@@ -76,4 +82,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    return sorted({*globals(), *_NAMES, *_MODULES})

@@ -122,11 +122,12 @@ void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::
                                 const Operand& dst, Runs& runs) const {
   runs.clear();
   const std::size_t base = peer_base(peer, operand.buffer);
-  const Extent& extent = extents_[static_cast<std::size_t>(dst.buffer)].front();
   const auto add = [&](const Range& block) {
     const Range part = split(block.length, segments_, segment);
+    if (part.length == 0) return;  // and SCRATCH of no elements has no extent
+    const Extent& extent = extents_[static_cast<std::size_t>(dst.buffer)].front();
     const auto offset = static_cast<std::size_t>(block.offset + part.offset) * extent.itemsize();
-    if (part.length > 0) runs.push_back({{base, offset}, part.length, &extent});
+    runs.push_back({{base, offset}, part.length, &extent});
   };
   if (plan_->partition(operand.buffer).blocks > 1) {
     const Blocks& blocks = blocks_[static_cast<std::size_t>(operand.buffer)];

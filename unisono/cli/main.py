@@ -30,6 +30,7 @@ SUBCOMMANDS = {
     "explain": Subcommand("unisono.cli.explain", "Tell which algorithm is chosen for a call, and why."),
     "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm, and what it costs."),
     "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all that there are."),
+    "test": Subcommand("unisono.cli.test", "Run random calls of every collective, and check what comes of them."),
 }
 
 
