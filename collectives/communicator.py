@@ -15,6 +15,7 @@ from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import checked_integer
 from unisono.collectives.calls import Place, selection
+from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
 from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
@@ -24,13 +25,12 @@ from unisono.options import Options
 from unisono.transports.base import NO_CACHE, Executor, Operation, Traffic
 from unisono.tuning.choice import Explanation, explain
 
-_MOST_TAG = (1 << 31) - 1
 _INT64 = -(1 << 63), (1 << 63) - 1
 # The collectives with counts, by name, and those in the registry that carry them out.
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(Objects):
+class Communicator(Objects, Probes):
     """Ranks of a job, as seen by one of them; a context manager.
 
     That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
@@ -96,7 +96,7 @@ class Communicator(Objects):
             UsageError: the call is wrong; nothing has been sent.
             PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
         """
-        dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG)
+        dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
         source = arrays.source(x)
         limit_s = self._limit_s(timeout_s)
         operation = self._executor.send(source.flat, source.dtype, dest, tag)
@@ -108,34 +108,53 @@ class Communicator(Objects):
 
     @overload
     def recv(
-        self, out: Target, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[False],
     ) -> Work[Target]: ...
 
     @overload
     def recv(
-        self, out: Target, source: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[True] = ...,
     ) -> Target: ...
 
     def recv(
-        self, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = 0,
+        *,
+        timeout_s: float | None = None,
+        wait: bool = True,
     ) -> Target | Work[Target]:
         """Receive the next message with this tag from rank `source` into `out`, and return `out`.
 
         Args:
             out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
-            source: another rank.
-            tag: as in `send`.
+            source: another rank, or `ANY_SOURCE`; `probe` says before from which the next message is.
+            tag: as in `send`, or `ANY_TAG`. A message that several receives want goes to the one that was called first.
             timeout_s: as in `send`.
             wait: as in `send`; until the call has ended, `out` must not be read.
 
         Raises:
             MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
-            UsageError, PeerLostError, CollectiveTimeoutError, AbortedError: as in `send`.
+            PeerLostError: that rank, or all others, have left; also raised on the other ranks.
+            UsageError, CollectiveTimeoutError, AbortedError: as in `send`.
         """
-        source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG)
+        source_rank, tag_number = self._source_of(source), tag_of(tag)
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
-        operation = self._executor.recv(target.flat, target.dtype, source, tag)
+        operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
         if not wait:
             operation.go_on(limit_s)
             return self._works.add(operation, out, limit_s)
@@ -167,7 +186,7 @@ class Communicator(Objects):
         """
         sent, received = arrays.source(x), arrays.target(out)
         arrays.share_memory(sent, received, None)
-        limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, _MOST_TAG)
+        limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
         if self._rank_of(dest, "dest") == self._rank_of(source, "source") == self.rank:
             self._check_usable()
             arrays.copy(sent, received)

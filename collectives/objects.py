@@ -27,13 +27,13 @@ from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import EqualShares
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.transports.base import AnyArray
+from unisono.transports.base import FIRST_RESERVED_TAG, AnyArray
 
 # Shorter memory costs less to copy into the head than to send apart.
 _LEAST_PART_NBYTES = 64 << 10
 _MOST_TAG = (1 << 30) - 1
 # Tags of arrays end below this, so that objects and arrays do not meet.
-_OBJECT_TAG = 1 << 31
+_OBJECT_TAG = FIRST_RESERVED_TAG
 # The tag of the parts in a gather or scatter, beyond those of `send_object`.
 _PART_TAG = (1 << 32) - 1
 _MOST_REASON = 1000

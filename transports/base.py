@@ -26,6 +26,9 @@ from unisono.operations import Op
 
 AnyArray: TypeAlias = NDArray[np.generic]
 
+# Tags from this on are for messages inside calls, which no receive of any tag gets.
+FIRST_RESERVED_TAG = 1 << 31
+
 _MOST_COUNTS_SHOWN = 8
 
 
@@ -137,6 +140,23 @@ class Traffic:
     received_nbytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that can be received here: from which rank, with which tag, and how many elements of which dtype."""
+
+    source: int
+    tag: int
+    dtype: str
+    count: int
+
+
+class Probe(Operation, Protocol):
+    """A started look for a message."""
+
+    def found(self) -> Message | None:
+        """Return the message that a probe which is done has found; None only if it was to look once."""
+
+
 class CallCache(Protocol):
     """Calls that have been made before, by their arguments as the user gave them, to be run again without a look."""
 
@@ -233,8 +253,15 @@ class Executor(Protocol):
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
 
-    def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> Operation:
-        """Start receiving into the flat `array` from rank `source` the next message of that tag."""
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Operation:
+        """Start receiving into the flat `array` from rank `source` the next message of that tag.
+
+        None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. A message that several receives
+        expect goes to the one that was started first.
+        """
+
+    def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:
+        """Start looking for a message that `recv` would get, without receiving it: until there is one, or `once`."""
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """Block until more than `seen` operations have ended, or `most_s` seconds have passed; return how many have."""
@@ -337,7 +364,10 @@ class MessageTransport(Protocol):
         """Return the ranks that are known not to have called their `sequence`-th collective yet, in ascending order."""
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        """Send the concatenation of `pieces` (contiguous, of bytes) as one message. Not called for zero bytes."""
+        """Send the concatenation of `pieces` (contiguous, of bytes) as one message.
+
+        Messages of zero bytes are sent outside collectives only.
+        """
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         """Receive the message of this identity from `peer` into `pieces` (contiguous, of bytes).
@@ -345,6 +375,12 @@ class MessageTransport(Protocol):
         A message of another signature (by its digest) or length under this identity raises `MismatchError` from
         `Request.done`, and on every other rank.
         """
+
+    def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        """Return the messages of `peer` on a lane that can be received here, and that no receive was posted for."""
+
+    def departed(self, peer: int) -> bool:
+        """Return whether `peer` has left, so that nothing more will come from it than what has arrived."""
 
     def progress(self) -> None:
         """Move what can be moved. Raises the error that poisoned the transport."""

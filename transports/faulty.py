@@ -91,6 +91,12 @@ class FaultyTransport:
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         return self._inner.post_recv(peer, identity, signature, pieces)
 
+    def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        return self._inner.arrived(peer, lane)
+
+    def departed(self, peer: int) -> bool:
+        return self._inner.departed(peer)
+
     def progress(self) -> None:
         for held in self._held:
             held.hold -= 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count, repeat
@@ -51,6 +51,7 @@ from unisono.transports.base import (
     CallCache,
     Identity,
     MappedTransport,
+    Message,
     MessageTransport,
     Operation,
     Request,
@@ -59,12 +60,10 @@ from unisono.transports.base import (
 )
 from unisono.transports.checks import MESSAGES, WRITES, check_plan
 from unisono.transports.lane import Lane, Posted
+from unisono.transports.matching import Matching, signature_of
 from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
 
-# Messages between two ranks outside collectives travel on a lane of their own: there, `group` is the tag and `sequence`
-# numbers the messages of that tag and direction.
-POINT_TO_POINT_LANE = -1
 _LONGEST_PAUSE_S = 0.0002
 
 
@@ -82,7 +81,7 @@ class GenericExecutor:
         self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
         self._ended = 0
         self._sequence = 0
-        self._messages: Counter[tuple[str, int, int]] = Counter()
+        self._matching = Matching(transport)
         self._failure: UnisonoError | None = None
         self._told = False  # whether the failure has been raised to the caller, as the error that it is
         self._closed = False
@@ -143,10 +142,28 @@ class GenericExecutor:
         return run_again
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
-        return self._start_message("send", array, dtype, dest, tag)
+        signature = signature_of(dtype, array.size)
+        with self._lock:
+            self._check_message(signature, dest)
+            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            request = self._matching.send(dest, tag, signature, pieces)
+            return self._launch(_Message(self, signature, [dest], request, writes=False))
 
-    def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> Operation:
-        return self._start_message("recv", array, dtype, source, tag)
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Operation:
+        signature = signature_of(dtype, array.size)
+        with self._lock:
+            self._check_message(signature, source)
+            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            request = self._matching.receive(source, tag, signature, pieces)
+            return self._launch(_Message(self, signature, self._matching.sources(source), request, writes=True))
+
+    def probe(self, source: int | None, tag: int | None, *, once: bool) -> _Probe:
+        signature = Signature("probe", None, None, "C", None, None, "direct", 1)
+        with self._lock:
+            self._check_message(signature, source)
+            probe = _Probe(self, signature, self._matching.sources(source), partial(self._look, source, tag, once))
+            self._launch(probe)
+            return probe
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """See `Executor.wait_for_end`."""
@@ -226,25 +243,20 @@ class GenericExecutor:
         """Return whether the communicator has failed or is closed, without telling how."""
         return self._failure is not None
 
+    def _look(self, source: int | None, tag: int | None, once: bool) -> tuple[bool, Message | None]:
+        """Return whether a probe is done, and what it has found."""
+        message = self._matching.find(source, tag)
+        return once or message is not None, message
+
     def _launch(self, operation: _Running) -> Operation:
         self._active.append(operation)
         self.progress()
         return operation
 
-    def _start_message(self, direction: str, array: AnyArray, dtype: DType, peer: int, tag: int) -> Operation:
-        signature = Signature("send/recv", dtype.name, (array.size,), "C", None, None, "direct", 1)
-        with self._lock:
-            self._check_usable(signature)
-            if not 0 <= peer < self.size:
-                raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
-            array = checked("array", array, dtype, array.size)
-            number = self._messages[direction, peer, tag]
-            self._messages[direction, peer, tag] += 1
-            request: Request | None = None
-            if array.size:
-                post = self._transport.post_send if direction == "send" else self._transport.post_recv
-                request = post(peer, Identity(number, POINT_TO_POINT_LANE, tag, 0), signature, [as_bytes(array)])
-            return self._launch(_Message(self, signature, number, peer, request, writes=direction == "recv"))
+    def _check_message(self, signature: Signature, peer: int | None) -> None:
+        self._check_usable(signature)
+        if peer is not None and not 0 <= peer < self.size:
+            raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
 
     def _check_usable(self, signature: Signature) -> None:
         """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
@@ -263,7 +275,7 @@ class GenericExecutor:
 class _Running:
     """A started operation of `executor`: the parts of `Operation` that collectives and messages share."""
 
-    def __init__(self, executor: GenericExecutor, signature: Signature, sequence: int) -> None:
+    def __init__(self, executor: GenericExecutor, signature: Signature, sequence: int | None = None) -> None:
         self._executor = executor
         self._signature = signature
         self._sequence = sequence
@@ -333,35 +345,61 @@ class _Running:
 
 
 class _Message(_Running):
-    """A message outside collectives; `request` is None for one of zero bytes, which does not travel."""
+    """A message outside collectives, to or from one of `peers`."""
 
     def __init__(
-        self,
-        executor: GenericExecutor,
-        signature: Signature,
-        number: int,
-        peer: int,
-        request: Request | None,
-        *,
-        writes: bool,
+        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request, *, writes: bool
     ) -> None:
-        super().__init__(executor, signature, number)
-        self._peer = peer
+        super().__init__(executor, signature)
+        self._peers = peers
         self._request = request
         self._writes = writes
 
     def advance(self) -> bool:
-        self._finished = self._request is None or self._request.done()
+        self._finished = self._request.done()
         return self._finished
 
     def waits_for(self) -> set[int]:
-        return {self._peer}
+        return set(self._peers)
 
     def absent(self) -> Collection[int]:
         return ()
 
     def has_written(self) -> bool:
         return self._writes
+
+
+class _Probe(_Running):
+    """A look for a message of one of `peers`; `look` returns whether it is done, and what it has found."""
+
+    def __init__(
+        self,
+        executor: GenericExecutor,
+        signature: Signature,
+        peers: Collection[int],
+        look: Callable[[], tuple[bool, Message | None]],
+    ) -> None:
+        super().__init__(executor, signature)
+        self._peers = peers
+        self._look = look
+        self._found: Message | None = None
+
+    def found(self) -> Message | None:
+        """See `Probe.found`."""
+        return self._found
+
+    def advance(self) -> bool:
+        self._finished, self._found = self._look()
+        return self._finished
+
+    def waits_for(self) -> set[int]:
+        return set(self._peers)
+
+    def absent(self) -> Collection[int]:
+        return ()
+
+    def has_written(self) -> bool:
+        return False
 
 
 class _Collective(_Running):
@@ -371,6 +409,7 @@ class _Collective(_Running):
         self, executor: GenericExecutor, call: Call, sequence: int, memory: Memory, transport: MessageTransport
     ) -> None:
         super().__init__(executor, call.signature, sequence)
+        self._number = sequence
         self._op = call.op
         self._size = call.plan.size
         self._memory = memory
@@ -385,21 +424,21 @@ class _Collective(_Running):
             pass
         self._finished = all(lane.is_finished() for lane in self._lanes)
         if self._finished and self._mapped is not None:
-            self._mapped.withdraw(self._sequence)
+            self._mapped.withdraw(self._number)
         return self._finished
 
     def waits_for(self) -> set[int]:
         return {posted.peer for lane in self._lanes for posted in lane.posted()}
 
     def absent(self) -> Collection[int]:
-        return self._transport.absent(self._sequence)
+        return self._transport.absent(self._number)
 
     def has_written(self) -> bool:
         return self._memory.output_written
 
     def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
         """Carry out a local step, or post the message of one; return what is to be waited for, if anything."""
-        return _POST[type(step)](self, step, Identity(self._sequence, lane, group, segment))
+        return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:
         pieces = self._memory.bytes_to_read(step.src, identity.segment)
@@ -456,7 +495,7 @@ class _Collective(_Running):
         pieces = self._memory.bytes_to_read(step.src, identity.segment)
         if not pieces:
             return None
-        return Posted(step.peer, self._shared().write(step.peer, self._sequence, step.dst, identity.segment, pieces))
+        return Posted(step.peer, self._shared().write(step.peer, self._number, step.dst, identity.segment, pieces))
 
     def post_signal(self, step: Signal, identity: Identity) -> Posted:
         return Posted(step.peer, self._shared().signal(step.peer, identity))
@@ -472,7 +511,7 @@ class _Collective(_Running):
         return Posted(peer, self._transport.post_recv(peer, identity, self._signature, pieces), finish)
 
     def _read(self, peer: int, source: Span, segment: int, pieces: list[memoryview]) -> Request:
-        return self._shared().read(peer, self._sequence, source, segment, pieces)
+        return self._shared().read(peer, self._number, source, segment, pieces)
 
     def _shared(self) -> MappedTransport:
         assert self._mapped is not None, "a plan that needs mapped memory is refused without it"

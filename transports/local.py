@@ -126,6 +126,17 @@ class LocalNetwork:
                 self._buffer(channel)
         return receive
 
+    def arrived(self, source: int, dest: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        """Return what waits in a channel."""
+        with self._lock:
+            waiting = self._channel(source, dest, lane).waiting
+            return [(identity, message.signature) for identity, message in waiting.items()]
+
+    def departed(self, rank: int) -> bool:
+        """Return whether `rank` has left."""
+        with self._lock:
+            return rank in self._closed
+
     def publish(self, rank: int, sequence: int, memory: Published) -> None:
         """Let all ranks use the memory of `rank`."""
         with self._lock:
@@ -311,6 +322,12 @@ class LocalTransport:
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         return self._network.receive(peer, self.rank, identity, signature, pieces)
+
+    def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        return self._network.arrived(peer, self.rank, lane)
+
+    def departed(self, peer: int) -> bool:
+        return self._network.departed(peer)
 
     def progress(self) -> None:
         self._network.check()

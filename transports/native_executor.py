@@ -31,7 +31,7 @@ from unisono.errors import (
 )
 from unisono.operations import Combine
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, CallCache, Operation, Traffic
+from unisono.transports.base import AnyArray, Call, CallCache, Message, Operation, Traffic
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import checked
 from unisono.transports.native_reductions import divisor
@@ -56,6 +56,7 @@ _PENDING, _DONE = 0, 1
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 _BYTE = DTYPES["uint8"]
+_DTYPES_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 # The INPUT of a barrier.
 _TOKEN = np.zeros(1, np.uint8)
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
@@ -125,6 +126,19 @@ class NativeOperation:
     def abort(self, reason: str) -> None:
         """See `Operation.abort`."""
         self._failures.abort(reason)
+
+
+class NativeProbe(NativeOperation):
+    """A look for a message."""
+
+    def found(self) -> Message | None:
+        """See `Probe.found`."""
+        message = self._started.message()
+        if message is None:
+            return None
+        source, tag, code, nbytes = message
+        dtype = _DTYPES_BY_CODE[code]
+        return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +245,15 @@ class NativeExecutor:
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
         return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
 
-    def recv(self, array: AnyArray, dtype: DType, source: int, tag: int) -> NativeOperation:
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> NativeOperation:
         """See `Executor.recv`."""
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype))
-        return NativeOperation(self._failures, request, f"recv({dtype.name}[{array.size}], source={source}, tag={tag})")
+        return NativeOperation(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
+
+    def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
+        """See `Executor.probe`."""
+        request = self._endpoint.probe(source, tag, once)
+        return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_whence(source, tag)})")
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """See `Executor.wait_for_end`."""
@@ -310,6 +329,10 @@ def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
     """Return the id of a communicator, which its members know without a word; point-to-point records have bit 63."""
     facts = repr((parent, members, number))
     return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little") >> 1
+
+
+def _whence(source: int | None, tag: int | None) -> str:
+    return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
 
 
 def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unisono.collectives.init import init as init
     from unisono.collectives.local_reduction import reduce_local as reduce_local
     from unisono.collectives.memory import empty as empty
+    from unisono.collectives.messages import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
     from unisono.collectives.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.errors import (
         AbortedError as AbortedError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from unisono.launchers.launch import launch as launch
     from unisono.operations import Op as Op
     from unisono.options import Options as Options
+    from unisono.transports.base import Message as Message
 
 __version__ = "0.1.0"
 
@@ -60,6 +62,8 @@ _NAMES = {
     "Op": "unisono.operations",
     "Options": "unisono.options",
     "reduce_local": "unisono.collectives.local_reduction",
+    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.messages"),
+    "Message": "unisono.transports.base",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -148,6 +149,162 @@ void a_receive_from_a_rank_that_left_fails() {
   CHECK(ranks.control(1).failure().text.find("finished") != std::string::npos);
 }
 
+std::unique_ptr<Request> receive_any(Endpoint& endpoint, Bytes& data, std::optional<std::uint32_t> tag = {}) {
+  return endpoint.receive({}, DType::uint8, tag, data.data(), data.size(), {});
+}
+
+std::optional<Found> probed(Endpoint& endpoint, std::optional<std::int32_t> source, std::optional<std::uint32_t> tag,
+                            bool once) {
+  const auto request = endpoint.probe(source, tag, once, {});
+  CHECK(done(endpoint, *request));
+  return request->found();
+}
+
+bool is_from(const Request& request, std::int32_t source, std::uint32_t tag) {
+  return request.found() && request.found()->source == source && request.found()->header.group == tag;
+}
+
+void a_receive_of_any_rank_gets_what_comes() {
+  for (const Transport transport : transports) {
+    Ranks ranks(3, transport);
+    ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
+      for (const std::size_t nbytes : {0, 1, 17, 3 << 20}) {
+        const auto tag = static_cast<std::uint32_t>(nbytes);  // for a rank may be ahead of the other
+        Bytes data = rank == 0 ? Bytes(nbytes) : pattern(nbytes, static_cast<std::size_t>(rank));
+        if (rank != 0) {
+          CHECK(done(endpoint, *endpoint.send(0, DType::uint8, tag, data.data(), nbytes, {})));
+          continue;
+        }
+        std::vector<int> seen(3);
+        for (int i = 0; i < 2; ++i) {
+          const auto request = receive_any(endpoint, data, tag);
+          CHECK(done(endpoint, *request) && request->found());
+          const auto source = static_cast<std::size_t>(request->found()->source);
+          CHECK(request->found()->header.group == tag && ++seen[source] == 1);
+          CHECK(data == pattern(nbytes, source));
+        }
+      }
+    });
+  }
+}
+
+void receives_of_any_and_of_one_rank_take_turns_as_posted() {
+  for (const Transport transport : transports) {
+    Ranks ranks(3, transport);
+    Bytes data = pattern(100, 1);
+    std::vector<Bytes> rooms(4, Bytes(100));
+    Endpoint& receiver = ranks.endpoint(0);
+    const auto first = receiver.receive(2, DType::uint8, 5, rooms[0].data(), 100, {});
+    const auto second = receive_any(receiver, rooms[1], 5);
+    const auto third = receiver.receive(2, DType::uint8, 5, rooms[2].data(), 100, {});
+    const auto fourth = receive_any(receiver, rooms[3]);
+    for (const std::int32_t source : {2, 2, 2, 1}) {
+      Endpoint& sender = ranks.endpoint(source);
+      CHECK(done(sender, *sender.send(0, DType::uint8, 5, data.data(), 100, {})));
+      if (source == 2) continue;
+      CHECK(done(receiver, *fourth));
+    }
+    for (const auto* request : {&first, &second, &third}) CHECK(done(receiver, **request));
+    // Both of rank 2 have been served; of the two of any rank, one has got the third of rank 2 and one that of rank 1.
+    CHECK(is_from(*first, 2, 5) && is_from(*third, 2, 5));
+    CHECK(second->found()->source + fourth->found()->source == 3);
+  }
+}
+
+void a_receive_of_any_tag_leaves_reserved_ones() {
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    Bytes data = pattern(10, 3);
+    Endpoint& sender = ranks.endpoint(1);
+    Endpoint& receiver = ranks.endpoint(0);
+    for (const std::uint32_t tag : {first_reserved_tag, first_reserved_tag - 1})
+      CHECK(done(sender, *send(sender, tag, data)));
+    Bytes room(10);
+    const auto any = receive_any(receiver, room);
+    CHECK(done(receiver, *any) && is_from(*any, 1, first_reserved_tag - 1));
+    CHECK(!probed(receiver, {}, {}, true));
+    CHECK(done(receiver, *receive(receiver, first_reserved_tag, room)));
+  }
+}
+
+void a_probe_leaves_the_message_where_it_is() {
+  for (const Transport transport : transports) {
+    Ranks ranks(3, transport);
+    Endpoint& receiver = ranks.endpoint(0);
+    CHECK(!probed(receiver, {}, {}, true) && !probed(receiver, 1, 4, true));
+    Bytes data = pattern(100000, 3);
+    Endpoint& sender = ranks.endpoint(2);
+    std::thread sends([&] {
+      CHECK(done(sender, *sender.send(0, DType::float32, 6, data.data(), 8, {})));
+      CHECK(done(sender, *sender.send(0, DType::uint8, 4, data.data(), data.size(), {})));
+    });
+    for (int round = 0; round < 2; ++round) {
+      const auto found = probed(receiver, {}, 4, false);
+      CHECK(found && found->source == 2 && found->header.group == 4 && found->header.nbytes == data.size());
+    }
+    const auto first = probed(receiver, 2, {}, true);
+    CHECK(first && first->header.group == 6 && first->header.nbytes == 8);
+    CHECK(first->header.sequence == static_cast<std::uint32_t>(DType::float32));
+    CHECK(!probed(receiver, 1, {}, true));
+    Bytes room(100000);
+    CHECK(done(receiver, *receive_any(receiver, room, 4)) && room == data);
+    sends.join();
+    CHECK(!probed(receiver, {}, 4, true));
+  }
+}
+
+void a_mismatched_receive_of_any_rank_fails() {
+  for (const bool aside : {false, true}) {
+    Ranks ranks(3, Transport::shm);
+    Bytes data = pattern(100, 0);
+    Endpoint& sender = ranks.endpoint(2);
+    Endpoint& receiver = ranks.endpoint(0);
+    CHECK(done(sender, *sender.send(0, DType::uint8, 1, data.data(), 100, {})));
+    if (aside) CHECK(!probed(receiver, {}, 9, true));
+    Bytes room(50);
+    const auto wrong = receive_any(receiver, room);
+    CHECK(receiver.wait(*wrong, timeout_s, nullptr) == Outcome::failed);
+    CHECK(receiver.control().failure().kind == FailureKind::mismatch && receiver.control().failure().peer == 2);
+    CHECK(receiver.wait(*receive_any(receiver, room), timeout_s, nullptr) == Outcome::failed);
+  }
+}
+
+void what_waits_for_any_rank_fails_when_all_have_left() {
+  for (const bool probes : {false, true}) {
+    Ranks ranks(3, Transport::shm);
+    Bytes data(1);
+    Endpoint& endpoint = ranks.endpoint(0);
+    CHECK(done(ranks.endpoint(1), *ranks.endpoint(1).send(0, DType::uint8, 3, data.data(), 1, {})));
+    ranks.endpoint(1).close();
+    ranks.control(1).leave("finished");
+    CHECK(done(endpoint, *receive_any(endpoint, data)));
+    CHECK(!probed(endpoint, {}, {}, true));
+    const auto request = probes ? endpoint.probe({}, 4, true, {}) : receive_any(endpoint, data);
+    ranks.endpoint(2).close();
+    ranks.control(2).leave("finished too");
+    if (probes) {
+      // What looked once has ended, or has not begun and fails as all later ones.
+      endpoint.wait(*request, timeout_s, nullptr);
+      CHECK(eventually([&] {
+        const auto again = endpoint.probe({}, 4, true, {});
+        return endpoint.wait(*again, timeout_s, nullptr) == Outcome::failed;
+      }));
+    } else {
+      CHECK(endpoint.wait(*request, timeout_s, nullptr) == Outcome::failed);
+    }
+    CHECK(endpoint.control().failure().kind == FailureKind::peer_lost);
+  }
+}
+
+void a_receive_of_any_rank_times_out() {
+  Ranks ranks(2, Transport::tcp);
+  Bytes data(1);
+  const auto request = receive_any(ranks.endpoint(0), data);
+  CHECK(ranks.endpoint(0).wait(*request, 0.1, nullptr) == Outcome::failed);
+  CHECK(ranks.control(0).failure().kind == FailureKind::timeout);
+  CHECK(ranks.control(0).failure().text.find("any rank") != std::string::npos);
+}
+
 }  // namespace
 
 int main() {
@@ -160,5 +317,12 @@ int main() {
       {"closing ends a receive that another thread waits for", closing_ends_a_receive_that_another_thread_waits_for},
       {"a receive times out naming its peer", a_receive_times_out_naming_its_peer},
       {"a receive from a rank that left fails", a_receive_from_a_rank_that_left_fails},
+      {"a receive of any rank gets what comes", a_receive_of_any_rank_gets_what_comes},
+      {"receives of any and of one rank take turns as posted", receives_of_any_and_of_one_rank_take_turns_as_posted},
+      {"a receive of any tag leaves reserved ones", a_receive_of_any_tag_leaves_reserved_ones},
+      {"a probe leaves the message where it is", a_probe_leaves_the_message_where_it_is},
+      {"a mismatched receive of any rank fails", a_mismatched_receive_of_any_rank_fails},
+      {"what waits for any rank fails when all have left", what_waits_for_any_rank_fails_when_all_have_left},
+      {"a receive of any rank times out", a_receive_of_any_rank_times_out},
   });
 }

@@ -1,12 +1,14 @@
 // The one place where the native core meets Python. Nothing is decided here: arguments are unpacked, the interpreter's
 // lock is released while a call waits, and what the core answers is handed back.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -57,11 +59,17 @@ StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
-StartedCall receive(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
+                    nb::handle array) {
   const Buffer to(array, true);
   auto request =
       nb::cast<Endpoint&>(endpoint).receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
+}
+
+StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
+  auto request = nb::cast<Endpoint&>(endpoint).probe(peer, tag, once, call_site());
+  return {std::move(endpoint), {}, std::move(request)};
 }
 
 std::shared_ptr<Arena> make_arena(std::size_t nbytes) {
@@ -197,7 +205,8 @@ void bind_endpoint(nb::module_& module) {
       .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())
       .def("run", run, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
-      .def("receive", receive, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
+      .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"))
+      .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
       .def("traffic", traffic)
       .def(
           "wait_for_end",

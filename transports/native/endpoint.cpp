@@ -17,6 +17,16 @@ constexpr auto verdict_time = 2500ms;
 // Looks for progress before waiting, where whoever is waited for may want this core.
 constexpr std::uint32_t crowded_rounds = 2;
 
+Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
+  return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
+}
+
+// As the user wrote it.
+std::string call_text(Verb verb, std::optional<std::int32_t> peer, const std::string& tag) {
+  const char* names[] = {"send(dest=", "recv(source=", "probe(source=", "iprobe(source="};
+  return names[static_cast<std::size_t>(verb)] + (peer ? std::to_string(*peer) : "any") + ", tag=" + tag + ")";
+}
+
 }  // namespace
 
 Request::~Request() { endpoint_.withdraw(*this); }
@@ -83,19 +93,23 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
 
 std::unique_ptr<Request> Endpoint::send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
                                         std::size_t nbytes, const CallSite& site) {
-  const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
-  return send_or_receive(ChannelTable::sending_lane, peer, {header, data}, site);
+  return start_message({peer, {Verb::send, {header_of(dtype, tag, nbytes), data}}}, site);
 }
 
-std::unique_ptr<Request> Endpoint::receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
-                                           std::size_t nbytes, const CallSite& site) {
-  const Header header{0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
-  return send_or_receive(ChannelTable::receiving_lane, peer, {header, data}, site);
+std::unique_ptr<Request> Endpoint::receive(std::optional<std::int32_t> peer, DType dtype,
+                                           std::optional<std::uint32_t> tag, std::byte* data, std::size_t nbytes,
+                                           const CallSite& site) {
+  return start_message({peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data}, !tag}}, site);
 }
 
-std::unique_ptr<Request> Endpoint::send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
-                                                   const CallSite& site) {
-  const Request::Message message{lane, &channels_.at(lane, peer), parcel};  // which throws if there is no such peer
+std::unique_ptr<Request> Endpoint::probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
+                                         const CallSite& site) {
+  const Parcel parcel{header_of(DType::uint8, tag.value_or(0), 0), nullptr};
+  return start_message({peer, {once ? Verb::probe_once : Verb::probe, parcel, !tag}}, site);
+}
+
+std::unique_ptr<Request> Endpoint::start_message(const Request::Message& message, const CallSite& site) {
+  if (message.peer) channels_.at(message.lane(), *message.peer);  // which throws if there is no such peer
   auto request = std::make_unique<Request>(*this, site);
   request->message_ = message;
   hand_in(*request);
@@ -206,15 +220,25 @@ void Endpoint::begin_messages() {
 
 void Endpoint::begin_message(Request& request) {
   const Request::Message& message = *request.message_;
-  const auto description = std::make_shared<const std::string>(
-      (message.sends() ? "send(dest=" : "recv(source=") + std::to_string(message.peer()) +
-      ", tag=" + std::to_string(message.parcel.header.group) + ")");
+  const std::string tag = message.posting.any_tag ? "any" : std::to_string(message.posting.parcel.header.group);
+  const auto description = std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, tag));
   request.record_ =
       control_->recorder().begin(communicator_ | point_to_point_record, next_message_++, 0, description, request.site_);
   if (closed_ || control_->failed()) return;  // and all will be given up
-  auto& mailbox = mailboxes_[{message.lane, message.peer()}];
-  if (!mailbox) mailbox = std::make_shared<Mailbox>(*message.entry);
-  request.operation_ = std::make_unique<PointToPoint>(mailbox, message.parcel, message.sends());
+  request.operation_ = std::make_unique<PointToPoint>(mailboxes_of(message), message.posting);
+}
+
+// That of the peer, or those of all others where it may be any.
+std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Request::Message& message) {
+  std::vector<std::shared_ptr<Mailbox>> found;
+  const std::int32_t me = member(rank());
+  for (std::int32_t peer = message.peer.value_or(0); peer < (message.peer ? *message.peer + 1 : size()); ++peer) {
+    if (!message.peer && peer == me) continue;
+    auto& mailbox = mailboxes_[{message.lane(), peer}];
+    if (!mailbox) mailbox = std::make_shared<Mailbox>(channels_.at(message.lane(), peer));
+    found.push_back(mailbox);
+  }
+  return found;
 }
 
 // Begins the next collective that has been handed in, if there is one.
@@ -252,6 +276,14 @@ bool Endpoint::advance_messages() {
   bool moved = false;
   for (const auto& [place, mailbox] : mailboxes_)
     if (mailbox->advance()) moved = true;
+  for (const Request* request : messages_) {
+    if (request->operation_ == nullptr || request->operation_->done() || !request->operation_->looks_once()) continue;
+    // One that nobody is left to answer fails, as all do that wait.
+    std::vector<Blocked> on;
+    request->operation_->blocked_on(on);
+    if (!std::all_of(on.begin(), on.end(), [this](const Blocked& each) { return gone(each); }))
+      request->operation_->give_up();
+  }
   const auto ended = std::stable_partition(messages_.begin(), messages_.end(), [](const Request* request) {
     return request->operation_ == nullptr || !request->operation_->done();
   });
@@ -264,6 +296,7 @@ bool Endpoint::advance_messages() {
 // The request may be gone when this returns.
 void Endpoint::finish(Request& request, Outcome outcome) {
   if (request.record_) control_->recorder().end(*request.record_);
+  if (request.operation_) request.found_ = request.operation_->found();
   request.operation_.reset();
   {
     const std::lock_guard lock(mutex_);

@@ -55,16 +55,17 @@ class Request {
   Request& operator=(const Request&) = delete;
 
   Outcome outcome() const { return outcome_.load(std::memory_order_seq_cst); }
+  // The message that a receive or a probe that has ended has found, if any.
+  const std::optional<Found>& found() const { return found_; }
 
  private:
   friend class Endpoint;
   struct Message {
-    std::int64_t lane;
-    ChannelEntry* entry;
-    Parcel parcel;
+    std::optional<std::int32_t> peer;  // none: any
+    Posting posting;
 
-    bool sends() const { return lane == ChannelTable::sending_lane; }
-    std::int32_t peer() const { return entry->peer; }
+    bool sends() const { return posting.verb == Verb::send; }
+    std::int64_t lane() const { return sends() ? ChannelTable::sending_lane : ChannelTable::receiving_lane; }
   };
 
   Endpoint& endpoint_;
@@ -77,6 +78,7 @@ class Request {
   // Of whoever leads.
   std::optional<std::size_t> record_;
   std::unique_ptr<PointToPoint> operation_;
+  std::optional<Found> found_;  // read by others once the outcome is known
   std::optional<Clock::time_point> idle_since_;
   bool reported_ = false;  // as blocked
   // Of all.
@@ -118,11 +120,14 @@ class Endpoint {
                std::unique_ptr<Request>& request);
   // Corrects where a call that `try_now` has begun stands in the user's program.
   void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(*request.record_, site); }
-  // Hands in `nbytes` at `data` to be sent to a peer, or to be received.
+  // Hands in `nbytes` at `data` to be sent to a peer, or to be received; from any other rank, or with any tag that is
+  // not reserved, where none is given. A probe ends when such a message is there, or, if it looks `once`, in any case.
   std::unique_ptr<Request> send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
                                 const CallSite& site);
-  std::unique_ptr<Request> receive(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
-                                   std::size_t nbytes, const CallSite& site);
+  std::unique_ptr<Request> receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
+                                   std::byte* data, std::size_t nbytes, const CallSite& site);
+  std::unique_ptr<Request> probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
+                                 const CallSite& site);
 
   // Lets a request go on by itself, and fail if it has not ended in `timeout_s` seconds from now.
   void go_on(Request& request, double timeout_s);
@@ -149,8 +154,7 @@ class Endpoint {
 
   std::int32_t job_rank(std::int32_t member) const;
   // Handing in.
-  std::unique_ptr<Request> send_or_receive(std::int64_t lane, std::int32_t peer, const Parcel& parcel,
-                                           const CallSite& site);
+  std::unique_ptr<Request> start_message(const Request::Message& message, const CallSite& site);
   void hand_in(Request& request);
   void wake_leader() const;
   static void set_deadline(Request& request, double timeout_s);
@@ -160,6 +164,7 @@ class Endpoint {
   bool drive();
   void begin_messages();
   void begin_message(Request& request);
+  std::vector<std::shared_ptr<Mailbox>> mailboxes_of(const Request::Message& message);
   bool begin_collective();
   bool advance_collectives();
   bool advance_messages();
@@ -182,6 +187,7 @@ class Endpoint {
   void sleep(Idle& idle, bool serving);
   bool disturbed(bool serving) const;
   std::vector<Blocked> blocked() const;
+  bool gone(const Blocked& on) const;
   bool check_closed();
   void lose(std::int32_t peer);
   void time_out(const Request& request);

@@ -246,16 +246,22 @@ std::vector<Blocked> Endpoint::blocked() const {
   return found;
 }
 
+bool Endpoint::gone(const Blocked& on) const {
+  return on.channel != nullptr ? on.channel->closed() : control_->departed(job_rank(on.peer));
+}
+
 // A channel on which something waits and whose peer has gone will bring nothing more once it has been read empty. True
-// if there is such a one.
+// if there is such a one that is needed, or if all that wait for any peer wait in vain.
 bool Endpoint::check_closed() {
-  for (const Blocked& on : blocked()) {
-    const bool gone = on.channel != nullptr ? on.channel->closed() : control_->departed(job_rank(on.peer));
-    if (!gone) continue;
-    if (!drive() && !control_->failed()) lose(job_rank(on.peer));
-    return true;
-  }
-  return false;
+  const std::vector<Blocked> waits = blocked();
+  auto lost = std::find_if(waits.begin(), waits.end(), [this](const Blocked& on) { return on.needed && gone(on); });
+  // What may come from any peer is posted for each of them.
+  const auto may_come = [this](const Blocked& on) { return on.receives && !gone(on); };
+  if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
+    lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
+  if (lost == waits.end()) return false;
+  if (!drive() && !control_->failed()) lose(job_rank(lost->peer));
+  return true;
 }
 
 void Endpoint::lose(std::int32_t peer) {
@@ -278,10 +284,10 @@ void Endpoint::time_out(const Request& request) {
     return;
   }
   const Request::Message& message = *request.message_;
-  const std::int32_t peer = job_rank(message.peer());
+  const std::int32_t peer = message.peer ? job_rank(*message.peer) : -1;
+  const std::string name = message.peer ? "rank " + std::to_string(peer) : "any rank";
   control_->fail({FailureKind::timeout, rank(), peer, -1,
-                  text + (message.sends() ? " for room to send to rank " : " for a message from rank ") +
-                      std::to_string(peer)});
+                  text + (message.sends() ? " for room to send to " : " for a message from ") + name});
 }
 
 }  // namespace unisono

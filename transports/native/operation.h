@@ -25,6 +25,7 @@ struct Blocked {
   std::int32_t peer;
   bool sends;
   bool receives;
+  bool needed = true;  // whether what is to be received there may not come from any other peer instead
 };
 
 class Operation {

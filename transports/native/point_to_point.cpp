@@ -10,37 +10,60 @@ namespace unisono {
 namespace {
 
 std::string array_text(const Header& header) {
-  if (header.sequence >= dtype_count) return std::to_string(header.nbytes) + " bytes";
   const DTypeInfo& type = dtype_table[header.sequence];
   return std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
 }
 
 }  // namespace
 
-PointToPoint::PointToPoint(std::shared_ptr<Mailbox> mailbox, const Parcel& parcel, bool sends)
-    : mailbox_(std::move(mailbox)), parcel_(parcel), sends_(sends) {
-  mailbox_->post(*this);
+PointToPoint::PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting)
+    : mailboxes_(std::move(mailboxes)), verb_(posting.verb), parcel_(posting.parcel), any_tag_(posting.any_tag) {
+  for (std::size_t i = 0; i < mailboxes_.size() && !done_; ++i) mailboxes_[i]->post(*this);
 }
 
-PointToPoint::~PointToPoint() { mailbox_->withdraw(*this); }
+PointToPoint::~PointToPoint() {
+  for (const auto& mailbox : mailboxes_) mailbox->withdraw(*this);
+}
 
-bool PointToPoint::advance() { return mailbox_->advance(); }
+bool PointToPoint::advance() {
+  bool moved = false;
+  for (std::size_t i = 0; i < mailboxes_.size(); ++i) moved |= mailboxes_[i]->advance();
+  return moved;
+}
 
 void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
-  if (!done_)
-    found.push_back({mailbox_->open() ? mailbox_->channel_ : nullptr, mailbox_->entry_.peer, sends_, !sends_});
+  if (done_) return;
+  for (const auto& mailbox : mailboxes_) found.push_back(mailbox->blocked(verb_ == Verb::send));
 }
 
+bool PointToPoint::matches(const Header& header) const {
+  return any_tag_ ? header.group < first_reserved_tag : header.group == parcel_.header.group;
+}
+
+// From now on this waits for nothing but that message.
+void PointToPoint::settle(Mailbox& mailbox, const Header& header) {
+  found_ = {mailbox.entry_.peer, header};
+  std::erase_if(mailboxes_, [&](const std::shared_ptr<Mailbox>& other) {
+    if (other.get() == &mailbox) return false;
+    other->withdraw(*this);
+    return true;
+  });
+}
+
+Blocked Mailbox::blocked(bool sends) { return {open() ? channel_ : nullptr, entry_.peer, sends, !sends}; }
+
 void Mailbox::post(PointToPoint& operation) {
-  if (operation.sends_) {
+  if (operation.verb_ == Verb::send) {
     sends_.push_back(&operation);
     return;
   }
-  const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
-    return message.header.group == operation.parcel_.header.group;
-  });
+  const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(),
+                                    [&](const Unexpected& message) { return operation.matches(message.header); });
   if (waiting == unexpected_.end()) {
-    receives_.push_back(&operation);
+    (operation.probes() ? probes_ : receives_).push_back(&operation);
+  } else if (operation.probes()) {
+    operation.settle(*this, waiting->header);
+    operation.done_ = true;
   } else {
     deliver(operation, *waiting);
     unexpected_.erase(waiting);
@@ -50,6 +73,7 @@ void Mailbox::post(PointToPoint& operation) {
 void Mailbox::withdraw(PointToPoint& operation) {
   std::erase(sends_, &operation);
   std::erase(receives_, &operation);
+  std::erase(probes_, &operation);
   if (current_ == &operation) current_ = nullptr;
 }
 
@@ -64,8 +88,12 @@ bool Mailbox::advance() {
 }
 
 void Mailbox::blocked_on(std::vector<Blocked>& found) {
-  if (!sends_.empty()) sends_.front()->blocked_on(found);
-  if (!receives_.empty()) receives_.front()->blocked_on(found);
+  if (!sends_.empty()) found.push_back(blocked(true));
+  if (receives_.empty() && probes_.empty()) return;
+  const auto is_of_any = [](const PointToPoint* operation) { return operation->mailboxes_.size() > 1; };
+  found.push_back(blocked(false));
+  found.back().needed = !std::all_of(receives_.begin(), receives_.end(), is_of_any) ||
+                        !std::all_of(probes_.begin(), probes_.end(), is_of_any);
 }
 
 bool Mailbox::advance_sends() {
@@ -99,26 +127,38 @@ bool Mailbox::advance_receives() {
   return moved;
 }
 
-// Decides where the front message goes. With no receive posted it stays where it is, and its sender with it.
+// Decides where the front message goes. With nothing posted it stays where it is, and its sender with it.
 bool Mailbox::open_front() {
-  if (receives_.empty()) return false;
+  if (receives_.empty() && probes_.empty()) return false;
   const Header* header = channel_->front();
   if (header == nullptr) return false;
   if (header->kind != kind_point_to_point) throw ProtocolError("a message of a collective on a point-to-point channel");
-  current_ = expecting(*header);
-  if (current_ != nullptr) {
-    check(*current_, *header, entry_.peer);
-  } else {
-    aside_ = std::make_unique<Unexpected>();
-    aside_->header = *header;
+  if (header->sequence >= dtype_count) throw ProtocolError("a message of elements of no known type");
+  if (PointToPoint* receive = expecting(*header)) {
+    receive->settle(*this, *header);
+    check(*receive, *header, entry_.peer);
+    current_ = receive;
+    return true;
   }
+  answer_probes(*header);
+  if (receives_.empty() && probes_.empty()) return false;
+  aside_ = std::make_unique<Unexpected>();
+  aside_->header = *header;
   return true;
 }
 
-PointToPoint* Mailbox::expecting(const Header& header) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const PointToPoint* receive) {
-    return receive->parcel_.header.group == header.group;
+// Shows a message that no receive expects to all that look for such a one.
+void Mailbox::answer_probes(const Header& header) {
+  std::erase_if(probes_, [&](PointToPoint* probe) {
+    if (!probe->matches(header)) return false;
+    probe->settle(*this, header);
+    return probe->done_ = true;
   });
+}
+
+PointToPoint* Mailbox::expecting(const Header& header) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(),
+                                  [&](const PointToPoint* receive) { return receive->matches(header); });
   return found == receives_.end() ? nullptr : *found;
 }
 
@@ -157,6 +197,7 @@ bool Mailbox::move_aside() {
   if (PointToPoint* receive = expecting(aside_->header)) {
     deliver(*receive, *aside_);
   } else {
+    answer_probes(aside_->header);
     unexpected_.push_back(std::move(*aside_));
   }
   aside_.reset();
@@ -164,6 +205,7 @@ bool Mailbox::move_aside() {
 }
 
 void Mailbox::deliver(PointToPoint& receive, const Unexpected& message) {
+  receive.settle(*this, message.header);  // first, so that nothing holds a receive whose making fails
   check(receive, message.header, entry_.peer);
   if (!message.data.empty()) std::memcpy(receive.parcel_.data, message.data.data(), message.data.size());
   end(receive);

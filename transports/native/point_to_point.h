@@ -1,9 +1,12 @@
-// Sends and receives with tags. Messages of one tag between two ranks arrive in the order in which they were sent; a
-// receive takes the first message of its tag, and messages of other tags that stand before it are put aside in memory.
+// Sends, receives and probes with tags. Messages of one tag between two ranks arrive in the order in which they were
+// sent; a receive takes the first message of its tag, and messages of other tags that stand before it are put aside in
+// memory. What may come from any rank is posted in the mailboxes of all of them, in its place among what is posted
+// there, until one of them has a message for it.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collective.h"
@@ -19,20 +22,50 @@ struct Parcel {
   std::byte* data;
 };
 
+// A probe looks for a message without taking it: until there is one, or once.
+enum class Verb : std::uint8_t { send, receive, probe, probe_once };
+
+// What is done with which messages; `any_tag` stands for all tags before the reserved ones, whatever the parcel's.
+struct Posting {
+  Verb verb;
+  Parcel parcel;
+  bool any_tag = false;
+};
+inline constexpr std::uint32_t first_reserved_tag = 1U << 31;
+
+// The message that a receive has got, or a probe has seen.
+struct Found {
+  std::int32_t source;
+  Header header;
+};
+
 class PointToPoint final : public Operation {
  public:
-  PointToPoint(std::shared_ptr<Mailbox> mailbox, const Parcel& parcel, bool sends);
+  // `mailboxes`: of the peer, or of all that a message may come from.
+  PointToPoint(std::vector<std::shared_ptr<Mailbox>> mailboxes, const Posting& posting);
   ~PointToPoint() override;
 
   bool advance() override;
   bool done() const override { return done_; }
   void blocked_on(std::vector<Blocked>& found) const override;
 
+  bool looks_once() const { return verb_ == Verb::probe_once; }
+  // Ends a probe that has seen nothing.
+  void give_up() { done_ = true; }
+  const std::optional<Found>& found() const { return found_; }
+
  private:
   friend class Mailbox;
-  std::shared_ptr<Mailbox> mailbox_;
-  Parcel parcel_;
-  bool sends_;
+
+  bool probes() const { return verb_ == Verb::probe || verb_ == Verb::probe_once; }
+  bool matches(const Header& header) const;
+  void settle(Mailbox& mailbox, const Header& header);
+
+  std::vector<std::shared_ptr<Mailbox>> mailboxes_;
+  const Verb verb_;
+  const Parcel parcel_;
+  const bool any_tag_;
+  std::optional<Found> found_;
   bool begun_ = false;
   bool done_ = false;
   std::size_t moved_ = 0;
@@ -56,6 +89,7 @@ class Mailbox {
     std::vector<std::byte> data;
   };
 
+  Blocked blocked(bool sends);
   void post(PointToPoint& operation);
   void withdraw(PointToPoint& operation);
   bool open();
@@ -64,6 +98,7 @@ class Mailbox {
   bool open_front();
   bool move_to(PointToPoint& receive);
   bool move_aside();
+  void answer_probes(const Header& header);
   PointToPoint* expecting(const Header& header);
   static void check(const PointToPoint& receive, const Header& header, std::int32_t peer);
   void deliver(PointToPoint& receive, const Unexpected& message);
@@ -73,6 +108,7 @@ class Mailbox {
   Channel* channel_ = nullptr;  // once it is open
   std::deque<PointToPoint*> sends_;
   std::deque<PointToPoint*> receives_;
+  std::deque<PointToPoint*> probes_;
   std::deque<Unexpected> unexpected_;
   PointToPoint* current_ = nullptr;    // the receive that the front message goes to
   std::unique_ptr<Unexpected> aside_;  // or what it is put aside in

@@ -25,11 +25,18 @@ void StartedCall::go_on(double timeout_s) {
   if (!endpoint_->abandoned()) endpoint_->go_on(*request_, timeout_s);
 }
 
+nb::object StartedCall::message() const {
+  if (request_->outcome() != Outcome::done || !request_->found()) return nb::none();
+  const auto& [source, header] = *request_->found();
+  return nb::make_tuple(source, header.group, header.sequence, header.nbytes);
+}
+
 void bind_started_call(nb::module_& module) {
   nb::class_<StartedCall>(module, "StartedCall")
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
-      .def("go_on", &StartedCall::go_on, nb::arg("timeout_s"));
+      .def("go_on", &StartedCall::go_on, nb::arg("timeout_s"))
+      .def("message", &StartedCall::message);
 }
 
 }  // namespace unisono

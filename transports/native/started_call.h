@@ -18,6 +18,8 @@ class StartedCall {
   int poll();
   int wait(double timeout_s);
   void go_on(double timeout_s);
+  // Of a receive or a probe that has ended: source, tag, element type and bytes of the message, or None.
+  nanobind::object message() const;
 
  private:
   nanobind::object held_endpoint_;
