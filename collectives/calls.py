@@ -14,7 +14,7 @@ from unisono.dtypes import DType
 from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
-from unisono.transports.base import Call, Signature
+from unisono.transports.base import Argument, Call, Extent, Signature
 from unisono.tuning.choice import Question, choose
 from unisono.tuning.model import shown
 
@@ -40,7 +40,7 @@ class Place:
 
 
 class Kind(NamedTuple):
-    """Everything that decides about a call but the memory of its arrays.
+    """Everything that decides about a call, or one array of a call on several, but the memory of its arrays.
 
     Attributes:
         collective: its name in the registry, which is the same with equal shares and with counts.
@@ -69,26 +69,27 @@ class Calls:
         self._size = size
         self._place = place
         self._options = options
-        self._known: dict[Kind, Call] = {}
+        self._known: dict[tuple[Kind, ...], Call] = {}
 
-    def find(self, kind: Kind) -> Call:
-        """Return the call of this kind.
+    def find(self, *kinds: Kind) -> Call:
+        """Return the call of this kind; of several, which differ in their arrays and operations, all as one call.
 
         Raises:
             UsageError: there is no such operation, or it is not defined for such a call.
             NoAlgorithmError: no algorithm carries it out.
         """
         try:
-            found = self._known.get(kind)
+            found = self._known.get(kinds)
         except TypeError:
-            raise UsageError(f"op and algorithm must be names; got {kind.op!r} and {kind.algorithm!r}") from None
+            wrong = ", ".join(f"{kind.op!r} and {kind.algorithm!r}" for kind in kinds)
+            raise UsageError(f"op and algorithm must be names; got {wrong}") from None
         if found is None:
             if len(self._known) >= _MOST_CALLS:
                 self._known.clear()
-            found = self._known[kind] = self._make(kind)
+            found = self._known[kinds] = self._make(kinds)
         return found
 
-    def question(self, collective: str, nbytes: int, op: Op | None, forced: str | None, varying: bool) -> Question:
+    def question(self, collective: str, nbytes: int, commutative: bool, forced: str | None, varying: bool) -> Question:
         """Return what the tuner is asked about a call.
 
         Raises:
@@ -101,7 +102,7 @@ class Calls:
             nbytes=nbytes,
             size=self._size,
             link=self._place.link,
-            commutative=op is None or op.commutative,
+            commutative=commutative,
             algorithm=forced or self._preferred(collective),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
@@ -117,42 +118,62 @@ class Calls:
         check_known(name)
         return "auto"
 
-    def _make(self, kind: Kind) -> Call:
-        layout, dtype = kind.layout, kind.dtype
-        op = None if kind.op is None else operation(kind.op)
-        if op is not None and dtype is not None:
-            op.check(dtype)
-            if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
-                raise UsageError(
-                    f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise"
-                )
+    def _make(self, kinds: tuple[Kind, ...]) -> Call:
+        kind, layout = kinds[0], kinds[0].layout
+        extents = tuple(extent for each in kinds if (extent := _extent(each)) is not None)
         varying = layout is not None and layout.rows is not None
-        nbytes = layout.whole * dtype.itemsize if layout and dtype else 1
-        choice = choose(self.question(kind.collective, nbytes, op, kind.algorithm, varying))
+        nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
+        commutative = all(extent.op is None or extent.op.commutative for extent in extents)
+        choice = choose(self.question(kind.collective, nbytes, commutative, kind.algorithm, varying))
         form = {"varying": True} if varying else {}
         build = find(kind.collective, choice.algorithm).build
         plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kind, op, choice.algorithm, choice.segments)
+        signature = _signature(kinds, choice.algorithm, choice.segments)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
         counts = counts_of(CONTRACTS[kind.collective].varying, layout) if layout else {}
-        shape = Shape(layout.elements if layout else (1, 1), counts)
-        return Call(signature, plan, shape, dtype, op, choice.segments)
+        source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
+        return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
 
-def _signature(kind: Kind, op: Op | None, algorithm: str, segments: int) -> Signature:
+def _extent(kind: Kind) -> Extent | None:
+    """Return what a kind is in a call; nothing of a barrier.
+
+    Raises:
+        UsageError: there is no such operation, or it is not defined for such a call.
+    """
+    if kind.layout is None or kind.dtype is None:
+        return None
+    op = None if kind.op is None else operation(kind.op)
+    if op is not None:
+        op.check(kind.dtype)
+        if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
+            raise UsageError(f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise")
+    return Extent(kind.layout.elements, kind.dtype, op)
+
+
+def _signature(kinds: tuple[Kind, ...], algorithm: str, segments: int) -> Signature:
+    kind = kinds[0]
     rows = kind.layout.rows if kind.layout else None
+    first, *others = [_argument(each) for each in kinds]
     return Signature(
-        collective=kind.collective if rows is None else f"{kind.collective}v",
-        dtype=kind.dtype.name if kind.dtype else None,
-        shape=kind.layout.agreed if kind.layout else None,
-        order=kind.order,
-        op=None if op is None else op.name,
+        kind.collective if rows is None else f"{kind.collective}v",
+        *first,
         root=kind.root,
         algorithm=algorithm,
         segments=segments,
         # Of counts to send and counts to receive, no rank knows those of the others.
         counts=rows[0] if rows is not None and len(rows) == 1 else None,
+        others=tuple(others),
+    )
+
+
+def _argument(kind: Kind) -> Argument:
+    return Argument(
+        dtype=kind.dtype.name if kind.dtype else None,
+        shape=kind.layout.agreed if kind.layout else None,
+        order=kind.order,
+        op=None if kind.op is None else operation(kind.op).name,
     )

@@ -11,10 +11,11 @@ from typing import Any, Literal, overload
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
-from unisono.collectives.caller import checked_integer
+from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place
 from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import EqualShares
+from unisono.collectives.groups import Groups, Message
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -28,7 +29,7 @@ _MOST_TAG = (1 << 31) - 1
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(EqualShares, CountedShares):
+class Communicator(Groups, EqualShares, CountedShares):
     """The ranks of a job, as seen by one of them. Made by `unisono.init` and `unisono.launch`; a context manager.
 
     All ranks must make the same calls in the same order. An error poisons the communicator on every rank: it is raised
@@ -89,6 +90,9 @@ class Communicator(EqualShares, CountedShares):
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG)
         source = arrays.source(x)
         limit_s = self._limit_s(timeout_s)
+        if self._group is not None:
+            start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
+            return self._join(Message(start, None, limit_s))
         operation = self._executor.send(source.flat, source.dtype, dest, tag)
         if not wait:
             operation.go_on(limit_s)
@@ -125,6 +129,10 @@ class Communicator(EqualShares, CountedShares):
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG)
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
+        if self._group is not None:
+            return self._join(
+                Message(partial(self._executor.recv, target.flat, target.dtype, source, tag), out, limit_s)
+            )
         operation = self._executor.recv(target.flat, target.dtype, source, tag)
         if not wait:
             operation.go_on(limit_s)
@@ -155,6 +163,8 @@ class Communicator(EqualShares, CountedShares):
         >>> un.launch(shift, 3)
         [[2, 2], [0, 0], [1, 1]]
         """
+        if self._group is not None:
+            raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
         sent, received = arrays.source(x), arrays.target(out)
         arrays.share_memory(sent, received, None)
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, _MOST_TAG)
@@ -172,11 +182,11 @@ class Communicator(EqualShares, CountedShares):
     def plan(
         self,
         collective: str,
-        x: ArrayOrBuffer | None = None,
+        x: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
         *,
         op: str | Op | None = None,
         root: int | None = None,
-        out: ArrayOrBuffer | None = None,
+        out: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
         counts: Sequence[int] | None = None,
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
@@ -220,17 +230,18 @@ class Communicator(EqualShares, CountedShares):
             op = "sum" if op is None else op
         elif op is not None:
             raise UsageError(f"{collective} has no op")
-        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=algorithm)
-        if made.is_packed:
+        made = self._prepare(Given(name, x, out, op, root, rows, algorithm))
+        if any(part.is_packed for part in made.parts):
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
-        if made.convert is not None:
+        if any(part.convert is not None for part in made.parts):
             what = f"which a {type(x).__name__} cannot bear"
             raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
         limit_s = self._limit_s(timeout_s)
-        stage = made.lifted()
+        stages = made.sources()
         on_start = partial(_work_of, self._works, limit_s)
-        again = self._executor.persistent(made.call, stage, made.target, limit_s, made.result, on_start)
-        return again if made.lifting is None else lambda wait=True: (made.lifted(stage), again(wait))[1]
+        again = self._executor.persistent(made.call, stages, made.targets, limit_s, made.finish(), on_start)
+        lifts = any(part.lifting is not None for part in made.parts)
+        return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32", op: str | Op = "sum") -> Explanation:
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
@@ -241,7 +252,7 @@ class Communicator(EqualShares, CountedShares):
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
-        return explain(self._calls.question(collective, nbytes, operation(op), None, varying=False))
+        return explain(self._calls.question(collective, nbytes, operation(op).commutative, None, varying=False))
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
-from unisono.collectives.array_types import Array
+from unisono.collectives.array_types import Array, Arrays
 from unisono.collectives.caller import Caller
 from unisono.collectives.work import Work
 from unisono.operations import Op
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
 
-    class Given(TypedDict, Generic[Array], total=False):
+    class Given(TypedDict, Generic[Arrays], total=False):
         """What every collective takes, whether or not it waits."""
 
-        out: Array | None
+        out: Arrays | None
         algorithm: str | None
         timeout_s: float | None
 
@@ -29,7 +29,8 @@ class EqualShares(Caller):
     All of them take:
 
     - `x`: an array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on every
-      rank. It is not changed. What is called a row is an element of the first axis.
+      rank. It is not changed. What is called a row is an element of the first axis. Where the result is like `x`, a
+      list or a tuple of arrays of any shapes and dtypes is as good, with an `out` likewise: they are sent together.
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
@@ -55,24 +56,24 @@ class EqualShares(Caller):
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     def allreduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of all ranks, element by element; every rank gets the result, and the same bits.
 
         In place: ``out=x``.
@@ -81,7 +82,7 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.allreduce(np.array([1, world.rank])).tolist(), 3)
         [[3, 3], [3, 3], [3, 3]]
         """
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("allreduce", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, algorithm, timeout_s):
@@ -90,25 +91,31 @@ class EqualShares(Caller):
 
     @overload
     def reduce(
-        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array | None]: ...
+        self, x: Arrays, op: str | Op = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays | None]: ...
 
     @overload
     def reduce(
-        self, x: Array, op: str | Op = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array | None: ...
+        self,
+        x: Arrays,
+        op: str | Op = ...,
+        root: int = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[Given[Arrays]],
+    ) -> Arrays | None: ...
 
     def reduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array | None] | None:
+    ) -> Arrays | Work[Arrays | None] | None:
         """Combine the arrays of all ranks, element by element; the root gets the result, and the others None.
 
         Only the root's `out` matters; that of other ranks is left as it is. In place: ``out=x``.
@@ -117,33 +124,36 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.reduce(np.array([2.0, world.rank]), "prod", root=1), 2)
         [None, array([4., 0.])]
         """
-        target: Array | None = arrays.target_like(x) if out is None and self.rank == root else out
+        target: Arrays | None = arrays.target_like(x) if out is None and self.rank == root else out
         if not wait:
             return self._start("reduce", x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, algorithm, timeout_s):
-            target = self._long_way("reduce", x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            result: Arrays | None = self._long_way(
+                "reduce", x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s
+            )
+            return result
         return target if self.rank == root else None
 
     @overload
     def broadcast(
-        self, x: Array, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Array, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     def broadcast(
         self,
-        x: Array,
+        x: Arrays,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Copy the array of the root to every rank.
 
         Only the elements of the root's `x` matter. ``out=x`` overwrites `x` on all ranks but the root.
@@ -152,7 +162,7 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.broadcast(np.full(2, world.rank), root=1).tolist(), 3)
         [[1, 1], [1, 1], [1, 1]]
         """
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
@@ -260,7 +270,8 @@ class EqualShares(Caller):
         if not wait:
             return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            result: Array | None = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            return result
         return target if self.rank == root else None
 
     @overload
@@ -337,24 +348,24 @@ class EqualShares(Caller):
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     def scan(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of the ranks up to this one and its own, element by element.
 
         The operation "avg" is not defined here. In place: ``out=x``.
@@ -363,7 +374,7 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.scan(np.array(world.rank + 1))), 4)
         [1, 3, 6, 10]
         """
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("scan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, algorithm, timeout_s):
@@ -372,24 +383,24 @@ class EqualShares(Caller):
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     def exscan(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of the ranks before this one, element by element.
 
         Rank 0 has none before it: its `out` is left as it is, and a new array is of zeros. The operation "avg" is not
@@ -399,7 +410,7 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.exscan(np.array(world.rank + 1))), 4)
         [0, 1, 3, 6]
         """
-        target: Array = arrays.zeros_like(x) if out is None else out
+        target: Arrays = arrays.zeros_like(x) if out is None else out
         if not wait:
             return self._start("exscan", x, out, target, op=op, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, algorithm, timeout_s):
@@ -422,6 +433,7 @@ class EqualShares(Caller):
         """Wait until all ranks have called it."""
         if not wait:
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
+        ended: Work[None] | None = None
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
-            self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
-        return None
+            ended = self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
+        return ended
