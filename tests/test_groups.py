@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_kinds import Standard
 from harness import LocalRanks
 from native_ranks import NativeRanks
 
@@ -180,6 +182,22 @@ def groups_in_groups(world: Any) -> None:
 
 def test_a_group_in_a_group_belongs_to_it(run: Run) -> None:
     run(groups_in_groups)
+
+
+def arrays_of_others(world: Any) -> None:
+    x = [Standard(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
+    out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
+    with world.group():
+        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [type(each) for each in found] == [Standard, np.ndarray, np.ndarray]
+        assert found[0].values.tolist() == [2.0 * world.size] * 3
+        assert found[1].tolist() == [2 * world.size, 4 * world.size]
+    assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
+
+
+def test_arrays_of_other_libraries_come_back_as_such(run: Run) -> None:
+    run(arrays_of_others)
 
 
 def torch_tensors(world: Any) -> None:
