@@ -6,6 +6,7 @@ a numpy array, and so the types allow buffers only where none is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -36,4 +37,6 @@ LibraryArray: TypeAlias = SupportsDLPack | SupportsArrayInterface | SupportsCuda
 ArrayOrBuffer: TypeAlias = "LibraryArray | Buffer"
 
 Array = TypeVar("Array", bound=LibraryArray)
+# An array, or a list or tuple of several.
+Arrays = TypeVar("Arrays", bound=LibraryArray | Sequence[LibraryArray])
 Target = TypeVar("Target", bound=ArrayOrBuffer)

@@ -5,6 +5,7 @@ Everything wrong is found here, on the rank that erred, before a byte is sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,13 +90,23 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
 
 
 def target_like(x: Any) -> Any:
-    """Return a new array for a result like the numpy array `x`, or None where it takes a closer look."""
-    return np.empty_like(x) if type(x) is np.ndarray else None
+    """Return a new array for a result like the numpy array `x`, or None where it takes a closer look.
+
+    For a list or a tuple of arrays, return another one.
+    """
+    if type(x) is np.ndarray:
+        return np.empty_like(x)
+    return type(x)(map(target_like, x)) if type(x) in (list, tuple) else None
 
 
 def zeros_like(x: Any) -> Any:
-    """Return a new array of zeros for a result like the numpy array `x`, or None where it takes a closer look."""
-    return np.zeros_like(x) if type(x) is np.ndarray else None
+    """Return a new array of zeros for a result like the numpy array `x`, or None where it takes a closer look.
+
+    For a list or a tuple of arrays, return another one.
+    """
+    if type(x) is np.ndarray:
+        return np.zeros_like(x)
+    return type(x)(map(zeros_like, x)) if type(x) in (list, tuple) else None
 
 
 def target_of_all(x: Any, size: int) -> Any:
@@ -166,6 +177,27 @@ def copy(x: Operand, out: Operand) -> None:
         both = f"{x.dtype.name}[{x.flat.size}] and out is {out.dtype.name}[{out.flat.size}]"
         raise UsageError(f"x is {both}: a message has the same dtype and number of elements at both ends")
     out.flat[...] = x.flat
+
+
+def check_apart(pairs: Sequence[tuple[AnyArray | None, AnyArray | None]]) -> None:
+    """Check that of several arrays, each with where its result goes, nothing is written that is another one as well.
+
+    Raises:
+        UsageError: it is.
+    """
+    lying = []
+    for source, target in pairs:
+        in_place = source is not None and target is not None and np.may_share_memory(source, target)
+        for array, is_written in ((None if in_place else source, False), (target, True)):
+            if array is not None and array.size:
+                begin = array.ctypes.data
+                lying.append((begin, begin + array.nbytes, is_written))
+    end = written_end = 0
+    for begin, array_end, is_written in sorted(lying):
+        if begin < (end if is_written else written_end):
+            raise UsageError("an out is in the memory of another array of the same list or group: pass separate arrays")
+        end = max(end, array_end)
+        written_end = max(written_end, array_end) if is_written else written_end
 
 
 def share_memory(x: Operand, out: Operand, offset: int | None) -> bool:

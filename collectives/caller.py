@@ -13,60 +13,56 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import Operand
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
+from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
-from unisono.transports.reductions import lift
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class Arguments(TypedDict, total=False):
+        """What `Given` has beside the collective and the arrays."""
+
+        op: str | Op | None
+        root: int | None
+        counts: tuple[Sequence[int], ...] | None
+        algorithm: Wanted
+        timeout_s: float | None
+
+
+# What several arrays of one call may be given as.
+LISTS = (list, tuple)
 
 _log = logging.getLogger("unisono")
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call that is right as far as this rank can tell: what is needed to run it, start it, know it or keep it.
+class Given(NamedTuple):
+    """The arguments of a collective call, as the user gave them; None if not given, and where the call has no such.
 
-    Attributes:
-        call: the call, planned and chosen.
-        source, target: INPUT and OUTPUT, flat; None where this rank has none.
-        result: what the user gets, with the memory of `target`; None if nothing. But see `finish`.
-        is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
-        convert: what makes the array that the user gets from `result` once that is complete; None if it is that array.
-        lifting: the operation by which `source` must be lifted before each run; None if it goes as it is.
+    The collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
+    ``(send_counts, recv_counts)``, and None for equal shares.
     """
 
-    call: Call
-    source: AnyArray | None
-    target: AnyArray | None
-    result: Any
-    is_packed: bool
-    convert: Callable[[AnyArray], Any] | None = None
-    lifting: Op | None = None
-
-    def finish(self) -> Any:
-        """Return what the user gets; to be called once, when the call is done."""
-        return self.result if self.convert is None else self.convert(self.result)
-
-    def lifted(self, stage: AnyArray | None = None) -> AnyArray | None:
-        """Return what the plan reads: `source`, or `stage` or a new array with what it is lifted to.
-
-        Raises:
-            UsageError: the factor of the operation is not in the range of the dtype.
-        """
-        if self.lifting is None or self.source is None:
-            return self.source
-        return lift(self.lifting, self.source, stage)
+    collective: str
+    x: Any
+    out: Any
+    op: str | Op | None = None
+    root: int | None = None
+    counts: tuple[Sequence[int], ...] | None = None
+    algorithm: Wanted = None
+    timeout_s: float | None = None
 
 
 class Caller:
@@ -83,34 +79,38 @@ class Caller:
         debugging = _log.isEnabledFor(logging.DEBUG)
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
         self._works = Works(executor)
+        self._group: list[Any] | None = None
 
-    def _long_way(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: Wanted = None,
-        timeout_s: float | None = None,
-    ) -> Any:
+    def _long_way(self, collective: str, x: Any, out: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
 
-        The arguments are those of the user; None if not given, and op and root where the collective has none. The
-        collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
-        ``(send_counts, recv_counts)``, and None for equal shares.
+        The arguments are those of `Given`. In a group, the call is only taken note of, and its `Work` returned.
         """
-        if counts is None and not kinds.are_of_numpy(x, out):
-            return self._by_views(collective, x, out, op, root, algorithm=algorithm, timeout_s=timeout_s)
-        prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
-        limit_s = self._limit_s(timeout_s)
-        began = time.perf_counter()
-        self._executor.run(prepared.call, prepared.lifted(), prepared.target, limit_s)
-        _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
-        self._remember(prepared, collective, x, out, op, root, counts, algorithm)
+        given = Given(collective, x, out, **arguments)
+        if self._group is not None:
+            return self._join(given)
+        if type(x) in LISTS and not x:
+            return x
+        if given.counts is None and type(x) not in LISTS and not kinds.are_of_numpy(x, out):
+            return self._by_views(given)
+        prepared = self._prepare(given)
+        limit_s = self._limit_s(given.timeout_s)
+        self._run(prepared, prepared.sources(), limit_s)
+        self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
         return prepared.finish()
+
+    def _run(self, prepared: Prepared, sources: Sequence[AnyArray | None], limit_s: float) -> None:
+        began = time.perf_counter()
+        self._executor.run(prepared.call, sources, prepared.targets, limit_s)
+        _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
+
+    def _join(self, what: Given) -> Work[Any]:
+        """Let a call be carried out with the others of the group; return its work.
+
+        Raises:
+            UsageError: its root, algorithm or time limit cannot be; everything else is looked at later.
+        """
+        raise NotImplementedError
 
     def _start(
         self,
@@ -135,25 +135,19 @@ class Caller:
         has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
         return self._works.add(operation, target if has_result else None, limit_s)
 
-    def _start_long_way(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: Wanted = None,
-        timeout_s: float | None = None,
-    ) -> Work[Any]:
+    def _start_long_way(self, collective: str, x: Any, out: Any, **arguments: Unpack[Arguments]) -> Work[Any]:
         """The same as `_long_way`, for a call that goes on by itself."""
-        prepared = self._prepare(collective, x, out, op=op, root=root, counts=counts, algorithm=algorithm)
-        limit_s = self._limit_s(timeout_s)
-        operation = self._executor.start(prepared.call, prepared.lifted(), prepared.target)
+        given = Given(collective, x, out, **arguments)
+        if self._group is not None:
+            return self._join(given)
+        limit_s = self._limit_s(given.timeout_s)
+        if type(x) in LISTS and not x:
+            return Work(self._works, None, x, limit_s, None)
+        prepared = self._prepare(given)
+        operation = self._executor.start(prepared.call, prepared.sources(), prepared.targets)
         operation.go_on(limit_s)
-        self._remember(prepared, collective, x, out, op, root, counts, algorithm)
-        return self._works.add(operation, prepared.result, limit_s, prepared.convert)
+        self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
+        return self._works.add(operation, None, limit_s, lambda _: prepared.finish())
 
     def _remember(
         self,
@@ -161,74 +155,79 @@ class Caller:
         collective: str,
         x: Any,
         out: Any,
-        op: str | Op | None,
+        op: str | Op | tuple[str | Op | None, ...] | None,
         root: int | None,
-        counts: tuple[Sequence[int], ...] | None,
         algorithm: Wanted,
     ) -> None:
         """Let a call be known by its arguments from now on, if it can be."""
-        if counts is None and not prepared.is_packed and prepared.lifting is None:
-            written = out if prepared.result is None else prepared.result
+        if prepared.can_be_known:
+            results = [part.result for part in prepared.parts]
+            written = out if results[0] is None else results if prepared.gathered else results[0]
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
 
-    def _by_views(
-        self, collective: str, x: Any, out: Any, op: str | Op | None, root: int | None, **arguments: Any
-    ) -> Any:
+    def _by_views(self, given: Given) -> Any:
         """Make a call of equal shares on numpy arrays in the memory of `x` and `out`, which the cache may know."""
-        contract = CONTRACTS[collective]
+        contract, x, out = CONTRACTS[given.collective], given.x, given.out
+        arguments: dict[str, Any] = {"algorithm": given.algorithm, "timeout_s": given.timeout_s}
         if contract.reduces:
-            arguments["op"] = op
+            arguments["op"] = given.op
         if contract.input_at_root or contract.output_at_root:
-            arguments["root"] = root
+            arguments["root"] = given.root
         source = None if x is None else kinds.view(x, "x")
-        writes = out is not None and contract.has_output(self.rank, root or 0)
+        writes = out is not None and contract.has_output(self.rank, given.root or 0)
         target = kinds.view_to_write(out, "out") if writes else None
-        result = getattr(self, collective)(source, out=target, **arguments)
-        return out if writes or result is None else kinds.kind_of(x, "x").wrap(result, x)
+        result = getattr(self, given.collective)(source, out=target, **arguments)
+        if writes or result is None:
+            return out if writes else None
+        return kinds.kind_of(x, "x").wrap(result, x)
 
-    def _prepare(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: Wanted = None,
-    ) -> Prepared:
-        """Return the call that these arguments, which are those of `_long_way`, make. Nothing is sent.
+    def _prepare(self, given: Given) -> Prepared:
+        """Return the call that these arguments make. Nothing is sent.
 
         Raises:
             UsageError: the call is wrong, or the communicator is closed.
             NoAlgorithmError: no algorithm carries it out.
         """
         self._check_usable()
+        gathered = type(given.x) if type(given.x) in LISTS else None
+        return self._prepared([self._part(each) for each in spread(given)], gathered)
+
+    def _prepared(self, parts: Sequence[Part], gathered: type[Any] | None) -> Prepared:
+        """Return the one call on these arrays."""
+        if len(parts) > 1:
+            arrays.check_apart([(part.source, part.target) for part in parts])
+        call = self._calls.find(*(part.kind for part in parts))
+        if any(part.is_in_place for part in parts):
+            _check_in_place(call)
+        return Prepared(call, parts, gathered)
+
+    def _part(self, given: Given) -> Part:
+        """Return what a call has of one array; the call of a single array has nothing else."""
+        collective, x, out, op, root, counts, algorithm, _ = given
         contract = CONTRACTS[collective]
         root = None if root is None else checked_integer(root, "root", 0, self.size - 1)
         if contract.input is Cut.TOKEN:
-            return Prepared(self._calls.find(Kind(collective, algorithm=algorithm)), None, None, None, False)
+            return Part(Kind(collective, algorithm=algorithm))
         any_order = contract.input is Cut.VECTOR
         rows = None if counts is None else _rows(counts, self.size)
         # Where only the root has shares to give away, the others are told by `out` what they get.
         has_x = contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0)
         source = arrays.source(x, any_order=any_order) if has_x else None
-        given = self._given(contract, out, root or 0, any_order)
-        layout = self._layout(collective, source, given, rows)
-        result, target = self._result(collective, contract, root or 0, layout, source, out, given)
+        written = self._given(contract, out, root or 0, any_order)
+        layout = self._layout(collective, source, written, rows)
+        result, target = self._result(collective, contract, root or 0, layout, source, out, written)
         like = source or target
         assert like is not None, "a rank without x has an out"
-        call = self._calls.find(Kind(collective, layout, like.dtype, like.order, op, root, algorithm))
-        if source and target and arrays.share_memory(source, target, layout.offset):
-            _check_in_place(call)
+        is_in_place = bool(source and target and arrays.share_memory(source, target, layout.offset))
         result, convert = (result, None) if result is out or result is None else kinds.wrapped(result, x)
         reads = source is not None and contract.has_input(self.rank, root or 0)
-        return Prepared(
-            call,
+        return Part(
+            Kind(collective, layout, like.dtype, like.order, op, root, algorithm),
             source.flat if source and reads else None,
             target.flat if target else None,
             result,
             source is not None and reads and source.is_packed,
+            is_in_place,
             convert,
             op if isinstance(op, Op) and op.factor is not None else None,
         )
@@ -285,12 +284,39 @@ class Caller:
         if self._refusal is not None:
             raise UsageError(self._refusal)
 
+    def _check_alone(self) -> None:
+        """Check that a call can be made that is more than one, each of which waits for the one before.
+
+        Raises:
+            UsageError: it cannot be in a group, or the communicator is closed.
+        """
+        self._check_usable()
+        if self._group is not None:
+            raise UsageError("this call waits for messages of its own: make it outside of a group")
+
     def _limit_s(self, timeout_s: float | None) -> float:
         if timeout_s is None:
             return self._options.timeout_s
         if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
         return timeout_s
+
+
+def spread(given: Given) -> list[Given]:
+    """Return the calls that there are in a call on a list of arrays, one for each; of an array alone, the call itself.
+
+    Raises:
+        UsageError: the collective takes no lists, or `out` is no list of as many arrays.
+    """
+    x, out = given.x, given.out
+    if type(x) not in LISTS or CONTRACTS[given.collective].input is not Cut.VECTOR:
+        return [given]
+    if not x:
+        raise UsageError("x is an empty list: there is nothing to be done")
+    outs = [None] * len(x) if out is None else out
+    if type(outs) not in LISTS or len(outs) != len(x):
+        raise UsageError(f"x is {len(x)} arrays, and out is not: pass a list with an array for each of them")
+    return [given._replace(x=each, out=to) for each, to in zip(x, outs, strict=True)]
 
 
 def _check_in_place(call: Call) -> None:

@@ -17,7 +17,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
-from unisono.transports.base import Call, Signature
+from unisono.transports.base import Argument, Call, Extent, Signature
 from unisono.tuning.choice import Choice, Question, choose
 from unisono.tuning.model import shown
 
@@ -73,12 +73,22 @@ class Selection:
     reproducible: bool = False
     accumulate: str | None = None
 
-    def order(self, collective: str, dtype: DType) -> Order | None:
-        """Return the order in which contributions must be combined; None for any.
+    def order(self, collective: str, dtypes: Sequence[DType]) -> Order | None:
+        """Return the order in which contributions to arrays of these dtypes must be combined; None for any.
 
         Raises:
-            UsageError: `accumulate` is not what the dtype is combined in.
+            UsageError: `accumulate` is not what a dtype is combined in, or the dtypes need different orders.
         """
+        orders = {self._order_of(collective, dtype) for dtype in dtypes} - {None}
+        if len(orders) > 1:
+            names = ", ".join(dict.fromkeys(dtype.name for dtype in dtypes))
+            raise UsageError(
+                f"{names} cannot go together with reproducible=True and accumulate={self.accumulate!r}: some are "
+                "rounded once, and others go by the balanced tree; make a call for each, outside of any group"
+            )
+        return next(iter(orders), None)
+
+    def _order_of(self, collective: str, dtype: DType) -> Order | None:
         if self.accumulate is not None and self.accumulate != dtype.accumulate:
             raise UsageError(
                 f"accumulate={self.accumulate!r} is not for {dtype.name}, accumulated in {dtype.accumulate}"
@@ -118,12 +128,13 @@ def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None
     return Selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
 
 
-def _selected(wanted: Wanted) -> Selection:
+def selected_by(wanted: Wanted) -> Selection:
+    """Return what is wanted of an algorithm in full, where it may be a name only."""
     return wanted if isinstance(wanted, Selection) else Selection(wanted)
 
 
 class Kind(NamedTuple):
-    """Everything that decides about a call but the memory of its arrays.
+    """Everything that decides about a call, or one array of a call on several, but the memory of its arrays.
 
     Attributes:
         collective: its name in the registry, which is the same with equal shares and with counts.
@@ -152,34 +163,35 @@ class Calls:
         self._size = size
         self._place = place
         self._options = options
-        self._known: dict[Kind, Call] = {}
+        self._known: dict[tuple[Kind, ...], Call] = {}
 
-    def find(self, kind: Kind) -> Call:
-        """Return the call of this kind.
+    def find(self, *kinds: Kind) -> Call:
+        """Return the call of this kind; of several, which differ in their arrays and operations, all as one call.
 
         Raises:
             UsageError: there is no such operation, or it is not defined for such a call.
             NoAlgorithmError: no algorithm carries it out.
         """
         try:
-            found = self._known.get(kind)
+            found = self._known.get(kinds)
         except TypeError:
-            raise UsageError(f"op and algorithm must be names; got {kind.op!r} and {kind.algorithm!r}") from None
+            wrong = ", ".join(f"{kind.op!r} and {kind.algorithm!r}" for kind in kinds)
+            raise UsageError(f"op and algorithm must be names; got {wrong}") from None
         if found is None:
             if len(self._known) >= _MOST_CALLS:
                 self._known.clear()
-            found = self._known[kind] = self._make(kind)
+            found = self._known[kinds] = self._make(kinds)
         return found
 
     def question(
-        self, collective: str, nbytes: int, op: Op | None, dtype: DType | None, wanted: Wanted, varying: bool
+        self, collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], wanted: Wanted, varying: bool
     ) -> Question:
-        """Return what the tuner is asked about a call.
+        """Return what the tuner is asked about a call; `reduced` are the dtype and operation of each array, if any.
 
         Raises:
-            UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtype.
+            UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtypes.
         """
-        selected = _selected(wanted)
+        selected = selected_by(wanted)
         # A transport that was forced carries what is inside hosts, too.
         is_mixed = self._options.transport == "auto" and self._place.link == "tcp"
         return Question(
@@ -187,14 +199,14 @@ class Calls:
             nbytes=nbytes,
             size=self._size,
             link=self._place.link,
-            commutative=op is None or op.commutative,
+            commutative=all(op.commutative for _, op in reduced),
             algorithm=selected.algorithm or self._preferred(collective),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
             hosts=self._place.hosts,
             inside="shm" if is_mixed else self._place.link,
             crowd=self._place.crowd,
-            order=selected.order(collective, dtype) if op is not None and dtype is not None else None,
+            order=selected.order(collective, [dtype for dtype, _ in reduced]),
         )
 
     def _preferred(self, collective: str) -> str:
@@ -205,39 +217,49 @@ class Calls:
         check_known(name)
         return "auto"
 
-    def _make(self, kind: Kind) -> Call:
-        layout, dtype = kind.layout, kind.dtype
-        op = None if kind.op is None else operation(kind.op)
-        if op is not None and dtype is not None:
-            op.check(dtype)
-            if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
-                raise UsageError(
-                    f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise"
-                )
+    def _make(self, kinds: tuple[Kind, ...]) -> Call:
+        kind, layout = kinds[0], kinds[0].layout
+        extents = tuple(extent for each in kinds if (extent := _extent(each)) is not None)
         varying = layout is not None and layout.rows is not None
-        nbytes = layout.whole * dtype.itemsize if layout and dtype else 1
-        choice = choose(self.question(kind.collective, nbytes, op, dtype, kind.algorithm, varying))
+        nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
+        reduced = [(extent.dtype, extent.op) for extent in extents if extent.op is not None]
+        choice = choose(self.question(kind.collective, nbytes, reduced, kind.algorithm, varying))
         form = {"varying": True} if varying else {}
         build = find(kind.collective, choice.algorithm).build
         plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kind, op, choice)
+        signature = _signature(kinds, choice)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
         counts = counts_of(CONTRACTS[kind.collective].varying, layout) if layout else {}
-        shape = Shape(layout.elements if layout else (1, 1), counts)
-        return Call(signature, plan, shape, dtype, op, choice.segments)
+        source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
+        return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
 
-def _signature(kind: Kind, op: Op | None, choice: Choice) -> Signature:
-    rows, selected = kind.layout.rows if kind.layout else None, _selected(kind.algorithm)
+def _extent(kind: Kind) -> Extent | None:
+    """Return what a kind is in a call; nothing of a barrier.
+
+    Raises:
+        UsageError: there is no such operation, or it is not defined for such a call.
+    """
+    if kind.layout is None or kind.dtype is None:
+        return None
+    op = None if kind.op is None else operation(kind.op)
+    if op is not None:
+        op.check(kind.dtype)
+        if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
+            raise UsageError(f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise")
+    return Extent(kind.layout.elements, kind.dtype, op)
+
+
+def _signature(kinds: tuple[Kind, ...], choice: Choice) -> Signature:
+    kind = kinds[0]
+    rows, selected = kind.layout.rows if kind.layout else None, selected_by(kind.algorithm)
+    first, *others = [_argument(each) for each in kinds]
     return Signature(
-        collective=kind.collective if rows is None else f"{kind.collective}v",
-        dtype=kind.dtype.name if kind.dtype else None,
-        shape=kind.layout.agreed if kind.layout else None,
-        order=kind.order,
-        op=None if op is None else op.name,
+        kind.collective if rows is None else f"{kind.collective}v",
+        *first,
         root=kind.root,
         algorithm=choice.algorithm,
         segments=choice.segments,
@@ -245,4 +267,14 @@ def _signature(kind: Kind, op: Op | None, choice: Choice) -> Signature:
         counts=rows[0] if rows is not None and len(rows) == 1 else None,
         reproducible=selected.reproducible,
         accumulate=selected.accumulate,
+        others=tuple(others),
+    )
+
+
+def _argument(kind: Kind) -> Argument:
+    return Argument(
+        dtype=kind.dtype.name if kind.dtype else None,
+        shape=kind.layout.agreed if kind.layout else None,
+        order=kind.order,
+        op=None if kind.op is None else operation(kind.op).name,
     )

@@ -13,8 +13,9 @@ import numpy as np
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
-from unisono.collectives.caller import checked_integer
+from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
+from unisono.collectives.groups import Groups, Message
 from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
 from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
@@ -30,7 +31,7 @@ _INT64 = -(1 << 63), (1 << 63) - 1
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(Objects, Probes):
+class Communicator(Groups, Objects, Probes):
     """Ranks of a job, as seen by one of them; a context manager.
 
     That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
@@ -99,6 +100,9 @@ class Communicator(Objects, Probes):
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
         source = arrays.source(x)
         limit_s = self._limit_s(timeout_s)
+        if self._group is not None:
+            start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
+            return self._join(Message(start, None, limit_s))
         operation = self._executor.send(source.flat, source.dtype, dest, tag)
         if not wait:
             operation.go_on(limit_s)
@@ -154,6 +158,10 @@ class Communicator(Objects, Probes):
         source_rank, tag_number = self._source_of(source), tag_of(tag)
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
+        if self._group is not None:
+            return self._join(
+                Message(partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number), out, limit_s)
+            )
         operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
         if not wait:
             operation.go_on(limit_s)
@@ -184,6 +192,8 @@ class Communicator(Objects, Probes):
         >>> un.launch(shift, 3)
         [[2, 2], [0, 0], [1, 1]]
         """
+        if self._group is not None:
+            raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
         sent, received = arrays.source(x), arrays.target(out)
         arrays.share_memory(sent, received, None)
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
@@ -201,11 +211,11 @@ class Communicator(Objects, Probes):
     def plan(
         self,
         collective: str,
-        x: ArrayOrBuffer | None = None,
+        x: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
         *,
         op: str | Op | None = None,
         root: int | None = None,
-        out: ArrayOrBuffer | None = None,
+        out: ArrayOrBuffer | Sequence[ArrayOrBuffer] | None = None,
         counts: Sequence[int] | None = None,
         send_counts: Sequence[int] | None = None,
         recv_counts: Sequence[int] | None = None,
@@ -252,17 +262,18 @@ class Communicator(Objects, Probes):
         elif op is not None or reproducible or accumulate is not None:
             raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
         wanted = selection(algorithm, reproducible, accumulate)
-        made = self._prepare(name, x, out, op=op, root=root, counts=rows, algorithm=wanted)
-        if made.is_packed:
+        made = self._prepare(Given(name, x, out, op, root, rows, wanted))
+        if any(part.is_packed for part in made.parts):
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
-        if made.convert is not None:
+        if any(part.convert is not None for part in made.parts):
             what = f"which a {type(x).__name__} cannot bear"
             raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
         limit_s = self._limit_s(timeout_s)
-        stage = made.lifted()
+        stages = made.sources()
         on_start = partial(_work_of, self._works, limit_s)
-        again = self._executor.persistent(made.call, stage, made.target, limit_s, made.result, on_start)
-        return again if made.lifting is None else lambda wait=True: (made.lifted(stage), again(wait))[1]
+        again = self._executor.persistent(made.call, stages, made.targets, limit_s, made.finish(), on_start)
+        lifts = any(part.lifting is not None for part in made.parts)
+        return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
 
     def split(
         self, color: int | None, key: int | None = None, *, timeout_s: float | None = None
@@ -285,6 +296,7 @@ class Communicator(Objects, Probes):
         >>> un.launch(even_and_odd, 3)
         [((2, 0), 1), ((1,), 0), ((2, 0), 0)]
         """
+        self._check_alone()
         kind = 0 if color is None else checked_integer(color, "color", *_INT64)
         order = self.rank if key is None else checked_integer(key, "key", *_INT64)
         rows = self.allgather(np.array([[color is not None, kind, order]], np.int64), timeout_s=timeout_s).tolist()
@@ -361,8 +373,8 @@ class Communicator(Objects, Probes):
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
         wanted = selection(None, reproducible, accumulate)
-        question = self._calls.question(collective, nbytes, operation(op), DTYPES[dtype], wanted, varying=False)
-        return explain(question)
+        reduced = [(DTYPES[dtype], operation(op))]
+        return explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False))
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
-from unisono.collectives.array_types import Array
+from unisono.collectives.array_types import Array, Arrays
 from unisono.collectives.caller import Caller
 from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
 
-    class Given(TypedDict, Generic[Array], total=False):
+    class Given(TypedDict, Generic[Arrays], total=False):
         """What every collective takes, whether or not it waits."""
 
-        out: Array | None
+        out: Arrays | None
         algorithm: str | None
         timeout_s: float | None
 
-    class GivenToReduce(Given[Array], total=False):
+    class GivenToReduce(Given[Arrays], total=False):
         """What every collective that reduces takes, whether or not it waits."""
 
         reproducible: bool
@@ -36,7 +36,8 @@ class EqualShares(Caller):
     All of them take:
 
     - `x`: an array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on every
-      rank. It is not changed. What is called a row is an element of the first axis.
+      rank. It is not changed. What is called a row is an element of the first axis. Where the result is like `x`, a
+      list or a tuple of arrays of any shapes and dtypes is as good, with an `out` likewise: they are sent together.
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
@@ -67,26 +68,26 @@ class EqualShares(Caller):
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def allreduce(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Arrays: ...
 
     def allreduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of all ranks, element by element; every rank gets the result, and the same bits.
 
         In place: ``out=x``.
@@ -96,7 +97,7 @@ class EqualShares(Caller):
         [[3, 3], [3, 3], [3, 3]]
         """
         wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
@@ -106,38 +107,38 @@ class EqualShares(Caller):
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = ...,
         root: int = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[GivenToReduce[Array]],
-    ) -> Work[Array | None]: ...
+        **given: Unpack[GivenToReduce[Arrays]],
+    ) -> Work[Arrays | None]: ...
 
     @overload
     def reduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = ...,
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[GivenToReduce[Array]],
-    ) -> Array | None: ...
+        **given: Unpack[GivenToReduce[Arrays]],
+    ) -> Arrays | None: ...
 
     def reduce(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array | None] | None:
+    ) -> Arrays | Work[Arrays | None] | None:
         """Combine the arrays of all ranks, element by element; the root gets the result, and the others None.
 
         Only the root's `out` matters; that of other ranks is left as it is. In place: ``out=x``.
@@ -147,33 +148,36 @@ class EqualShares(Caller):
         [None, array([4., 0.])]
         """
         wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
-        target: Array | None = arrays.target_like(x) if out is None and self.rank == root else out
+        target: Arrays | None = arrays.target_like(x) if out is None and self.rank == root else out
         if not wait:
             return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
-            target = self._long_way("reduce", x, out, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
+            result: Arrays | None = self._long_way(
+                "reduce", x, out, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
+            )
+            return result
         return target if self.rank == root else None
 
     @overload
     def broadcast(
-        self, x: Array, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Array, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     def broadcast(
         self,
-        x: Array,
+        x: Arrays,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Copy the array of the root to every rank.
 
         Only the elements of the root's `x` matter. ``out=x`` overwrites `x` on all ranks but the root.
@@ -182,7 +186,7 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.broadcast(np.full(2, world.rank), root=1).tolist(), 3)
         [[1, 1], [1, 1], [1, 1]]
         """
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
@@ -293,7 +297,8 @@ class EqualShares(Caller):
         if not wait:
             return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            result: Array | None = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            return result
         return target if self.rank == root else None
 
     @overload
@@ -370,26 +375,26 @@ class EqualShares(Caller):
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def scan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Arrays: ...
 
     def scan(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of the ranks up to this one and its own, element by element.
 
         The operation "avg" is not defined here. In place: ``out=x``.
@@ -399,7 +404,7 @@ class EqualShares(Caller):
         [1, 3, 6, 10]
         """
         wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
-        target: Array = arrays.target_like(x) if out is None else out
+        target: Arrays = arrays.target_like(x) if out is None else out
         if not wait:
             return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
@@ -408,26 +413,26 @@ class EqualShares(Caller):
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def exscan(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Arrays: ...
 
     def exscan(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of the ranks before this one, element by element.
 
         Rank 0 has none before it: its `out` is left as it is, and a new array is of zeros. The operation "avg" is not
@@ -438,7 +443,7 @@ class EqualShares(Caller):
         [0, 1, 3, 6]
         """
         wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
-        target: Array = arrays.zeros_like(x) if out is None else out
+        target: Arrays = arrays.zeros_like(x) if out is None else out
         if not wait:
             return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
@@ -461,6 +466,7 @@ class EqualShares(Caller):
         """Wait until all ranks have called it."""
         if not wait:
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
+        ended: Work[None] | None = None
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
-            self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
-        return None
+            ended = self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
+        return ended

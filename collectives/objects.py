@@ -82,7 +82,7 @@ class Objects(EqualShares, CountedShares):
         >>> un.launch(lambda world: world.broadcast_object({"seed": 7} if world.rank == 1 else None, root=1), 2)
         [{'seed': 7}, {'seed': 7}]
         """
-        self._check_usable()
+        self._check_alone()
         root, left_s = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s))
         mine = _pack(obj) if self.rank == root else None
         header = self.broadcast(mine.header if mine else np.empty(2, np.int64), root, timeout_s=left_s())
@@ -101,7 +101,7 @@ class Objects(EqualShares, CountedShares):
         >>> un.launch(lambda world: world.allgather_object("ab"[world.rank]), 2)
         [['a', 'b'], ['a', 'b']]
         """
-        self._check_usable()
+        self._check_alone()
         left_s, mine = _countdown(self._limit_s(timeout_s)), _pack(obj)
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
@@ -123,7 +123,7 @@ class Objects(EqualShares, CountedShares):
         >>> un.launch(lambda world: world.gather_object("ab"[world.rank], root=1), 2)
         [None, ['a', 'b']]
         """
-        self._check_usable()
+        self._check_alone()
         root, left_s, mine = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s)), _pack(obj)
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
@@ -151,7 +151,7 @@ class Objects(EqualShares, CountedShares):
         >>> un.launch(lambda world: world.scatter_object(["a", "b"] if world.rank == 0 else None), 2)
         ['a', 'b']
         """
-        self._check_usable()
+        self._check_alone()
         root, left_s = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s))
         parcels: list[_Parcel] = []
         if self.rank == root:
@@ -194,6 +194,7 @@ class Objects(EqualShares, CountedShares):
         >>> un.launch(handed_on, 2)
         [None, {'loss': 0.5}]
         """
+        self._check_alone()
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
         left_s, parcel = _countdown(self._limit_s(timeout_s)), _pack(obj)
         self._executor.send(parcel.header, _NUMBER, dest, tag).wait(left_s())
@@ -203,6 +204,7 @@ class Objects(EqualShares, CountedShares):
 
     def recv_object(self, source: int, tag: int = 0, *, timeout_s: float | None = None) -> Any:
         """Return the next object that rank `source` sends with this tag; as `send_object`."""
+        self._check_alone()
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
         left_s, header = _countdown(self._limit_s(timeout_s)), np.empty(2, np.int64)
         self._executor.recv(header, _NUMBER, source, tag).wait(left_s())

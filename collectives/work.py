@@ -43,13 +43,13 @@ class Work(Generic[Result]):
     def __init__(
         self,
         works: Works,
-        operation: Operation,
+        operation: Operation | None,
         result: Any,
         limit_s: float,
         convert: Callable[[Any], Result] | None,
     ) -> None:
         self._works = works
-        self._operation: Operation | None = operation
+        self._operation = operation  # None if there is nothing to wait for
         self._made = (result, convert)  # one attribute, for several threads may wait
         self._limit_s = limit_s
         self._error: UnisonoError | None = None

@@ -14,7 +14,7 @@ from unisono.algorithms.registry import ALGORITHMS, find
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError
 from unisono.operations import operation
-from unisono.transports.base import Call, MessageTransport, Signature
+from unisono.transports.base import Call, Extent, MessageTransport, Signature
 from unisono.transports.faulty import Faults, FaultyTransport
 from unisono.transports.generic import GenericExecutor
 from unisono.transports.local import LocalNetwork
@@ -54,12 +54,12 @@ def call_of(
 ) -> Call:
     """Return the call of `plan` on INPUT and OUTPUT of so many `elements`, or of these `counts`, as in `Shape`."""
     shape = None if dtype is None or counts else (elements[0],)
+    extent = None if dtype is None else Extent(elements, DTYPES[dtype], None if op is None else operation(op))
     return Call(
         signature=Signature(plan.collective, dtype, shape, "C", op, root, plan.algorithm, segments),
         plan=plan,
         shape=Shape(elements, counts or {}),
-        dtype=None if dtype is None else DTYPES[dtype],
-        op=None if op is None else operation(op),
+        extents=() if extent is None else (extent,),
         segments=segments,
     )
 

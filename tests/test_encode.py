@@ -218,7 +218,7 @@ def test_corrupted_words_are_refused_or_harmless(plan: Plan, flips: list[tuple[i
 def bind(plan: _core.Plan) -> None:
     """Cut buffers by a decoded plan, whose partitions may be anything; counts that do not fit them are refused."""
     try:
-        _core.Call(plan, 12, 12, [[], [1, 2], [1, 2], [1, 2]], 0, 0, 3, 1, 0, "")
+        _core.Call(plan, [(12, 0, 0, 1)], [(12, 0, 0, 1)], [[], [1, 2], [1, 2], [1, 2]], 3, 0, "")
     except ValueError as error:
         complaints = ("one count for each block", "blocks of different lengths", "read into one block")
         assert any(complaint in str(error) for complaint in complaints)  # noqa: PT017

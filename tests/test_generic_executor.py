@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from call_strategies import allreduce_cases, broadcast_cases
 from executor_contract import DIVERGENT, FLOATS, Case
+from extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
 from harness import LocalRanks, by_messages, call_of
 from hypothesis import given, settings, strategies as st
 
@@ -57,6 +58,19 @@ def test_allreduce_is_exact_when_messages_are_late_and_out_of_order(
 @given(size=sizes, capacity=capacities, root=st.integers(0, 6), case=broadcast_cases(counts))
 def test_broadcast_carries_every_bit(size: int, capacity: int, root: int, case: Case) -> None:
     contract.check_broadcast(LocalRanks(size, capacity), replace(case, root=root % size))
+
+
+@bounded
+@given(call=several(allreduce_cases(["direct"], counts), ALLREDUCES), size=sizes, capacity=capacities)
+def test_several_arrays_are_reduced_as_one(size: int, capacity: int, call: Several) -> None:
+    check_several_are_reduced(LocalRanks(size, capacity), call)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("dtypes", [("int8", "float64", "bfloat16"), ("float32", "float32")])
+def test_several_arrays_are_broadcast_as_one(ranks: LocalRanks, dtypes: tuple[str, ...], segments: int) -> None:
+    cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
+    check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])

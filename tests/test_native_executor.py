@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from call_strategies import allreduce_cases, broadcast_cases
 from executor_contract import DIVERGENT, FLOATS, Case
+from extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
 from harness import LocalRanks, by_messages
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
@@ -53,6 +54,32 @@ def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
 @given(case=allreduce_cases(ALLREDUCES, counts))
 def test_allreduce_is_exact(ranks: NativeRanks, case: Case) -> None:
     contract.check_allreduce(ranks, case)
+
+
+@bounded
+@given(call=several(allreduce_cases(["direct"], counts), ALLREDUCES))
+def test_several_arrays_are_reduced_as_one(ranks: NativeRanks, call: Several) -> None:
+    check_several_are_reduced(ranks, call)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("dtypes", [("int8", "float64", "bfloat16"), ("float32", "float32")])
+def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks, dtypes: tuple[str, ...], segments: int) -> None:
+    cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
+    check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("in_place", [(False,) * 3, (True,) * 3, (True, False, True)], ids=str)
+def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tuple[bool, ...]) -> None:
+    kinds = (("int8", "max"), ("float64", "avg"), ("bfloat16", "sum"))
+    cases = tuple(
+        Case(dtype=dtype, op=op, count=count, in_place=each)
+        for (dtype, op), count, each in zip(kinds, (1001, 30_000, 7), in_place, strict=True)
+    )
+    with NativeRanks(3, "shm") as ranks:
+        for segments in (1, 3):
+            check_several_are_reduced(ranks, Several(cases, algorithm=algorithm, segments=segments))
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)

@@ -7,6 +7,10 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 Buffer: TypeAlias = NDArray[Any] | array[int] | memoryview[int]
+# INPUT or OUTPUT: the memory of each extent.
+Operand: TypeAlias = Sequence[Buffer | None]
+# Elements, element type, operation and divisor of an extent.
+ExtentRow: TypeAlias = tuple[int, int, int, int]
 
 DTYPES: list[tuple[str, int]]
 SHM_NBYTES: int
@@ -24,13 +28,10 @@ class Call:
     def __init__(
         self,
         plan: Plan,
-        input_elements: int,
-        output_elements: int,
+        inputs: Sequence[ExtentRow],
+        outputs: Sequence[ExtentRow],
         counts: Sequence[Sequence[int]],
-        dtype: int,
-        combine: int,
         segments: int,
-        divisor: int,
         digest: int,
         description: str,
     ) -> None: ...
@@ -59,8 +60,8 @@ class Endpoint:
         self, lane: int, peer: int, dialler: bool, memory: int, bell: int, peer_bell: int, socket: int
     ) -> None: ...
     def add_tcp(self, lane: int, peer: int, sockets: list[int], epoch: int, checksum: bool) -> None: ...
-    def start(self, call: Call, input: Buffer | None, output: Buffer | None) -> StartedCall: ...
-    def run(self, call: Call, input: Buffer | None, output: Buffer | None, timeout_s: float) -> int: ...
+    def start(self, call: Call, inputs: Operand, outputs: Operand) -> StartedCall: ...
+    def run(self, call: Call, inputs: Operand, outputs: Operand, timeout_s: float) -> int: ...
     def send(self, peer: int, dtype: int, tag: int, array: Buffer) -> StartedCall: ...
     def receive(self, peer: int | None, dtype: int, tag: int | None, array: Buffer) -> StartedCall: ...
     def probe(self, peer: int | None, tag: int | None, once: bool) -> StartedCall: ...
@@ -95,6 +96,7 @@ class CallCache:
         reads: bool,
         writes: bool,
     ) -> None: ...
+    def knows(self, collective: str, x: object, out: object, op: object, root: object, algorithm: object) -> bool: ...
     def forget(self) -> None: ...
 
 class PersistentCall:
@@ -102,8 +104,8 @@ class PersistentCall:
         self,
         endpoint: Endpoint,
         call: Call,
-        input: Buffer | None,
-        output: Buffer | None,
+        inputs: Operand,
+        outputs: Operand,
         on_failure: Callable[[int, str], object],
         on_start: Callable[[StartedCall, str, Any], Any],
         timeout_s: float,

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -25,11 +26,14 @@ from unisono.dtypes import DType
 from unisono.operations import Op
 
 AnyArray: TypeAlias = NDArray[np.generic]
+# INPUT or OUTPUT of a call: flat C-contiguous arrays, one for each extent; one alone stands for a list of it, and None
+# for what is not there.
+Operand: TypeAlias = AnyArray | Sequence[AnyArray | None] | None
 
 # Tags from this on are for messages inside calls, which no receive of any tag gets.
 FIRST_RESERVED_TAG = 1 << 31
 
-_MOST_COUNTS_SHOWN = 8
+_MOST_SHOWN = 8
 
 
 class Identity(NamedTuple):
@@ -41,12 +45,34 @@ class Identity(NamedTuple):
     segment: int
 
 
+class Argument(NamedTuple):
+    """What all ranks must agree on about an array of a call.
+
+    The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has counts of its
+    own.
+    """
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    order: str
+    op: str | None
+
+    def __str__(self) -> str:
+        """Return the argument as the user wrote it: ``float32[8], op=sum``."""
+        shape = ",".join(str(extent) for extent in self.shape or ())
+        array = f"{self.dtype}[{shape}]" if self.dtype else ""
+        order = "order=F" if self.order == "F" else ""
+        op = f"op={self.op}" if self.op else ""
+        return ", ".join(part for part in (array, order, op) if part)
+
+
 @dataclass(frozen=True)
 class Signature:
     """What all ranks must agree on in a call. Compared by `digest` in the header of every message.
 
     The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
-    own (in rows), as far as all ranks know them. `reproducible` and `accumulate` are what the user asked for.
+    own (in rows), as far as all ranks know them. Where there are several arrays in one call, `others` are those after
+    the first. `reproducible` and `accumulate` are what the user asked for.
     """
 
     collective: str
@@ -60,6 +86,7 @@ class Signature:
     counts: tuple[int, ...] | None = None
     reproducible: bool = False
     accumulate: str | None = None
+    others: tuple[Argument, ...] = ()
 
     @cached_property
     def digest(self) -> int:
@@ -68,23 +95,43 @@ class Signature:
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
 
     def __str__(self) -> str:
-        """Return the call as the user wrote it: ``allreduce(float32[8], op=sum)``."""
-        shape = ",".join(str(extent) for extent in self.shape or ())
-        array = f"{self.dtype}[{shape}]" if self.dtype else ""
-        order = "order=F" if self.order == "F" else ""
-        op = f"op={self.op}" if self.op else ""
+        """Return the call as the user wrote it: ``allreduce(float32[8], op=sum)``.
+
+        Of several arrays, like ones that follow each other are counted: ``allreduce([2 × (float32[8], op=sum)])``.
+        """
+        first = Argument(self.dtype, self.shape, self.order, self.op)
+        what = _shown(_runs((first, *self.others))) if self.others else str(first)
         root = f"root={self.root}" if self.root is not None else ""
-        counts = f"counts={_shown(self.counts)}" if self.counts is not None else ""
+        counts = f"counts={_shown([str(count) for count in self.counts])}" if self.counts is not None else ""
         reproducible = "reproducible" if self.reproducible else ""
         accumulate = f"accumulate={self.accumulate}" if self.accumulate else ""
-        parts = (array, order, op, root, counts, reproducible, accumulate)
+        parts = (what, root, counts, reproducible, accumulate)
         return f"{self.collective}({', '.join(part for part in parts if part)})"
 
 
-def _shown(counts: tuple[int, ...]) -> str:
-    """Return the first counts, which suffice to recognise a call."""
-    shown = [str(count) for count in counts[:_MOST_COUNTS_SHOWN]]
-    return f"[{', '.join(shown)}{', …' if len(counts) > _MOST_COUNTS_SHOWN else ''}]"
+def _runs(arguments: Sequence[Argument]) -> list[str]:
+    """Return like arguments that follow each other as one, with their number."""
+    runs = [(argument, sum(1 for _ in equal)) for argument, equal in groupby(arguments)]
+    return [f"{number} × ({argument})" if number > 1 else f"({argument})" for argument, number in runs]
+
+
+def _shown(items: Sequence[str]) -> str:
+    """Return the first items, which suffice to recognise a call."""
+    return f"[{', '.join(items[:_MOST_SHOWN])}{', …' if len(items) > _MOST_SHOWN else ''}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A part of INPUT and OUTPUT with elements of one type, which are reduced by one operation.
+
+    Attributes:
+        elements: how many there are in INPUT and in OUTPUT.
+        dtype, op: their type and the operation; op is None where nothing is reduced.
+    """
+
+    elements: tuple[int, int]
+    dtype: DType
+    op: Op | None
 
 
 @dataclass(frozen=True)
@@ -94,16 +141,15 @@ class Call:
     Attributes:
         signature: what the ranks must agree on.
         plan: this rank's plan.
-        shape: element counts of INPUT and OUTPUT.
-        dtype, op: element type and operation; None for a barrier, and op None where nothing is reduced.
+        shape: element counts of INPUT and OUTPUT, which are those of all extents together.
+        extents: what INPUT and OUTPUT consist of, an extent for each array; none for a barrier.
         segments: number of segments that the plan is run over, at least 1.
     """
 
     signature: Signature
     plan: Plan
     shape: Shape
-    dtype: DType | None
-    op: Op | None
+    extents: tuple[Extent, ...]
     segments: int = 1
 
 
@@ -158,7 +204,10 @@ class Probe(Operation, Protocol):
 
 
 class CallCache(Protocol):
-    """Calls that have been made before, by their arguments as the user gave them, to be run again without a look."""
+    """Calls that have been made before, by their arguments as the user gave them, to be run again without a look.
+
+    Of a call on a list of arrays, `x` and `out` are lists, and `op` may be a tuple with an operation for each.
+    """
 
     def run(
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None, /
@@ -173,6 +222,9 @@ class CallCache(Protocol):
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
         """Start the call that these arguments made before, let it go on by itself, and return it; None if unknown."""
+
+    def knows(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
+        """Return whether these arguments have made a call before."""
 
     def forget(self) -> None:
         """Know nothing any more."""
@@ -190,6 +242,9 @@ class _NoCache:
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
         return None
+
+    def knows(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
+        return False
 
     def forget(self) -> None:
         pass
@@ -217,13 +272,14 @@ class Executor(Protocol):
         ranks before. It is closed by itself, and fails with all others of the job.
         """
 
-    def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
+    def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call` on C-contiguous flat arrays (or None where the call has none); does not block.
 
-        `source` and `target` may be the same array. Returns an `Operation`, whose `poll` or `wait` completes it.
+        An array of `source` may be that of `target` in its place; apart from that, what is written is in no other
+        array. Returns an `Operation`, whose `poll` or `wait` completes it.
         """
 
-    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+    def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
         """Start `call` and wait for it: the same as ``start(call, source, target).wait(timeout_s)``, but quicker.
 
         The caller vouches for the arrays, which `start` checks.
@@ -238,8 +294,8 @@ class Executor(Protocol):
     def persistent(
         self,
         call: Call,
-        source: AnyArray | None,
-        target: AnyArray | None,
+        source: Operand,
+        target: Operand,
         timeout_s: float,
         result: Any,
         on_start: Callable[[Operation, Any], Any],

@@ -26,8 +26,6 @@ from functools import partial
 from itertools import chain, count, repeat
 from typing import Any
 
-import numpy as np
-
 from unisono.algorithms.plan import (
     Copy,
     Read,
@@ -53,6 +51,7 @@ from unisono.transports.base import (
     MappedTransport,
     Message,
     MessageTransport,
+    Operand,
     Operation,
     Request,
     Signature,
@@ -61,7 +60,7 @@ from unisono.transports.base import (
 from unisono.transports.checks import MESSAGES, WRITES, check_plan
 from unisono.transports.lane import Lane, Posted
 from unisono.transports.matching import Matching, signature_of
-from unisono.transports.memory import Memory, as_bytes, checked, flat, scatter
+from unisono.transports.memory import Memory, View, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
 
 _LONGEST_PAUSE_S = 0.0002
@@ -91,7 +90,7 @@ class GenericExecutor:
         members = tuple(ranks)
         return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])))
 
-    def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> Operation:
+    def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call`; see `Executor.start`.
 
         Raises:
@@ -109,7 +108,7 @@ class GenericExecutor:
             self._transport.announce(sequence, call.signature)
             return self._launch(_Collective(self, call, sequence, memory, self._transport))
 
-    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+    def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
         """See `Executor.run`."""
         self.start(call, source, target).wait(timeout_s)
 
@@ -123,8 +122,8 @@ class GenericExecutor:
     def persistent(
         self,
         call: Call,
-        source: AnyArray | None,
-        target: AnyArray | None,
+        source: Operand,
+        target: Operand,
         timeout_s: float,
         result: Any,
         on_start: Callable[[Operation, Any], Any],
@@ -410,7 +409,6 @@ class _Collective(_Running):
     ) -> None:
         super().__init__(executor, call.signature, sequence)
         self._number = sequence
-        self._op = call.op
         self._size = call.plan.size
         self._memory = memory
         self._transport = transport
@@ -450,14 +448,11 @@ class _Collective(_Running):
         return self._post_recv(step.peer, identity, self._memory.bytes_to_write(step.dst, identity.segment))
 
     def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> Posted | None:
-        views = self._memory.views(step.src, identity.segment)
-        if not views:
-            return None
-        source = flat(views)
-        stage = np.empty_like(source)
+        source = flat(self._memory.views(step.src, identity.segment))
+        stage = [view.empty() for view in source]
         operands = [stage, source] if step.received_first else [source, stage]
         finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
-        return self._post_recv(step.peer, identity, [as_bytes(stage)], finish)
+        return self._post_recv(step.peer, identity, [as_bytes(view.array) for view in stage], finish)
 
     def post_copy(self, step: Copy, identity: Identity) -> None:
         if step.lower:
@@ -465,7 +460,7 @@ class _Collective(_Running):
             return
         source = self._memory.views(step.src, identity.segment)
         target = self._memory.views_to_write(step.dst, identity.segment)
-        if [view.ctypes.data for view in target] != [view.ctypes.data for view in source]:
+        if [view.array.ctypes.data for view in target] != [view.array.ctypes.data for view in source]:
             scatter(target, flat(source))
 
     def post_reduce(self, step: Reduce, identity: Identity) -> None:
@@ -476,18 +471,17 @@ class _Collective(_Running):
         return Posted(step.peer, self._read(step.peer, step.src, identity.segment, pieces)) if pieces else None
 
     def post_read_reduce(self, step: ReadReduce, identity: Identity) -> Posted | None:
-        views = self._memory.views(step.dst, identity.segment)
-        if not views:
+        like = flat(self._memory.views(step.dst, identity.segment))
+        if not like:
             return None
-        like = flat(views)
         operands, requests = [], []
         for peer, source in step.sources:
             if peer == self._executor.rank:
                 operands.append(flat(self._memory.views(source, identity.segment)))
                 continue
-            stage = np.empty_like(like)
+            stage = [view.empty() for view in like]
             operands.append(stage)
-            requests.append(self._read(peer, source, identity.segment, [as_bytes(stage)]))
+            requests.append(self._read(peer, source, identity.segment, [as_bytes(view.array) for view in stage]))
         finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
         return Posted(step.sources[0][0], _All(requests), finish)
 
@@ -518,16 +512,17 @@ class _Collective(_Running):
         return self._mapped
 
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
-        operands = [self._memory.views(source, segment) for source in sources]
-        if operands[0]:
-            self._combine(dst, [flat(views) for views in operands], segment, lower)
+        self._combine(dst, [flat(self._memory.views(source, segment)) for source in sources], segment, lower)
 
-    def _combine(self, dst: Span, sources: list[AnyArray], segment: int, lower: bool) -> None:
-        if self._op is None:
-            raise PlanError(f"the plan reduces, but {self._signature} has no operation")
-        result = np.empty_like(sources[0])
-        reduce_into(result, sources, self._op, self._size, lower)
-        scatter(self._memory.views_to_write(dst, segment), result)
+    def _combine(self, dst: Span, sources: list[list[View]], segment: int, lower: bool) -> None:
+        results = []
+        for parts in zip(*sources, strict=True):
+            result, op = parts[0].empty(), parts[0].op
+            if op is None:
+                raise PlanError(f"the plan reduces, but {self._signature} has no operation")
+            reduce_into(result.array, [part.array for part in parts], op, self._size, lower)
+            results.append(result)
+        scatter(self._memory.views_to_write(dst, segment), results)
 
 
 class _All:

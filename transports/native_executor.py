@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,9 +31,9 @@ from unisono.errors import (
 )
 from unisono.operations import Combine
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, CallCache, Message, Operation, Traffic
+from unisono.transports.base import AnyArray, Call, CallCache, Extent, Message, Operand, Operation, Traffic
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
-from unisono.transports.memory import checked
+from unisono.transports.memory import arrays_of, checked_extents
 from unisono.transports.native_reductions import divisor
 from unisono.transports.session import Session
 
@@ -55,10 +55,11 @@ _PENDING, _DONE = 0, 1
 
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
-_BYTE = DTYPES["uint8"]
 _DTYPES_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
-# The INPUT of a barrier.
+# The INPUT of a barrier, and how the core takes its extents.
 _TOKEN = np.zeros(1, np.uint8)
+_TOKEN_ROWS = [(1, DTYPES["uint8"].code, int(Combine.SUM), 1)], [(0, DTYPES["uint8"].code, int(Combine.SUM), 1)]
+_Buffers: TypeAlias = tuple[AnyArray | None, ...]
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
 _MOST_COMPILED = 4096
 
@@ -189,19 +190,19 @@ class NativeExecutor:
         number = next(self._subgroups[members])
         return NativeExecutor(self._session, self, _id_of(self._communicator, members, number), members)
 
-    def start(self, call: Call, source: AnyArray | None, target: AnyArray | None) -> NativeOperation:
+    def start(self, call: Call, source: Operand, target: Operand) -> NativeOperation:
         """See `Executor.start`."""
         compiled = self._compile(call)
-        if call.dtype is not None:
-            source = checked("source", source, call.dtype, compiled.lengths[0])
-            target = checked("target", target, call.dtype, compiled.lengths[1])
-        request = self._endpoint.start(compiled.native, *self._memory(call, source, target))
+        if call.extents:
+            source = checked_extents("source", source, call.extents, Buffer.INPUT, compiled.lengths[0])
+            target = checked_extents("target", target, call.extents, Buffer.OUTPUT, compiled.lengths[1])
+        request = self._endpoint.start(compiled.native, *_memory(compiled, source, target))
         return NativeOperation(self._failures, request, str(call.signature))
 
-    def run(self, call: Call, source: AnyArray | None, target: AnyArray | None, timeout_s: float) -> None:
+    def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
         """See `Executor.run`."""
         compiled = self._compile(call)
-        outcome = self._endpoint.run(compiled.native, *self._memory(call, source, target), timeout_s)
+        outcome = self._endpoint.run(compiled.native, *_memory(compiled, source, target), timeout_s)
         if outcome != _DONE:
             self._failures.check(outcome, str(call.signature))
 
@@ -222,21 +223,23 @@ class NativeExecutor:
     def persistent(
         self,
         call: Call,
-        source: AnyArray | None,
-        target: AnyArray | None,
+        source: Operand,
+        target: Operand,
         timeout_s: float,
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
         """See `Executor.persistent`."""
-        native = self._compile(call).native
-        memory = self._memory(call, source, target)
+        compiled = self._compile(call)
+        memory = _memory(compiled, source, target)
         failures = self._failures
 
         def started(request: _core.StartedCall, operation: str, result: Any) -> Any:
             return on_start(NativeOperation(failures, request, operation), result)
 
-        return _core.PersistentCall(self._endpoint, native, *memory, failures.check, started, timeout_s, result)
+        return _core.PersistentCall(
+            self._endpoint, compiled.native, *memory, failures.check, started, timeout_s, result
+        )
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
         """See `Executor.send`."""
@@ -303,7 +306,8 @@ class NativeExecutor:
         if len(self._compiled) >= _MOST_COMPILED:
             self._compiled.clear()
         self._open(peers(call.plan))
-        compiled = self._compiled[id(call)] = _Compiled(call, _native_call(call), _lengths(call))
+        lengths = _lengths(call)
+        compiled = self._compiled[id(call)] = _Compiled(call, _native_call(call, lengths), lengths)
         return compiled
 
     def _open(self, wanted: list[tuple[int, int]]) -> None:
@@ -313,16 +317,6 @@ class NativeExecutor:
         except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
             kind = _TIMEOUT if isinstance(error, CollectiveTimeoutError) else _PEER_LOST
             self._session.control.fail(kind, -1 if error.peer is None else error.peer, error.message)
-
-    def _memory(
-        self, call: Call, source: AnyArray | None, target: AnyArray | None
-    ) -> tuple[AnyArray | None, AnyArray | None]:
-        if call.dtype is None:
-            return _TOKEN, None
-        return (
-            None if source is None else _as_buffer(source, call.dtype),
-            None if target is None else _as_buffer(target, call.dtype),
-        )
 
 
 def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
@@ -340,8 +334,23 @@ def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:
     return array if integers is None else array.view(integers)
 
 
+def _memory(compiled: _Compiled, source: Operand, target: Operand) -> tuple[_Buffers, _Buffers]:
+    """Return what the core takes as INPUT and OUTPUT: an array for each extent that `_rows` gives."""
+    extents = compiled.call.extents
+    if not extents:
+        return (_TOKEN,), (None,)
+    return _buffers(extents, source, compiled.lengths[0]), _buffers(extents, target, compiled.lengths[1])
+
+
+def _buffers(extents: Sequence[Extent], operand: Operand, length: int) -> _Buffers:
+    if length == 0:
+        return (None,)
+    found = zip(arrays_of(operand), extents, strict=True)
+    return tuple(None if array is None else _as_buffer(array, extent.dtype) for array, extent in found)
+
+
 def _lengths(call: Call) -> tuple[int, int]:
-    if call.dtype is None:
+    if not call.extents:
         return 0, 0
     return _length(call, Buffer.INPUT), _length(call, Buffer.OUTPUT)
 
@@ -350,18 +359,28 @@ def _length(call: Call, buffer: Buffer) -> int:
     return sum(length for _, length in bounds(call.plan, buffer, call.shape))
 
 
-def _native_call(call: Call) -> _core.Call:
-    dtype, op = call.dtype or _BYTE, call.op
-    elements = call.shape.elements if call.dtype else (1, 0)  # a barrier has a token
+def _rows(call: Call, buffer: Buffer, length: int) -> list[tuple[int, int, int, int]]:
+    """Return the extents of a buffer as the core takes them; of one that has no elements, a single one."""
+    rows = [_row(extent, extent.elements[buffer], call.plan.size) for extent in call.extents]
+    return rows if length else [_row(call.extents[0], 0, call.plan.size)]
+
+
+def _row(extent: Extent, elements: int, size: int) -> tuple[int, int, int, int]:
+    op = extent.op
+    combine = Combine.SUM if op is None else op.combine
+    return elements, extent.dtype.code, int(combine), 1 if op is None else divisor(op, size)
+
+
+def _native_call(call: Call, lengths: tuple[int, int]) -> _core.Call:
+    rows = _TOKEN_ROWS
+    if call.extents:
+        rows = _rows(call, Buffer.INPUT, lengths[0]), _rows(call, Buffer.OUTPUT, lengths[1])
     return _core.Call(
         plan=_core.Plan(encode(call.plan)),
-        input_elements=elements[0],
-        output_elements=elements[1],
+        inputs=rows[0],
+        outputs=rows[1],
         counts=[list(call.shape.counts.get(kind, ())) for kind in Counts],
-        dtype=dtype.code,
-        combine=int(Combine.SUM if op is None else op.combine),
         segments=call.segments,
-        divisor=1 if op is None else divisor(op, call.plan.size),
         digest=call.signature.digest,
         description=str(call.signature),
     )

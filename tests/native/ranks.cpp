@@ -132,13 +132,13 @@ bool eventually(const std::function<bool()>& condition) {
 }
 
 CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, std::int64_t segments,
-                     std::uint64_t divisor, std::uint64_t digest) {
+                     std::uint64_t digest) {
   auto plan = std::make_shared<const Plan>(words);
   AllBlocks blocks{Blocks::even(extent.count, plan->partition(BufferKind::input).blocks),
                    Blocks::even(extent.count, plan->partition(BufferKind::output).blocks), Blocks()};
   blocks[2] = scratch_blocks(plan->scratch(), blocks);
   const std::vector<Extent> extents{extent};
-  return {Program(std::move(plan), std::move(blocks), {extents, extents}, segments, divisor), digest,
+  return {Program(std::move(plan), std::move(blocks), {extents, extents}, segments), digest,
           std::make_shared<const std::string>("allreduce #" + std::to_string(digest))};
 }
 

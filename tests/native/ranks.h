@@ -59,6 +59,6 @@ bool eventually(const std::function<bool()>& condition);
 
 // A call of a plan whose INPUT and OUTPUT are one extent each; `words` are the plan's.
 CompiledCall compile(std::span<const std::int64_t> words, const Extent& extent, std::int64_t segments,
-                     std::uint64_t divisor = 1, std::uint64_t digest = 1);
+                     std::uint64_t digest = 1);
 
 }  // namespace unisono::testing

@@ -68,7 +68,7 @@ void average(Endpoint& endpoint, const Family& family, DType dtype, std::int64_t
              bool in_place) {
   const std::int32_t size = endpoint.size();
   const auto words = family.build(endpoint.rank()).encode();
-  const CompiledCall call = compile(words, {count, dtype, Combine::sum}, segments, static_cast<std::uint64_t>(size));
+  const CompiledCall call = compile(words, {count, dtype, Combine::sum, static_cast<std::uint64_t>(size)}, segments);
   Array<T> in{std::vector<T>(static_cast<std::size_t>(count)), dtype};
   for (std::size_t i = 0; i < in.values.size(); ++i) in.values[i] = contribution<T>(i, endpoint.rank(), size);
   Array<T> out{std::vector<T>(in_place ? 0 : in.values.size(), T(77)), dtype};
@@ -205,7 +205,7 @@ void calls_that_differ_end_as_a_mismatch_on_all_ranks() {
       ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
         const auto digest = static_cast<std::uint64_t>(10 + rank);
         const CompiledCall call =
-            compile(two_lane_allreduce(rank).encode(), {5000, DType::float32, Combine::sum}, 2, 1, digest);
+            compile(two_lane_allreduce(rank).encode(), {5000, DType::float32, Combine::sum}, 2, digest);
         Array<float> in{std::vector<float>(5000), DType::float32};
         Array<float> out = in;
         const auto request = endpoint.start(call, memory_of(in, out).memory(), {});

@@ -113,7 +113,7 @@ void a_program_meets_every_element_once() {
   const std::vector<Extent> three{
       {5, DType::float32, Combine::sum}, {0, DType::float32, Combine::sum}, {6, DType::float32, Combine::sum}};
   const AllBlocks blocks{Blocks::even(11, 4), Blocks::even(11, 4), Blocks()};
-  const Program program(std::make_shared<const Plan>(words.encode()), blocks, {one, three}, 3, 1);
+  const Program program(std::make_shared<const Plan>(words.encode()), blocks, {one, three}, 3);
   std::array<int, 11> met{};
   for (std::int64_t segment = 0; segment < 3; ++segment) {
     Work room;
@@ -144,7 +144,7 @@ void a_program_refuses_arrays_and_steps_that_do_not_fit() {
   const std::vector<Extent> extent{{8, DType::float32, Combine::sum}};
   const auto make = [&](std::int64_t in, std::int64_t out, DType dtype = DType::float32) {
     const AllBlocks blocks{Blocks::even(in, 2), Blocks::even(out, 1), Blocks()};
-    return Program(plan, blocks, {extent, {{8, dtype, Combine::sum}}}, 1, 1);
+    return Program(plan, blocks, {extent, {{8, dtype, Combine::sum}}}, 1);
   };
   make(8, 4);
   CHECK(throws<std::invalid_argument>([&] { make(8, 4, DType::float64); }));

@@ -26,6 +26,8 @@ def results_have_the_type_of_their_arrays(world: un.Communicator, x: Tensor, y: 
     assert_type(world.allgatherv(x, (1, 2)), Tensor)
     assert_type(world.scatter(None, out=x), Tensor)
     assert_type(world.allreduce(x, out=x), Tensor)
+    assert_type(world.allreduce([x, x]), list[Tensor])
+    assert_type(world.reduce((x, y)), tuple[Tensor, NDArray[np.float32]] | None)
 
 
 def messages_may_be_buffers(world: un.Communicator, x: bytes, out: bytearray, y: Tensor) -> None:

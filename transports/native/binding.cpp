@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <tuple>
 
 #include "arena.h"
 #include "dtype.h"
@@ -34,22 +36,25 @@ nb::object view_of(nb::handle array) {
   return nb::steal(PyMemoryView_FromObject(array.ptr()));
 }
 
-StartedCall start(nb::object endpoint, nb::object call, nb::handle input, nb::handle output) {
+nb::list views_of(nb::handle arrays) {
+  nb::list views;
+  for (nb::handle array : arrays) views.append(view_of(array));
+  return views;
+}
+
+StartedCall start(nb::object endpoint, nb::object call, nb::handle inputs, nb::handle outputs) {
   const auto& compiled = nb::cast<const CompiledCall&>(call);
-  const Buffer from(input, false);
-  const Buffer to(output, true);
-  std::byte* read = checked_memory(compiled, BufferKind::input, from.data(), from.nbytes());
-  std::byte* written = checked_memory(compiled, BufferKind::output, to.data(), to.nbytes());
-  StartedCall::Kept kept{std::move(call), view_of(input), view_of(output)};
-  auto request = nb::cast<Endpoint&>(endpoint).start(compiled, {{&read, 1}, {&written, 1}}, call_site());
+  const Operands from(compiled, BufferKind::input, inputs);
+  const Operands to(compiled, BufferKind::output, outputs);
+  StartedCall::Kept kept{std::move(call), views_of(inputs), views_of(outputs)};
+  auto request = nb::cast<Endpoint&>(endpoint).start(compiled, {from.addresses(), to.addresses()}, call_site());
   return {std::move(endpoint), std::move(kept), std::move(request)};
 }
 
-int run(Endpoint& endpoint, const CompiledCall& call, nb::handle input, nb::handle output, double timeout_s) {
-  const Buffer from(input, false);
-  const Buffer to(output, true);
-  return run_call(endpoint, call, checked_memory(call, BufferKind::input, from.data(), from.nbytes()),
-                  checked_memory(call, BufferKind::output, to.data(), to.nbytes()), call_site(), timeout_s);
+int run(Endpoint& endpoint, const CompiledCall& call, nb::handle inputs, nb::handle outputs, double timeout_s) {
+  const Operands from(call, BufferKind::input, inputs);
+  const Operands to(call, BufferKind::output, outputs);
+  return run_call(endpoint, call, {from.addresses(), to.addresses()}, call_site(), timeout_s);
 }
 
 StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
@@ -101,22 +106,37 @@ Blocks blocks_of(const Partition& partition, std::int64_t elements,
   return blocks;
 }
 
-CompiledCall make_call(std::shared_ptr<const Plan> plan, std::int64_t input_elements, std::int64_t output_elements,
-                       const std::vector<std::vector<std::int64_t>>& counts, int dtype, int combine,
-                       std::int64_t segments, std::uint64_t divisor, std::uint64_t digest, std::string description) {
-  if (segments < 1 || input_elements < 0 || output_elements < 0)
-    throw std::invalid_argument("segments must be positive, and element counts not negative");
-  if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 || combine >= static_cast<int>(combine_count))
-    throw std::invalid_argument("there is no such element type or operation");
-  AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), input_elements, counts),
-                   blocks_of(plan->partition(BufferKind::output), output_elements, counts), Blocks()};
+// Elements, element type, operation and divisor of each extent.
+using ExtentRows = std::vector<std::tuple<std::int64_t, int, int, std::uint64_t>>;
+
+std::vector<Extent> extents_of(const ExtentRows& rows) {
+  std::vector<Extent> extents;
+  for (const auto& [count, dtype, combine, divisor] : rows) {
+    if (count < 0) throw std::invalid_argument("element counts must not be negative");
+    if (dtype < 0 || dtype >= static_cast<int>(dtype_count) || combine < 0 ||
+        combine >= static_cast<int>(combine_count))
+      throw std::invalid_argument("there is no such element type or operation");
+    extents.push_back({count, static_cast<DType>(dtype), static_cast<Combine>(combine), divisor});
+  }
+  return extents;
+}
+
+std::int64_t elements_of(const std::vector<Extent>& extents) {
+  std::int64_t sum = 0;
+  for (const Extent& extent : extents) sum += extent.count;
+  return sum;
+}
+
+CompiledCall make_call(std::shared_ptr<const Plan> plan, const ExtentRows& inputs, const ExtentRows& outputs,
+                       const std::vector<std::vector<std::int64_t>>& counts, std::int64_t segments,
+                       std::uint64_t digest, std::string description) {
+  if (segments < 1) throw std::invalid_argument("segments must be positive");
+  std::array extents{extents_of(inputs), extents_of(outputs)};
+  AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), elements_of(extents[0]), counts),
+                   blocks_of(plan->partition(BufferKind::output), elements_of(extents[1]), counts), Blocks()};
   blocks[2] = plan->scratch().like < 0 ? blocks_of(plan->partition(BufferKind::scratch), 0, counts)
                                        : scratch_blocks(plan->scratch(), blocks);
-  const auto extents_of = [&](const Blocks& of) {
-    return std::vector{Extent{of.elements(), static_cast<DType>(dtype), static_cast<Combine>(combine)}};
-  };
-  std::array extents{extents_of(blocks[0]), extents_of(blocks[1])};
-  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments, divisor), digest,
+  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments), digest,
           std::make_shared<const std::string>(std::move(description))};
 }
 
@@ -202,8 +222,8 @@ void bind_endpoint(nb::module_& module) {
                                                                     TcpTerms{epoch, checksum}));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
-      .def("start", start, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none())
-      .def("run", run, nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("timeout_s"))
+      .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
+      .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
       .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"))
       .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
@@ -232,9 +252,8 @@ NB_MODULE(_core, module) {
 
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
   nb::class_<CompiledCall>(module, "Call")
-      .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("input_elements"), nb::arg("output_elements"),
-           nb::arg("counts"), nb::arg("dtype"), nb::arg("combine"), nb::arg("segments"), nb::arg("divisor"),
-           nb::arg("digest"), nb::arg("description"));
+      .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("counts"),
+           nb::arg("segments"), nb::arg("digest"), nb::arg("description"));
   bind_arena(module);
   bind_control(module);
   bind_started_call(module);

@@ -3,17 +3,22 @@
 // Theory of operation. Python checks, plans and compiles the first call of a kind, and adds it here under everything
 // that decided: the collective, the element type, shapes and memory orders, and the objects given for op, root and
 // algorithm. A later call that equals it in all of these is run at once, if its arrays are apart in memory, or lie as
-// those of a call in place did that Python has allowed. Whatever is not recognised here (an array of another class, a
-// read-only output, a new shape, an op that is equal but another object) is no error but a miss, which Python deals
-// with. Arrays are read by numpy's public structure, because the buffer protocol would cost as much as the exchange.
+// those of a call in place did that Python has allowed. A call on lists is known by all that is in them. Whatever is
+// not recognised here (an array of another class, a read-only output, a new shape, an op that is equal but another
+// object) is no error but a miss, which Python deals with. Arrays are read by numpy's public structure, because the
+// buffer protocol would cost as much as the exchange.
 #define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
 #include <nanobind/stl/string.h>
 #include <numpy/ndarraytypes.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "started_call.h"
 
@@ -41,18 +46,16 @@ struct Form {
 };
 
 struct Array {
-  Form form;
   std::byte* data = nullptr;
   std::size_t count = 0;
 };
 
 struct Key {
-  PyObject* collective;
-  Form x;
-  Form out;
-  PyObject* op;
-  PyObject* root;
-  PyObject* algorithm;
+  PyObject* collective = nullptr;
+  PyObject* root = nullptr;
+  PyObject* algorithm = nullptr;
+  std::vector<PyObject*> ops;  // one for all arrays, or one for each
+  std::vector<Form> forms;     // of x and out in turn
 
   bool operator==(const Key&) const = default;
 };
@@ -67,12 +70,39 @@ struct KeyHash {
     return seed;
   }
   std::size_t operator()(const Key& key) const {
-    std::size_t seed = mix(reinterpret_cast<std::size_t>(key.collective), reinterpret_cast<std::size_t>(key.op));
-    seed = mix(seed, reinterpret_cast<std::size_t>(key.root));
+    std::size_t seed = mix(reinterpret_cast<std::size_t>(key.collective), reinterpret_cast<std::size_t>(key.root));
     seed = mix(seed, reinterpret_cast<std::size_t>(key.algorithm));
-    return of(of(seed, key.x), key.out);
+    for (PyObject* op : key.ops) seed = mix(seed, reinterpret_cast<std::size_t>(op));
+    for (const Form& form : key.forms) seed = of(seed, form);
+    return seed;
   }
 };
+
+// What Python gave for x, out or op: the items of a list or a tuple, or one object.
+class Items {
+ public:
+  explicit Items(nb::handle given) {
+    PyObject* object = given.ptr();
+    is_sequence_ = PyTuple_CheckExact(object) || PyList_CheckExact(object);
+    one_ = object;
+    items_ = is_sequence_ ? std::span(PySequence_Fast_ITEMS(object), static_cast<std::size_t>(Py_SIZE(object)))
+                          : std::span(&one_, 1);
+  }
+  Items(const Items&) = delete;
+  std::size_t size() const { return items_.size(); }
+  PyObject* operator[](std::size_t index) const { return items_[index]; }
+  bool is_sequence() const { return is_sequence_; }
+
+ private:
+  bool is_sequence_;
+  PyObject* one_;
+  std::span<PyObject*> items_;
+};
+
+// Keeps what is in a list, which may change.
+nb::object frozen(nb::handle given) {
+  return PyList_CheckExact(given.ptr()) ? nb::steal(PyList_AsTuple(given.ptr())) : nb::borrow(given);
+}
 
 class CallCache {
  public:
@@ -87,14 +117,12 @@ class CallCache {
   // True if such a call was known and has been run; false if not, and nothing has been done.
   bool run(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root, nb::handle algorithm,
            nb::handle timeout_s) {
-    Array input, output;
-    const Entry* entry = recognise(input, output, collective, x, out, op, root, algorithm);
+    const Entry* entry = recognise(collective, x, out, op, root, algorithm);
     const std::optional<double> limit_s = limit_of(timeout_s);
     if (entry == nullptr || !limit_s) return false;
     const nb::object held = entry->kept.back();  // the call, lest another thread closes the communicator meanwhile
     const CompiledCall& call = *entry->call;
-    const int outcome = run_call(*target_, call, entry->memory(input, BufferKind::input),
-                                 entry->memory(output, BufferKind::output), entry->site, *limit_s);
+    const int outcome = run_call(*target_, call, memory_of(*entry), entry->site, *limit_s);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
     return true;
   }
@@ -103,31 +131,36 @@ class CallCache {
   // nothing has been done. Returns what `on_start` makes of it.
   nb::object start(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                    nb::handle algorithm, double timeout_s) {
-    Array input, output;
-    const Entry* entry = recognise(input, output, collective, x, out, op, root, algorithm);
+    const Entry* entry = recognise(collective, x, out, op, root, algorithm);
     if (entry == nullptr || target_->abandoned()) return nb::none();
-    std::byte* read = entry->memory(input, BufferKind::input);
-    std::byte* written = entry->memory(output, BufferKind::output);
-    auto request = target_->start(*entry->call, {{&read, 1}, {&written, 1}}, call_site());
+    auto request = target_->start(*entry->call, memory_of(*entry), call_site());
     target_->go_on(*request, timeout_s);
-    StartedCall::Kept kept{entry->kept.back(), nb::borrow(x), nb::borrow(out)};
+    StartedCall::Kept kept{entry->kept.back(), frozen(x), frozen(out)};
     return on_start_(StartedCall(endpoint_, std::move(kept), std::move(request)), *entry->call->description);
+  }
+
+  bool knows(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+             nb::handle algorithm) {
+    return recognise(collective, x, out, op, root, algorithm) != nullptr;
   }
 
   // Remembers a call, if its arguments are such as `run` recognises; the arrays are those that it is made with.
   void add(nb::object collective, nb::handle x, nb::handle out, nb::object op, nb::object root, nb::object algorithm,
            nb::object call, bool reads, bool writes) {
-    Key key;
-    Array input, output;
-    if (!describe(key, input, output, collective, x, out, op, root, algorithm)) return;
+    if (!describe(collective, x, out, op, root, algorithm)) return;
     if (calls_.size() >= most_calls) forget();
     Entry entry{&nb::cast<const CompiledCall&>(call), call_site(), reads, writes, std::nullopt, {}};
-    if (const Entry* before = find(key)) entry.in_place_at = before->in_place_at;
-    if (entry.overlap(input, output)) entry.in_place_at = output.data - input.data;
-    for (PyArray_Descr* descr : {key.x.descr, key.out.descr})
-      if (descr != nullptr) entry.kept.push_back(nb::borrow(reinterpret_cast<PyObject*>(descr)));
-    entry.kept.insert(entry.kept.end(), {collective, op, root, algorithm, call});
-    calls_.insert_or_assign(key, std::move(entry));
+    if (const Entry* before = find(key_)) entry.in_place_at = before->in_place_at;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const Span in = span_of(entry, inputs_, i);
+      const Span to = span_of(entry, outputs_, i);
+      if (in.overlaps(to)) entry.in_place_at = to.begin - in.begin;
+    }
+    for (const Form& form : key_.forms)
+      if (form.descr != nullptr) entry.kept.push_back(nb::borrow(reinterpret_cast<PyObject*>(form.descr)));
+    for (PyObject* each : key_.ops) entry.kept.push_back(nb::borrow(each));
+    entry.kept.insert(entry.kept.end(), {collective, root, algorithm, call});
+    calls_.insert_or_assign(key_, std::move(entry));
   }
 
   void forget() {
@@ -144,59 +177,129 @@ class CallCache {
     std::optional<std::ptrdiff_t> in_place_at;  // from the beginning of x to that of out, of a call in place
     std::vector<nb::object> kept;               // whose addresses are in the key, and the call
 
-    std::byte* memory(const Array& array, BufferKind kind) const {
-      static std::byte token;  // the INPUT of a barrier
-      const bool used = kind == BufferKind::input ? reads : writes;
-      return used ? checked_memory(*call, kind, array.data, nbytes(array)) : &token;
-    }
-    bool overlap(const Array& x, const Array& out) const {
-      if (x.count == 0 || out.count == 0) return false;
-      return x.data < out.data + nbytes(out) && out.data < x.data + nbytes(x);
-    }
-    bool may_lie(const Array& x, const Array& out) const {
-      return !overlap(x, out) || out.data - x.data == in_place_at;
-    }
-    std::size_t nbytes(const Array& array) const {
-      return array.count * call->program.extents(BufferKind::input).front().itemsize();
+    const std::vector<Extent>& extents(BufferKind kind) const { return call->program.extents(kind); }
+    // Where only one of INPUT and OUTPUT is used, the other one is a single extent.
+    std::size_t itemsize(std::size_t index) const {
+      const auto& of = extents(extents(BufferKind::input).size() > index ? BufferKind::input : BufferKind::output);
+      return index < of.size() ? of[index].itemsize() : 0;
     }
   };
+  // Where an array lies.
+  struct Span {
+    std::byte* begin;
+    std::byte* end;
 
-  // The entry of a call with these arguments, if there is one and the arrays lie as they may; and the arrays.
-  const Entry* recognise(Array& input, Array& output, nb::handle collective, nb::handle x, nb::handle out,
-                         nb::handle op, nb::handle root, nb::handle algorithm) {
-    Key key;
-    if (!describe(key, input, output, collective, x, out, op, root, algorithm)) return nullptr;
-    const Entry* entry = find(key);
-    return entry != nullptr && entry->may_lie(input, output) ? entry : nullptr;
+    bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
+  };
+
+  // The entry of a call with these arguments, if there is one and the arrays lie as they may.
+  const Entry* recognise(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                         nb::handle algorithm) {
+    if (!describe(collective, x, out, op, root, algorithm)) return nullptr;
+    const Entry* entry = find(key_);
+    return entry != nullptr && may_lie(*entry) ? entry : nullptr;
   }
 
-  bool describe(Key& key, Array& input, Array& output, nb::handle collective, nb::handle x, nb::handle out,
-                nb::handle op, nb::handle root, nb::handle algorithm) const {
-    if (!describe(input, x, false) || !describe(output, out, true)) return false;
-    key.collective = collective.ptr();
-    key.x = input.form;
-    key.out = output.form;
-    key.op = op.ptr();
-    key.root = root.ptr();
-    key.algorithm = algorithm.ptr();
+  // What follows is about the arrays that were described last.
+
+  Memory memory_of(const Entry& entry) {
+    return {addresses_of(entry, BufferKind::input), addresses_of(entry, BufferKind::output)};
+  }
+
+  std::span<std::byte* const> addresses_of(const Entry& entry, BufferKind kind) {
+    static std::byte token;  // the INPUT of a barrier
+    const bool reads = kind == BufferKind::input;
+    auto& addresses = reads ? input_addresses_ : output_addresses_;
+    addresses.clear();
+    if (!(reads ? entry.reads : entry.writes)) {
+      addresses.push_back(&token);
+      return addresses;
+    }
+    const auto& arrays = reads ? inputs_ : outputs_;
+    const auto& extents = entry.extents(kind);
+    for (std::size_t i = 0; i < extents.size(); ++i)
+      addresses.push_back(checked_memory(extents[i], arrays[i].data, arrays[i].count * extents[i].itemsize()));
+    return addresses;
+  }
+
+  static Span span_of(const Entry& entry, const std::vector<Array>& arrays, std::size_t index) {
+    const Array& array = arrays[index];
+    return {array.data, array.data + array.count * entry.itemsize(index)};
+  }
+
+  bool may_lie(const Entry& entry) {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const Span in = span_of(entry, inputs_, i);
+      const Span to = span_of(entry, outputs_, i);
+      if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at) return false;
+    }
+    return inputs_.size() == 1 || are_apart(entry);
+  }
+
+  // Whether nothing is written that is another array of the list as well.
+  bool are_apart(const Entry& entry) {
+    lying_.clear();
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const Span in = span_of(entry, inputs_, i);
+      const Span to = span_of(entry, outputs_, i);
+      lying_.emplace_back(to, true);
+      if (!in.overlaps(to)) lying_.emplace_back(in, false);
+    }
+    std::sort(lying_.begin(), lying_.end(),
+              [](const auto& one, const auto& other) { return one.first.begin < other.first.begin; });
+    std::byte* end = nullptr;
+    std::byte* written_end = nullptr;
+    for (const auto& [span, written] : lying_) {
+      if (span.begin == span.end) continue;
+      if (span.begin < (written ? end : written_end)) return false;
+      end = std::max(end, span.end);
+      if (written) written_end = std::max(written_end, span.end);
+    }
+    return true;
+  }
+
+  bool describe(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
+                nb::handle algorithm) {
+    const Items sources(x), targets(out), ops(op);
+    // A list has an out for each of its arrays, or None for all of them.
+    const bool has_targets = !sources.is_sequence() || !out.is_none();
+    if (has_targets && (targets.size() != sources.size() || targets.is_sequence() != sources.is_sequence()))
+      return false;
+    key_.collective = collective.ptr();
+    key_.root = root.ptr();
+    key_.algorithm = algorithm.ptr();
+    key_.ops.clear();
+    for (std::size_t i = 0; i < ops.size(); ++i) key_.ops.push_back(ops[i]);
+    key_.forms.resize(2 * sources.size());
+    inputs_.assign(sources.size(), {});
+    outputs_.assign(sources.size(), {});
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      Form& from = key_.forms[2 * i];
+      Form& to = key_.forms[2 * i + 1];
+      if (!describe(from, inputs_[i], sources[i], false)) return false;
+      if (!describe(to, outputs_[i], has_targets ? targets[i] : Py_None, true)) return false;
+    }
     return true;
   }
 
   // None is no array; anything but a contiguous array of numpy's own class is not recognised.
-  bool describe(Array& found, nb::handle object, bool written) const {
-    if (object.is_none()) return true;
-    if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return false;
-    const auto* array = reinterpret_cast<const PyArrayObject*>(object.ptr());
+  bool describe(Form& form, Array& found, PyObject* object, bool written) const {
+    form.descr = nullptr;
+    form.axes = -1;
+    form.fortran = false;
+    if (object == Py_None) return true;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type_.ptr()) return false;
+    const auto* array = reinterpret_cast<const PyArrayObject*>(object);
     const int flags = PyArray_FLAGS(array);
     const int axes = PyArray_NDIM(array);
     if (axes > most_axes || (written && (flags & NPY_ARRAY_WRITEABLE) == 0)) return false;
     if ((flags & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)) == 0) return false;
-    found.form.descr = PyArray_DESCR(const_cast<PyArrayObject*>(array));
-    found.form.axes = axes;
-    found.form.fortran = (flags & NPY_ARRAY_C_CONTIGUOUS) == 0;
+    form.descr = PyArray_DESCR(const_cast<PyArrayObject*>(array));
+    form.axes = axes;
+    form.fortran = (flags & NPY_ARRAY_C_CONTIGUOUS) == 0;
     const npy_intp* shape = PyArray_DIMS(const_cast<PyArrayObject*>(array));
     npy_intp elements = 1;
-    for (int axis = 0; axis < axes; ++axis) elements *= found.form.shape[axis] = shape[axis];
+    for (int axis = 0; axis < axes; ++axis) elements *= form.shape[axis] = shape[axis];
     found.data = static_cast<std::byte*>(PyArray_DATA(const_cast<PyArrayObject*>(array)));
     found.count = static_cast<std::size_t>(elements);
     return true;
@@ -228,38 +331,45 @@ class CallCache {
   double timeout_s_;
   Calls calls_;
   std::array<const Calls::value_type*, 8> recent_{};  // by the collective's name, whose address it has
+  // Of the call that was described last; kept, so that small calls allocate nothing.
+  Key key_;
+  std::vector<Array> inputs_;
+  std::vector<Array> outputs_;
+  std::vector<std::byte*> input_addresses_;
+  std::vector<std::byte*> output_addresses_;
+  std::vector<std::pair<Span, bool>> lying_;  // and whether it is written
 };
 
 // A call with its memory, to be run again and again, and what it returns.
 class PersistentCall {
  public:
-  PersistentCall(nb::object endpoint, nb::object call, nb::handle input, nb::handle output, nb::object on_failure,
+  PersistentCall(nb::object endpoint, nb::object call, nb::handle inputs, nb::handle outputs, nb::object on_failure,
                  nb::object on_start, double timeout_s, nb::object result)
       : held_endpoint_(std::move(endpoint)),
         held_call_(std::move(call)),
         on_failure_(std::move(on_failure)),
         on_start_(std::move(on_start)),
-        held_input_(input, false),
-        held_output_(output, true),
         endpoint_(&nb::cast<Endpoint&>(held_endpoint_)),
         call_(&nb::cast<const CompiledCall&>(held_call_)),
-        input_(checked_memory(*call_, BufferKind::input, held_input_.data(), held_input_.nbytes())),
-        output_(checked_memory(*call_, BufferKind::output, held_output_.data(), held_output_.nbytes())),
+        inputs_(*call_, BufferKind::input, inputs),
+        outputs_(*call_, BufferKind::output, outputs),
         site_(call_site()),
         timeout_s_(timeout_s),
         result_(std::move(result)) {}
 
   nb::object run(bool wait) {
     if (!wait) return start();
-    const int outcome = run_call(*endpoint_, *call_, input_, output_, site_, timeout_s_);
+    const int outcome = run_call(*endpoint_, *call_, memory(), site_, timeout_s_);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call_->description);
     return result_;
   }
 
  private:
+  Memory memory() const { return {inputs_.addresses(), outputs_.addresses()}; }
+
   nb::object start() {
     if (endpoint_->abandoned()) on_failure_(static_cast<int>(Outcome::failed), *call_->description);
-    auto request = endpoint_->start(*call_, {{&input_, 1}, {&output_, 1}}, call_site());
+    auto request = endpoint_->start(*call_, memory(), call_site());
     endpoint_->go_on(*request, timeout_s_);
     StartedCall::Kept kept{nb::find(this)};
     return on_start_(StartedCall(held_endpoint_, std::move(kept), std::move(request)), *call_->description, result_);
@@ -269,12 +379,10 @@ class PersistentCall {
   nb::object held_call_;
   nb::object on_failure_;
   nb::object on_start_;
-  Buffer held_input_;
-  Buffer held_output_;
   Endpoint* endpoint_;
   const CompiledCall* call_;
-  std::byte* input_;
-  std::byte* output_;
+  Operands inputs_;
+  Operands outputs_;
   CallSite site_;
   double timeout_s_;
   nb::object result_;
@@ -316,11 +424,13 @@ void bind_call_cache(nb::module_& module) {
       .def("add", &CallCache::add, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none(), nb::arg("call"), nb::arg("reads"),
            nb::arg("writes"))
+      .def("knows", &CallCache::knows, nb::arg("collective"), nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none())
       .def("forget", &CallCache::forget);
   nb::class_<PersistentCall>(module, "PersistentCall")
       .def(nb::init<nb::object, nb::object, nb::handle, nb::handle, nb::object, nb::object, double, nb::object>(),
-           nb::arg("endpoint"), nb::arg("call"), nb::arg("input").none(), nb::arg("output").none(),
-           nb::arg("on_failure"), nb::arg("on_start"), nb::arg("timeout_s"), nb::arg("result").none())
+           nb::arg("endpoint"), nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("on_failure"),
+           nb::arg("on_start"), nb::arg("timeout_s"), nb::arg("result").none())
       .def("__call__", &PersistentCall::run, nb::arg("wait") = true);
 }
 

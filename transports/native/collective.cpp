@@ -7,15 +7,14 @@
 namespace unisono {
 namespace {
 
-void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count,
-            std::uint64_t divisor) {
+void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count) {
   const auto elements = static_cast<std::size_t>(count);
-  if (sources.size() == 1 && divisor == 1) {
+  if (sources.size() == 1 && piece.divisor == 1) {
     if (dst != sources[0]) std::memcpy(dst, sources[0], elements * piece.itemsize);
     return;
   }
   if (piece.kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");
-  piece.kernel(dst, sources.data(), sources.size(), elements, divisor);
+  piece.kernel(dst, sources.data(), sources.size(), elements, piece.divisor);
 }
 
 }  // namespace
@@ -193,7 +192,7 @@ void Collective::run_local(const Work& work, const Action& action) {
       if (action.opcode >= Opcode::read) mapped_.check(place, piece.nbytes());
       sources_[source] = at(place);
     }
-    reduce(piece, at(places[0]), sources_, piece.count, action.divisor);
+    reduce(piece, at(places[0]), sources_, piece.count);
   }
 }
 
@@ -358,7 +357,7 @@ void Collective::combine_received(const Work& work, Message& message, const std:
   const std::size_t offset = static_cast<std::size_t>(message.done) * piece.itemsize;
   std::array<const std::byte*, 2> sources{at(places[1]) + offset, received};
   if (message.action->received_first) std::swap(sources[0], sources[1]);
-  reduce(piece, at(places[0]) + offset, sources, count, message.action->divisor);
+  reduce(piece, at(places[0]) + offset, sources, count);
   message.done += count;
   if (message.done == piece.count) {
     ++message.piece;

@@ -6,46 +6,70 @@
 
 namespace unisono {
 
-void MappedMemory::Buffer::lay(std::byte* memory, std::size_t size, bool in_arena) {
-  user = place = memory;
+template <class Each>
+void MappedMemory::Buffer::for_each(Each each) const {
+  std::byte* next = place;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    const std::size_t size = extents[i].nbytes();
+    if (size != 0) each(user[i], next, size);
+    next += size;
+  }
+}
+
+void MappedMemory::Buffer::make(std::size_t size) {
   nbytes = size;
-  if (nbytes == 0 || in_arena) return;
-  if (!arena || arena->nbytes() < nbytes) {
+  if (nbytes != 0 && (!arena || arena->nbytes() < nbytes)) {
     arena.reset();
     arena = std::make_unique<Arena>(nbytes);
   }
-  place = arena->data();
+  place = nbytes != 0 ? arena->data() : nullptr;
+}
+
+void MappedMemory::Buffer::lay(std::span<std::byte*> bases, std::span<const Extent> of) {
+  user.assign(bases.begin(), bases.end());
+  extents = of;
+  std::size_t size = 0;
+  for (const Extent& extent : extents) size += extent.nbytes();
+  if (size != 0 && extents.size() == 1 && find_arena(user[0], size).id != 0) {
+    nbytes = size;
+    place = user[0];
+  } else {
+    make(size);
+  }
 }
 
 void MappedMemory::bind(const Program& program, std::vector<std::byte*>& bases) {
-  if (program.scratch_base() != 2) throw std::invalid_argument("a plan that reads peers' memory has one array each");
   program_ = &program;
   peers_nbytes_.assign(program.bases(), 0);
   auto& [input, output, scratch] = buffers_;
-  const auto nbytes_of = [&](BufferKind kind) { return program.extents(kind).front().nbytes(); };
-  const auto is_mapped = [](const std::byte* data, std::size_t nbytes) {
-    return nbytes != 0 && find_arena(data, nbytes).id != 0;
-  };
-  const std::size_t input_nbytes = nbytes_of(BufferKind::input);
-  const std::size_t output_nbytes = nbytes_of(BufferKind::output);
-  input.lay(bases[0], input_nbytes, is_mapped(bases[0], input_nbytes));
-  output.lay(bases[1], output_nbytes, is_mapped(bases[1], output_nbytes));
+  const std::size_t inputs = program.extents(BufferKind::input).size();
+  const std::span own = std::span(bases).first(program.scratch_base());
+  input.lay(own.first(inputs), program.extents(BufferKind::input));
+  output.lay(own.subspan(inputs), program.extents(BufferKind::output));
   // The same memory stays the same: what a rank writes to OUTPUT may be read by others as its INPUT no more.
-  if (input.user == output.user && input_nbytes == output_nbytes) output.place = input.place;
-  scratch.lay(nullptr, program.scratch_nbytes(), false);
-  bases[0] = input.place;
-  bases[1] = output.place;
-  bases[2] = scratch.place;
+  if (input.user == output.user && input.nbytes == output.nbytes) output.place = input.place;
+  scratch.make(program.scratch_nbytes());
+  auto next = own.begin();
+  for (const Buffer* buffer : {&input, &output}) {
+    std::byte* place = buffer->place;
+    for (const Extent& extent : buffer->extents) {
+      *next++ = place;
+      place += extent.nbytes();
+    }
+  }
+  bases[program.scratch_base()] = scratch.place;
 }
 
 void MappedMemory::load() const {
   const Buffer& input = buffers_[0];
-  if (input.place != input.user) std::memcpy(input.place, input.user, input.nbytes);
+  if (!input.is_copied()) return;
+  input.for_each([](std::byte* user, std::byte* place, std::size_t size) { std::memcpy(place, user, size); });
 }
 
 void MappedMemory::store() const {
   const Buffer& output = buffers_[1];
-  if (output.place != output.user) std::memcpy(output.user, output.place, output.nbytes);
+  if (!output.is_copied()) return;
+  output.for_each([](std::byte* user, std::byte* place, std::size_t size) { std::memcpy(user, place, size); });
 }
 
 std::optional<Flag> MappedMemory::flag_for(Channel& channel) const {

@@ -1,7 +1,8 @@
 // The memory of a running call whose plan reads peers' memory: where this rank's lies, and the peers'.
 //
-// Theory of operation. Peers can map arenas only. What of INPUT and OUTPUT is in none is copied into one before the
-// first step, and OUTPUT back after the last; SCRATCH is made in one. Every flag that is raised at a peer carries
+// Theory of operation. Peers can map arenas only, and know one place of each buffer. What of INPUT and OUTPUT is in no
+// arena, or of several extents, is copied into one before the first step, extent after extent, and OUTPUT back after
+// the last; SCRATCH is made in one. Every flag that is raised at a peer carries
 // references to all three, so that a peer knows them before it may read: a plan may read from a peer only after a flag
 // of that very peer.
 #pragma once
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "arena.h"
@@ -27,7 +29,6 @@ struct Flag {
 class MappedMemory {
  public:
   // Takes on the memory of a call, `bases` of which are those of INPUT, OUTPUT and SCRATCH, and moves them into arenas.
-  // Throws std::invalid_argument if INPUT or OUTPUT is not one extent.
   void bind(const Program& program, std::vector<std::byte*>& bases);
   // Copies to and from the arenas.
   void load() const;
@@ -42,12 +43,18 @@ class MappedMemory {
 
  private:
   struct Buffer {
-    std::byte* user = nullptr;   // where the caller's memory is
+    std::vector<std::byte*> user;  // where the caller's extents are
+    std::span<const Extent> extents;
     std::byte* place = nullptr;  // where peers find it
     std::size_t nbytes = 0;
     std::unique_ptr<Arena> arena;  // of this object, if the caller's is none
 
-    void lay(std::byte* memory, std::size_t size, bool in_arena);
+    void lay(std::span<std::byte*> bases, std::span<const Extent> of);
+    void make(std::size_t size);
+    bool is_copied() const { return nbytes != 0 && place != user[0]; }
+    // Calls `each(user's memory, its place, bytes)` for every extent that is not empty.
+    template <class Each>
+    void for_each(Each each) const;
   };
 
   const Program* program_ = nullptr;

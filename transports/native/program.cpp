@@ -21,7 +21,7 @@ void append_range(std::vector<Extent>& found, const std::vector<Extent>& extents
   for (const Extent& extent : extents) {
     const std::int64_t begin = std::max(range.offset, place);
     const std::int64_t end = std::min(range.offset + range.length, place + extent.count);
-    if (begin < end) found.push_back({end - begin, extent.dtype, extent.combine});
+    if (begin < end) found.push_back({end - begin, extent.dtype, extent.combine, extent.divisor});
     place += extent.count;
   }
 }
@@ -29,8 +29,8 @@ void append_range(std::vector<Extent>& found, const std::vector<Extent>& extents
 }  // namespace
 
 Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<std::vector<Extent>, 2> extents,
-                 std::int64_t segments, std::uint64_t divisor)
-    : plan_(std::move(plan)), blocks_(std::move(blocks)), segments_(segments), divisor_(divisor) {
+                 std::int64_t segments)
+    : plan_(std::move(plan)), blocks_(std::move(blocks)), segments_(segments) {
   for (std::size_t kind = 0; kind < extents.size(); ++kind) {
     extents_[kind] = std::move(extents[kind]);
     if (total(extents_[kind]) < blocks_[kind].elements())
@@ -52,6 +52,12 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
   resolved_ = std::move(resolved);
 }
 
+std::size_t Program::nbytes(BufferKind kind) const {
+  std::size_t sum = 0;
+  for (const Extent& extent : extents(kind)) sum += extent.nbytes();
+  return sum;
+}
+
 // Where SCRATCH has counts of its own, its elements are like those of INPUT, which then is one array, maybe an empty
 // one.
 void Program::lay_out_scratch() {
@@ -60,7 +66,7 @@ void Program::lay_out_scratch() {
   if (plan_->partition(BufferKind::scratch).blocks == 0) return;
   if (layout.like < 0) {
     const Extent& like = extents_[0].at(0);
-    scratch.push_back({blocks_[2].elements(), like.dtype, like.combine});
+    scratch.push_back({blocks_[2].elements(), like.dtype, like.combine, like.divisor});
   } else {
     const auto like = static_cast<std::size_t>(layout.like);
     const Range copied = layout.block < 0 ? Range{0, blocks_[like].elements()} : blocks_[like].at(layout.block);
@@ -97,9 +103,8 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   action.opcode = step.opcode;
   action.received_first = step.received_first;
   action.peer = static_cast<std::int32_t>(plan_->peer(step, iteration));
-  action.divisor = step.lower ? divisor_ : 1;
   action.operands = operands.size();
-  if (!operands.empty()) refine(operands, action, work);
+  if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
 }
 
@@ -116,26 +121,43 @@ void Program::find_runs(const Operand& operand, std::int64_t iteration, std::int
   }
 }
 
-// The peer's arrays are one extent each. Where its buffer is one block, that may be of another length than this rank's,
-// as in an allgather of varying shares: it is as long as the block that the step writes.
+// The extents of a peer's buffer lie one after the other. Where the buffer is one block, that may be of another length
+// than this rank's, as in an allgather of varying shares: its elements are those of the block that the step writes.
 void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                                 const Operand& dst, Runs& runs) const {
   runs.clear();
   const std::size_t base = peer_base(peer, operand.buffer);
-  const auto add = [&](const Range& block) {
+  const auto add = [&](BufferKind like, std::int64_t origin, const Range& block) {
     const Range part = split(block.length, segments_, segment);
     if (part.length == 0) return;  // and SCRATCH of no elements has no extent
-    const Extent& extent = extents_[static_cast<std::size_t>(dst.buffer)].front();
-    const auto offset = static_cast<std::size_t>(block.offset + part.offset) * extent.itemsize();
-    runs.push_back({{base, offset}, part.length, &extent});
+    add_runs_of_peer(base, like, origin, {block.offset + part.offset, part.length}, runs);
   };
   if (plan_->partition(operand.buffer).blocks > 1) {
     const Blocks& blocks = blocks_[static_cast<std::size_t>(operand.buffer)];
-    for (std::int64_t i = 0; i < operand.count; ++i) add(blocks.at(plan_->block(operand, iteration, i)));
+    for (std::int64_t i = 0; i < operand.count; ++i)
+      add(operand.buffer, 0, blocks.at(plan_->block(operand, iteration, i)));
     return;
   }
   if (dst.count != 1) throw std::invalid_argument("a peer's only block is read into one block");
-  add({0, blocks_[static_cast<std::size_t>(dst.buffer)].at(plan_->block(dst, iteration, 0)).length});
+  const Range block = blocks_[static_cast<std::size_t>(dst.buffer)].at(plan_->block(dst, iteration, 0));
+  add(dst.buffer, block.offset, block);
+}
+
+// Appends what a buffer of a peer has in `range`, counted as in the buffer `like` of this rank; it begins at `origin`.
+void Program::add_runs_of_peer(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const {
+  std::int64_t start = 0;
+  std::size_t offset = 0;  // of the extent, or of what it has after `origin`
+  for (const Extent& extent : extents_[static_cast<std::size_t>(like)]) {
+    const std::int64_t begin = std::max(start, origin);
+    const std::int64_t end = start + extent.count;
+    const std::int64_t first = std::max(begin, range.offset);
+    const std::int64_t last = std::min(end, range.offset + range.length);
+    if (first < last)
+      runs.push_back(
+          {{base, offset + static_cast<std::size_t>(first - begin) * extent.itemsize()}, last - first, &extent});
+    if (begin < end) offset += static_cast<std::size_t>(end - begin) * extent.itemsize();
+    start = end;
+  }
 }
 
 void Program::add_runs(BufferKind kind, Range range, Runs& runs) const {
@@ -151,8 +173,7 @@ void Program::add_runs(BufferKind kind, Range range, Runs& runs) const {
       const std::size_t offset = static_cast<std::size_t>(within) * extent.itemsize();
       const Place place = scratch ? Place{scratch_base(), scratch_offsets_[i] + offset} : Place{first_base + i, offset};
       Run* last = runs.empty() ? nullptr : &runs.back();
-      const bool joins = last != nullptr && last->place.base == place.base && last->extent->dtype == extent.dtype &&
-                         last->extent->combine == extent.combine &&
+      const bool joins = last != nullptr && last->place.base == place.base && last->extent->is_like(extent) &&
                          last->place.offset + static_cast<std::size_t>(last->count) * extent.itemsize() == place.offset;
       if (joins) {
         last->count += count;
@@ -165,7 +186,7 @@ void Program::add_runs(BufferKind kind, Range range, Runs& runs) const {
   }
 }
 
-void Program::refine(std::span<Runs> operands, Action& action, Work& work) {
+void Program::refine(std::span<Runs> operands, bool lowers, Action& action, Work& work) {
   action.first_piece = work.pieces.size();
   action.first_place = work.places.size();
   static thread_local std::vector<std::size_t> at;
@@ -178,7 +199,8 @@ void Program::refine(std::span<Runs> operands, Action& action, Work& work) {
       count = std::min(count, operands[i][at[i]].count);
     }
     const Extent& extent = *operands[0][at[0]].extent;
-    work.pieces.push_back({count, extent.itemsize(), reduce_function(extent.dtype, extent.combine)});
+    work.pieces.push_back(
+        {count, extent.itemsize(), reduce_function(extent.dtype, extent.combine), lowers ? extent.divisor : 1});
     for (std::size_t i = 0; i < operands.size(); ++i) {
       if (ended(i)) throw std::invalid_argument("a step combines blocks of different lengths");
       Run& run = operands[i][at[i]];

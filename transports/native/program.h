@@ -20,15 +20,19 @@
 
 namespace unisono {
 
-// A run of elements of one type, combined by one operation. A buffer is a list of them, so that several arrays can be
+// A run of elements of one type, reduced by one operation. A buffer is a list of them, so that several arrays can be
 // one operand.
 struct Extent {
   std::int64_t count;
   DType dtype;
   Combine combine;
+  std::uint64_t divisor = 1;  // of results: of sums, or 0 if the kernel must see single states, too
 
   std::size_t itemsize() const { return dtype_table[static_cast<std::size_t>(dtype)].itemsize; }
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize(); }
+  bool is_like(const Extent& other) const {
+    return dtype == other.dtype && combine == other.combine && divisor == other.divisor;
+  }
 };
 
 // A place in memory.
@@ -42,6 +46,7 @@ struct Piece {
   std::int64_t count;
   std::size_t itemsize;
   ReduceFunction kernel;
+  std::uint64_t divisor;  // of results as in their extent, of states 1
 
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize; }
 };
@@ -51,7 +56,6 @@ struct Action {
   Opcode opcode;
   bool received_first;
   std::int32_t peer;
-  std::uint64_t divisor;  // of results: of sums, or 0 if the kernel must see single states, too; of states 1
   std::uint64_t nbytes;  // of each operand
   std::size_t first_piece;
   std::size_t pieces;
@@ -77,7 +81,7 @@ class Program {
   // `extents` are those of INPUT and OUTPUT. Throws std::invalid_argument if they are too short for the blocks, or a
   // step combines blocks of different lengths or types.
   Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<std::vector<Extent>, 2> extents,
-          std::int64_t segments, std::uint64_t divisor);
+          std::int64_t segments);
 
   const Plan& plan() const { return *plan_; }
   std::int64_t segments() const { return segments_; }
@@ -87,6 +91,8 @@ class Program {
   std::int64_t instances() const { return instances_; }
 
   const std::vector<Extent>& extents(BufferKind kind) const { return extents_[static_cast<std::size_t>(kind)]; }
+  // Of all its extents.
+  std::size_t nbytes(BufferKind kind) const;
   std::size_t scratch_base() const { return extents_[0].size() + extents_[1].size(); }
   // Where a buffer of a peer begins. Of a plan that maps, there are `bases` of them all.
   std::size_t peer_base(std::int64_t peer, BufferKind kind) const {
@@ -120,13 +126,13 @@ class Program {
   void find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                          const Operand& dst, Runs& runs) const;
   void add_runs(BufferKind kind, Range range, Runs& runs) const;
-  static void refine(std::span<Runs> operands, Action& action, Work& work);
+  void add_runs_of_peer(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const;
+  static void refine(std::span<Runs> operands, bool lowers, Action& action, Work& work);
 
   std::shared_ptr<const Plan> plan_;
   AllBlocks blocks_;
   std::array<std::vector<Extent>, buffer_kinds> extents_;
   std::int64_t segments_ = 1;
-  std::uint64_t divisor_ = 1;
   std::int64_t instances_ = 0;
   std::size_t scratch_nbytes_ = 0;
   std::vector<std::size_t> scratch_offsets_;  // of its extents, in bytes

@@ -32,10 +32,18 @@ Buffer::Buffer(nb::handle array, bool writable) {
   if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) throw nb::python_error();
 }
 
-std::byte* checked_memory(const CompiledCall& call, BufferKind kind, std::byte* data, std::size_t nbytes) {
-  if (nbytes < call.program.extents(kind).front().nbytes())
-    throw std::invalid_argument("an array is shorter than its call says");
+std::byte* checked_memory(const Extent& extent, std::byte* data, std::size_t nbytes) {
+  if (nbytes < extent.nbytes()) throw std::invalid_argument("an array is shorter than its call says");
   return data;
+}
+
+Operands::Operands(const CompiledCall& call, BufferKind kind, nb::handle arrays) {
+  const auto& extents = call.program.extents(kind);
+  if (nb::len(arrays) != extents.size()) throw std::invalid_argument("there must be one array for each extent");
+  for (const Extent& extent : extents) {
+    const Buffer& held = held_.emplace_back(arrays[held_.size()], kind == BufferKind::output);
+    addresses_.push_back(checked_memory(extent, held.data(), held.nbytes()));
+  }
 }
 
 CallSite call_site() {
@@ -69,13 +77,10 @@ int outcome_of(Outcome outcome) {
   return static_cast<int>(outcome);
 }
 
-int run_call(Endpoint& endpoint, const CompiledCall& call, std::byte* input, std::byte* output, const CallSite& site,
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, const CallSite& site,
              double timeout_s) {
   if (endpoint.abandoned()) return static_cast<int>(Outcome::failed);
-  const Program& program = call.program;
-  const std::size_t nbytes = std::max(program.extents(BufferKind::input).front().nbytes(),
-                                      program.extents(BufferKind::output).front().nbytes());
-  const Memory memory{{&input, 1}, {&output, 1}};
+  const std::size_t nbytes = std::max(call.program.nbytes(BufferKind::input), call.program.nbytes(BufferKind::output));
   std::unique_ptr<Request> request;
   if (!endpoint.try_now(call, memory, site, nbytes <= most_held_nbytes ? held_rounds : 0, request))
     request = endpoint.start(call, memory, call_site());

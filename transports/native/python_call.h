@@ -28,9 +28,21 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// Memory that has room for what `call`, whose arrays are one extent each, reads or writes there; throws
-// std::invalid_argument if it has not.
-std::byte* checked_memory(const CompiledCall& call, BufferKind kind, std::byte* data, std::size_t nbytes);
+// Memory that has room for `extent`; throws std::invalid_argument if it has not.
+std::byte* checked_memory(const Extent& extent, std::byte* data, std::size_t nbytes);
+
+// The memory of INPUT or OUTPUT of a call: a sequence of arrays, one for each extent. Throws std::invalid_argument if
+// there are not as many, or one is too short.
+class Operands {
+ public:
+  Operands(const CompiledCall& call, BufferKind kind, nanobind::handle arrays);
+  Operands(Operands&&) = default;
+  std::span<std::byte* const> addresses() const { return addresses_; }
+
+ private:
+  std::vector<Buffer> held_;
+  std::vector<std::byte*> addresses_;
+};
 
 // Where the user's program called: the innermost frame that is not in the package. Needs the interpreter's lock.
 CallSite call_site();
@@ -44,7 +56,7 @@ int outcome_of(Outcome outcome);
 
 // Runs a call to its end. A small one is tried for a moment with the interpreter's lock held, for letting go of it and
 // taking it again costs as much as the exchange; `site` stands for its place in the program if it ends in that moment.
-int run_call(Endpoint& endpoint, const CompiledCall& call, std::byte* input, std::byte* output, const CallSite& site,
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, const CallSite& site,
              double timeout_s);
 
 void bind_call_cache(nanobind::module_& module);

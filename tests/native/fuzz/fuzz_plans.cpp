@@ -24,7 +24,7 @@ Blocks blocks_of(const Partition& partition, Input& input) {
 std::vector<Extent> extents_of(std::int64_t elements, Input& input) {
   const auto dtype = static_cast<DType>(input.take<std::uint8_t>() % dtype_count);
   const std::int64_t first = std::min<std::int64_t>(elements, input.take<std::uint8_t>());
-  return {{first, dtype, Combine::sum}, {elements - first, DType::float32, Combine::max}};
+  return {{first, dtype, Combine::sum, 3}, {elements - first, DType::float32, Combine::max}};
 }
 
 void check_places(const Program& program, const Work& work) {
@@ -57,7 +57,7 @@ void check_program(std::span<const std::int64_t> words, Input& input) {
   std::array<std::vector<Extent>, 2> extents;
   for (std::size_t kind = 0; kind < 2; ++kind) extents[kind] = extents_of(blocks[kind].elements(), input);
   const std::int64_t segments = 1 + input.take<std::uint8_t>() % 4;
-  const Program program(std::move(plan), std::move(blocks), std::move(extents), segments, 3);
+  const Program program(std::move(plan), std::move(blocks), std::move(extents), segments);
   Work room;
   for (std::size_t lane = 0; lane < program.lanes(); ++lane)
     for (std::int64_t group = 0; group < std::min(program.groups(lane), most_groups); ++group)

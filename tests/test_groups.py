@@ -1,0 +1,389 @@
+"""Groups and lists of arrays: they give what single calls give, in few messages, or nothing is sent at all."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from array_kinds import Standard
+from harness import LocalRanks
+from native_ranks import NativeRanks
+
+import unisono as un
+from unisono.collectives.calls import Place
+from unisono.collectives.communicator import Communicator
+from unisono.options import Options
+
+pytestmark = pytest.mark.timeout(180)
+
+Run = Callable[..., list[Any]]
+JOBS = [(size, transport) for size in (1, 2, 3, 4) for transport in ("shm", "tcp")]
+KINDS = [("float32", "sum"), ("int8", "max"), ("float64", "avg"), ("bfloat16", "prod"), ("uint16", "bor")]
+
+
+@pytest.fixture(scope="module", params=[*JOBS, (3, "local")], ids=lambda param: f"{param[0]} ranks, {param[1]}")
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a function of the communicator on every rank, by the native executor and by the generic one."""
+    size, transport = request.param
+    if transport == "local":
+        yield lambda fn, *args: LocalRanks(size, 8).run(_locally, fn, *args)
+        return
+    with NativeRanks(size, transport) as ranks:
+        yield ranks.run_calls
+
+
+def _locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
+    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+        return fn(world, *args)
+
+
+def same(results: list[Any], wanted: list[Any]) -> None:
+    for result, other in zip(results, wanted, strict=True):
+        if other is None:
+            assert result is None
+        else:
+            assert result.dtype == other.dtype
+            np.testing.assert_array_equal(result, other)
+
+
+def arrays_of(rank: int) -> list[Any]:
+    return [np.full((2, index), rank % 2 + 1).astype(dtype) for index, (dtype, _) in enumerate(KINDS)]
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def every_call(world: Any) -> list[Any]:
+    """Make calls of each kind; what they return is a result, or, in a group, its work."""
+    x = np.arange(2.0 * world.size) + world.rank
+    counts = [1] * world.size
+    made = [world.allreduce(each, op) for each, (_, op) in zip(arrays_of(world.rank), KINDS, strict=True)]
+    made += [world.broadcast(x, root=world.size - 1), world.reduce(x, root=0), world.allgather(x)]
+    made += [world.reduce_scatter(x), world.alltoall(x), world.scan(x), world.exscan(x), world.gather(x, root=0)]
+    made += [world.allgatherv(x[:1], counts), world.scatter(x, out=np.zeros(2)), world.allreduce(x, wait=False)]
+    made += [world.broadcast(np.int16([world.rank]), root=world.size - 1), world.reduce(x[::2], "max", 0)]
+    made += [world.allreduce(x, un.Op.premul_sum(world.rank + 1)), world.barrier()]
+    return made
+
+
+def in_group_and_alone(world: Any) -> None:
+    wanted = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
+    for _ in range(3):  # what has been prepared once is known later
+        with world.group():
+            works = every_call(world)
+        same([work.result() for work in works], wanted)
+
+
+def test_a_group_gives_what_its_calls_give(run: Run) -> None:
+    run(in_group_and_alone)
+
+
+PROMISES: list[dict[str, Any]] = [{"reproducible": True}, {"accumulate": "float32"}]
+
+
+def noise(rank: int, dtype: str, count: int) -> Any:
+    return np.random.default_rng(rank).normal(scale=100, size=count).astype(dtype)
+
+
+def promised_bits(world: Any, given: dict[str, Any]) -> None:
+    dtypes = ["bfloat16", "float16"] if "accumulate" in given else ["float32", "int32", "bfloat16", "float64"]
+    x = [noise(world.rank, dtype, 5 * index + 7) for index, dtype in enumerate(dtypes)]
+    for call in (world.allreduce, partial(world.reduce, root=world.size - 1)):
+        wanted = [call(each, **given) for each in x]
+        for _ in range(2):
+            same(list(call(x, **given) or [None] * len(x)), wanted)
+            with world.group():
+                works = [call(each, **given) for each in x]
+                plain = world.allreduce(x[0])
+            same([work.result() for work in works], wanted)
+            same([plain.result()], [world.allreduce(x[0])])
+
+
+@pytest.mark.parametrize("given", PROMISES, ids=str)
+def test_promised_bits_are_those_of_each_array_alone(run: Run, given: dict[str, Any]) -> None:
+    run(promised_bits, given)
+
+
+def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None:
+    x = kind(arrays_of(world.rank))
+    call = getattr(world, collective)
+    wanted = [call(each) for each in x]
+    makers = {"new": lambda _: None, "out": lambda x: kind(np.zeros_like(each) for each in x), "in place": lambda x: x}
+    for where, make_out in makers.items():
+        for _ in range(2):
+            x = kind(arrays_of(world.rank))
+            out = make_out(x)
+            if (collective, where, world.rank) == ("exscan", "in place", 0):  # rank 0 leaves its out as it is
+                wanted = arrays_of(0)
+            found = call(x, out=out) if wait else call(x, out=out, wait=False).wait()
+            if wanted[0] is None:
+                assert found is None
+            else:
+                assert type(found) is kind
+                same(list(found), wanted)
+                assert out is None or all(one is other for one, other in zip(found, out, strict=True))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "scan", "exscan"])
+def test_a_list_gives_what_its_arrays_give(run: Run, collective: str, kind: type, wait: bool) -> None:
+    run(lists_and_alone, collective, kind, wait)
+
+
+def lists_in_group(world: Any) -> None:
+    with world.group():
+        several = world.allreduce([np.ones(2), np.full(3, 2.0)])
+        one = world.allreduce(np.full(1, world.rank), "max")
+        nothing = world.allreduce([])
+        at_root = world.reduce([np.ones(1)], root=0)
+    assert [each.tolist() for each in several.result()] == [[world.size] * 2, [2.0 * world.size] * 3]
+    assert one.result().tolist() == [world.size - 1]
+    assert nothing.result() == []
+    assert (at_root.result() is None) == (world.rank > 0)
+
+
+def test_lists_and_arrays_may_be_in_one_group(run: Run) -> None:
+    run(lists_in_group)
+
+
+def empty_lists(world: Any) -> None:
+    assert world.allreduce([]) == []
+    assert world.broadcast((), wait=False).wait() == ()
+    with world.group():
+        pass
+
+
+def test_an_empty_list_is_nothing_to_do(run: Run) -> None:
+    run(empty_lists)
+
+
+def plan_of_list(world: Any) -> None:
+    x, out = [np.ones(3), np.ones(2, "int32")], [np.zeros(3), np.zeros(2, "int32")]
+    total = world.plan("allreduce", x, out=out)
+    scaled = world.plan("allreduce", x, op=un.Op.premul_sum(2))
+    for times in (1, 2, 3):
+        x[0][...], x[1][...] = times, times
+        assert [each.tolist() for each in total()] == [[times * world.size] * 3, [times * world.size] * 2]
+        assert scaled(wait=False).wait()[1].tolist() == [2 * times * world.size] * 2
+    assert out[1].tolist() == [3 * world.size] * 2
+
+
+def test_a_plan_may_be_of_a_list(run: Run) -> None:
+    run(plan_of_list)
+
+
+def group_of_messages(world: Any) -> float:
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    x, out = np.full(100_000, float(world.rank)), np.zeros(100_000)
+    with world.group():
+        world.send(x, after)
+        total = world.allreduce(np.ones(1))
+        received = world.recv(out, before)
+    assert received.result() is out
+    assert total.result()[0] == world.size
+    return float(out[-1])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_messages_of_a_group_do_not_wait_for_each_other(transport: str) -> None:
+    with NativeRanks(3, transport) as ranks:
+        assert ranks.run_calls(group_of_messages) == [2.0, 0.0, 1.0]
+
+
+def groups_in_groups(world: Any) -> None:
+    with world.group():
+        first = world.allreduce(np.ones(1))
+        with world.group():
+            second = world.allreduce(np.ones(1))
+        with pytest.raises(un.UsageError, match="with-block"):
+            second.wait()
+    assert first.result()[0] == second.result()[0] == world.size
+
+
+def test_a_group_in_a_group_belongs_to_it(run: Run) -> None:
+    run(groups_in_groups)
+
+
+def arrays_of_others(world: Any) -> None:
+    x = [Standard(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
+    out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
+    with world.group():
+        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [type(each) for each in found] == [Standard, np.ndarray, np.ndarray]
+        assert found[0].values.tolist() == [2.0 * world.size] * 3
+        assert found[1].tolist() == [2 * world.size, 4 * world.size]
+    assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
+
+
+def test_arrays_of_other_libraries_come_back_as_such(run: Run) -> None:
+    run(arrays_of_others)
+
+
+def torch_tensors(world: Any) -> None:
+    torch = pytest.importorskip("torch")
+    x = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)]
+    with world.group():
+        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [each.tolist() for each in found] == [[2.0 * world.size] * 3, [2.0 * world.size] * 2]
+        assert [type(each) for each in found] == [torch.Tensor] * 2
+
+
+def test_tensors_come_back_as_tensors(run: Run) -> None:
+    pytest.importorskip("torch")
+    run(torch_tensors)
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+
+def messages_of(world: Any, call: Callable[[], Any]) -> int:
+    def sent() -> int:
+        return sum(traffic.sent_messages for traffic in world.stats().values())
+
+    before = sent()
+    call()
+    return sent() - before
+
+
+def group_of_hundred(world: Any, x: list[Any]) -> None:
+    with world.group():
+        for index, each in enumerate(x):
+            world.allreduce(each, ("sum", "max", "avg")[index % 3])
+
+
+def messages_of_hundred(world: Any) -> tuple[int, int, int]:
+    x = [np.ones(16, ("float32", "float64", "int16")[index % 2]) for index in range(100)]
+    one = messages_of(world, lambda: world.allreduce(x[0]))
+    return one, messages_of(world, partial(group_of_hundred, world, x)), messages_of(world, lambda: world.allreduce(x))
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (2, "tcp"), (3, "tcp")])
+def test_a_hundred_small_calls_are_no_more_messages_than_two(size: int, transport: str) -> None:
+    with NativeRanks(size, transport) as ranks:
+        for one, group, as_list in ranks.run_calls(messages_of_hundred):
+            assert 0 < group <= 2 * one
+            assert 0 < as_list <= 2 * one
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+MEMORY = np.zeros(8)
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "an error of the program": lambda world: 1 / 0,
+    "an operation that is not defined": lambda world: world.allreduce(np.ones(1, bool), "sum"),
+    "an out of another shape": lambda world: world.allreduce(np.ones(2), out=np.ones(3)),
+    "an out in another array": lambda world: [
+        world.allreduce(MEMORY[0:4], out=MEMORY[4:8]),
+        world.allreduce(MEMORY[2:6]),
+    ],
+    "outs of unequal number": lambda world: world.allreduce([np.ones(2)], out=[]),
+    "a list of what is shared out": lambda world: world.allgather([np.ones(2)]),
+    "a root that does not exist": lambda world: world.broadcast(np.ones(2), root=7),
+    "an algorithm that does not exist": lambda world: world.allreduce(np.ones(2), algorithm="none"),
+    "an algorithm that is no name": lambda world: world.allreduce(np.ones(2), algorithm=[]),
+    "a factor out of range": lambda world: world.allreduce(np.ones(2, "int8"), un.Op.premul_sum(1000)),
+    "an accumulator of another dtype": lambda world: world.allreduce(
+        [np.ones(2, "bfloat16"), np.ones(2)], accumulate="float32"
+    ),
+    "bits that no algorithm has together": lambda world: world.allreduce(
+        [np.ones(2, "bfloat16"), np.ones(2, "float32")], reproducible=True, accumulate="float32"
+    ),
+    "an object": lambda world: world.broadcast_object("x"),
+    "an object to a rank": lambda world: world.send_object("x", (world.rank + 1) % world.size),
+    "a split": lambda world: world.split(0),
+    "a sendrecv": lambda world: world.sendrecv(np.ones(2), 0, np.zeros(2), 0),
+    "a message to nobody": lambda world: world.send(np.ones(2), 9),
+    "an end that is awaited": lambda world: world.allreduce(np.ones(2)).wait(),
+    "a work of which something is asked": lambda world: un.wait_any([world.allreduce(np.ones(2))]),
+}
+
+
+def err_in_group(world: Any, what: str) -> tuple[int, list[str], float]:
+    works: list[Any] = []
+    before = dict(world.stats())
+    with pytest.raises((un.UnisonoError, ZeroDivisionError)), world.group():  # noqa: PT012
+        works += [world.allgather(np.ones(2)), world.allreduce(np.ones(2))]
+        WRONG[what](world)
+    added = sum(traffic.sent_messages for traffic in world.stats().values())
+    added -= sum(traffic.sent_messages for traffic in before.values())
+    told = []
+    for work in works:
+        with pytest.raises(un.UnisonoError) as error:
+            work.result()
+        told.append(type(error.value).__name__)
+    return added, told, float(world.allreduce(np.ones(1))[0])
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_nothing_is_sent_if_something_is_wrong(run: Run, what: str) -> None:
+    results = run(err_in_group, what)
+    for sent, told, later in results:
+        assert sent == 0
+        assert set(told) <= {"UsageError", "NoAlgorithmError"}
+        assert later == len(results)
+
+
+def disagree(world: Any) -> str:
+    x = [np.ones(2), np.ones(3, "float32" if world.rank else "int32")]
+    try:
+        with world.group():
+            works = [world.allreduce(each) for each in x]
+    except un.UnisonoError as error:
+        assert [work.done() for work in works] == [True, True]
+        with pytest.raises(type(error)):
+            works[1].wait()
+        return f"{type(error).__name__}: {error.message}"
+    return ""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_that_disagree_about_one_array_are_told(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        for told in ranks.run_calls(disagree):
+            assert told.startswith("MismatchError")
+            assert "float64[2]" in told
+            assert "int32[3]" in told
+
+
+# --- works ---------------------------------------------------------------------------------------------------------
+
+
+def callbacks_and_await(world: Any) -> tuple[list[float], float]:
+    seen: list[float] = []
+
+    async def ask(work: Any) -> float:
+        return float((await work)[0])
+
+    with world.group():
+        work = world.allreduce(np.ones(1))
+        work.add_done_callback(lambda ended: seen.append(float(ended.result()[0])))
+        world.allreduce(np.ones(1))
+        assert not seen
+    work.add_done_callback(lambda ended: seen.append(-1.0))
+    return seen, asyncio.run(ask(work))
+
+
+def test_works_of_a_group_tell_when_it_ends(run: Run) -> None:
+    results = run(callbacks_and_await)
+    assert results == [([float(len(results)), -1.0], float(len(results)))] * len(results)
+
+
+def closed_in_group(world: Any) -> str:
+    with pytest.raises(un.UsageError) as error, world.group():  # noqa: PT012
+        work = world.allreduce(np.ones(1))
+        world.close()
+    with pytest.raises(un.UsageError):
+        work.wait()
+    return error.value.message
+
+
+def test_a_communicator_that_is_closed_in_a_group_makes_no_call() -> None:
+    assert all("closed" in told for told in un.launch(closed_in_group, 2))
