@@ -179,7 +179,7 @@ VIEWS = {
     "repeated": lambda values: np.broadcast_to(values, (2, 3, 4)),
     "0-dimensional": lambda values: values[1, 1, ...],
     "empty": lambda values: values[:0],
-    "unaligned": lambda values: laid_out(values, "unaligned"),
+    "unaligned": lambda values: laid_out(values, "C", offset=1)[0],
 }
 
 

@@ -42,5 +42,5 @@ def messages_may_be_buffers(world: un.Communicator, x: bytes, out: bytearray, y:
 def what_is_no_array_is_found(world: un.Communicator, wrong: list[float]) -> None:
     # Were these accepted, the comments would be the errors.
     world.allreduce(wrong)  # type: ignore[type-var]
-    world.send(wrong, 1)  # type: ignore[arg-type]
-    world.recv(3.0, 1)  # type: ignore[type-var]
+    world.send(wrong, 1)  # type: ignore[call-overload]
+    world.recv(3.0, 1)  # type: ignore[call-overload]
