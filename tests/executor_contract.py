@@ -427,10 +427,12 @@ def run_until_ten_have_ended(executor: Any) -> int:
     call = case.call(executor.rank, executor.size)
     arrays = [np.ones(case.count, np.float32) for _ in range(10)]
     first = seen = executor.wait_for_end(0, 0.0)
-    for array in arrays:
-        executor.start(call, array, array.copy()).go_on(WAIT_S)
+    operations = [executor.start(call, array, array.copy()) for array in arrays]
+    for operation in operations:
+        operation.go_on(WAIT_S)
     while seen < first + 10:
         seen = executor.wait_for_end(seen, WAIT_S)
+    assert all(operation.poll() for operation in operations)
     return int(seen - first)
 
 
