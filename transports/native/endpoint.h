@@ -186,6 +186,7 @@ class Endpoint {
   void check_deadlines(Clock::time_point now);
   void sleep(Idle& idle, bool serving);
   bool disturbed(bool serving) const;
+  bool may_begin() const;
   std::vector<Blocked> blocked() const;
   bool gone(const Blocked& on) const;
   bool check_closed();

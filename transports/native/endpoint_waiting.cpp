@@ -235,8 +235,15 @@ void Endpoint::sleep(Idle& idle, bool serving) {
 
 // Whether there is something to be done that the doorbell may have been rung for before this thread fell asleep.
 bool Endpoint::disturbed(bool serving) const {
-  if (closed_ || control_->failed() || handed_in_.load() != 0) return true;
+  if (closed_ || control_->failed() || may_begin()) return true;
   return serving && (lead_->wanted() || going_on_.load() == 0);
+}
+
+// Whether something has been handed in that need not wait for the collective before it.
+bool Endpoint::may_begin() const {
+  if (handed_in_.load() == 0) return false;
+  const std::lock_guard lock(mutex_);
+  return !new_messages_.empty() || (current_ == nullptr && !collectives_.empty());
 }
 
 std::vector<Blocked> Endpoint::blocked() const {
