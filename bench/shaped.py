@@ -39,6 +39,7 @@ NETWORK = "10.213.77"
 # The bucket holds what the kernel hands down at once, and the queue some milliseconds of the link, as a switch's does.
 BURST, QUEUE = "128kb", "2mb"
 RUN_LIMIT_S = 600.0
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def network(hosts: int, rate: str) -> Iterator[list[str]]:
                 ip("tc", "qdisc", "add", "dev", device, "root", *bucket, namespace=place)
         yield names
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         remove([*names, switch])
 
 
@@ -131,6 +133,7 @@ def run(namespaces: Sequence[str], per_host: int, arguments: Sequence[str]) -> l
                 processes.append(subprocess.Popen(command, env={**os.environ, **told}, stdout=output))
             report, _ = processes[0].communicate(timeout=RUN_LIMIT_S)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             for process in processes:
                 process.kill()  # all, before one has time to complain of another
             for process in processes:
@@ -170,6 +173,8 @@ def show(title: str, found: Sequence[Found]) -> None:
 
 
 def _end(number: int, frame: Any) -> None:
+    # Once more, if this comes where Python can only ignore an exception, as in the end of an object.
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     raise KeyboardInterrupt
 
 
@@ -185,7 +190,7 @@ def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, round
     """Measure allreduce between hosts on links of a given rate. Needs root, `ip` and `tc`."""
     if os.geteuid() != 0:
         raise click.UsageError("network namespaces need root")
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end)
     (nbytes,) = parse_sizes(size)
     names = algorithms.split(",")
