@@ -71,6 +71,12 @@ void Collective::start(const CompiledCall& call, const Memory& memory, std::uint
   sequence_ = sequence;
   left_ = call.program.instances();
   bind(memory);
+  under_way_ = false;
+  straight_ = call.program.lanes() == 1 && call.program.segments() == 1;
+  if (straight_) {
+    straight_group_.group = straight_group_.segment = 0;
+    return;
+  }
   lanes_.resize(call.program.lanes());
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     LaneRun& run = lanes_[lane];
@@ -91,19 +97,42 @@ void Collective::bind(const Memory& memory) {
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(program.scratch_nbytes());
     scratch_nbytes_ = program.scratch_nbytes();
   }
-  bases_.assign(memory.input.begin(), memory.input.end());
-  bases_.insert(bases_.end(), memory.output.begin(), memory.output.end());
-  bases_.push_back(scratch_.get());
   bases_.resize(program.bases());
+  const auto scratch = std::copy(memory.output.begin(), memory.output.end(),
+                                 std::copy(memory.input.begin(), memory.input.end(), bases_.begin()));
+  *scratch = scratch_.get();
   loaded_ = !program.plan().maps();
   if (!loaded_) mapped_.bind(program, bases_);
 }
 
-// What is active goes on before anything new is posted: a message may not overtake another one on its channel.
 bool Collective::advance() {
-  bool any = false;
   if (!loaded_) mapped_.load();
   loaded_ = true;
+  return straight_ ? advance_straight() : advance_lanes();
+}
+
+bool Collective::advance_straight() {
+  bool moved = false;
+  pass_ = channels_->new_pass();
+  while (left_ != 0) {
+    if (!under_way_) {
+      straight_group_.messages.clear();
+      under_way_ = true;  // before an error can leave it half begun
+      begin(straight_group_, 0);
+      moved = true;
+    }
+    if (drive(straight_group_)) moved = true;
+    if (straight_group_.left != 0) break;
+    under_way_ = false;
+    ++straight_group_.group;
+    end_instance();
+  }
+  return moved;
+}
+
+// What is active goes on before anything new is posted: a message may not overtake another one on its channel.
+bool Collective::advance_lanes() {
+  bool any = false;
   for (bool moved = true; moved && left_ != 0;) {
     moved = false;
     pass_ = channels_->new_pass();
@@ -122,15 +151,7 @@ bool Collective::post(std::size_t lane) {
   std::unique_ptr<Instance> instance = take_instance();
   instance->segment = run.next_segment;
   instance->group = run.wave - run.next_segment;
-  instance->work = &call_->program.work(lane, instance->group, instance->segment, instance->room);
-  const Work& work = *instance->work;
-  for (const Action& action : work.actions) {
-    if (travels(action.opcode))
-      instance->messages.emplace_back(action, channels_->at(static_cast<std::int64_t>(lane), action.peer));
-    else
-      run_local(work, action);
-  }
-  instance->left = instance->messages.size();
+  begin(*instance, lane);
   move_to_next(run);
   // First among what is active, lest an error leave it half posted.
   run.active.push_back(std::move(instance));
@@ -141,6 +162,19 @@ bool Collective::post(std::size_t lane) {
     end(run, std::move(instance));
   }
   return true;
+}
+
+// Runs the local steps of an instance, and lists its messages.
+void Collective::begin(Instance& instance, std::size_t lane) {
+  instance.work = &call_->program.work(lane, instance.group, instance.segment, instance.room);
+  const Work& work = *instance.work;
+  for (const Action& action : work.actions) {
+    if (travels(action.opcode))
+      instance.messages.emplace_back(action, channels_->at(static_cast<std::int64_t>(lane), action.peer));
+    else
+      run_local(work, action);
+  }
+  instance.left = instance.messages.size();
 }
 
 std::unique_ptr<Collective::Instance> Collective::take_instance() {
@@ -179,6 +213,10 @@ void Collective::move_to_next(LaneRun& run) const {
 void Collective::end(LaneRun& run, std::unique_ptr<Instance> instance) {
   run.groups_ended[static_cast<std::size_t>(instance->segment)] = instance->group + 1;
   spare_.push_back(std::move(instance));
+  end_instance();
+}
+
+void Collective::end_instance() {
   if (--left_ == 0 && call_->program.plan().maps()) mapped_.store();
 }
 
@@ -366,14 +404,17 @@ void Collective::combine_received(const Work& work, Message& message, const std:
 }
 
 void Collective::blocked_on(std::vector<Blocked>& found) const {
-  for (const LaneRun& run : lanes_) {
-    for (const auto& instance : run.active) {
-      for (const Message& message : instance->messages) {
-        if (message.ended) continue;
-        const bool sends = is_sent(message.action->opcode);
-        found.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
-      }
-    }
+  if (straight_ && under_way_) add_blocked(straight_group_, found);
+  if (straight_) return;
+  for (const LaneRun& run : lanes_)
+    for (const auto& instance : run.active) add_blocked(*instance, found);
+}
+
+void Collective::add_blocked(const Instance& instance, std::vector<Blocked>& found) {
+  for (const Message& message : instance.messages) {
+    if (message.ended) continue;
+    const bool sends = is_sent(message.action->opcode);
+    found.push_back({message.entry->channel.load(std::memory_order_acquire), message.entry->peer, sends, !sends});
   }
 }
 

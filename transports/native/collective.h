@@ -8,6 +8,9 @@
 // Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before
 // it on its channel, in its direction, have ended; its header is checked against what the plan expects. Received
 // operands are reduced where they lie.
+//
+// A program of one lane and one segment is *straight*: of its groups, one follows the other, and none of the above needs
+// to be asked. Small calls are such programs, and what they cost is what the interpreter does between their messages.
 #pragma once
 
 #include <array>
@@ -123,6 +126,9 @@ class Collective final : public Operation {
   };
 
   void bind(const Memory& memory);
+  bool advance_straight();
+  bool advance_lanes();
+  void begin(Instance& instance, std::size_t lane);
   bool post(std::size_t lane);
   bool may_post(std::size_t lane) const;
   bool dependencies_ended(std::size_t lane, std::int64_t group, std::size_t segment) const;
@@ -131,8 +137,10 @@ class Collective final : public Operation {
   void run_local(const Work& work, const Action& action);
   bool drive(LaneRun& run);
   bool drive(Instance& instance);
+  static void add_blocked(const Instance& instance, std::vector<Blocked>& found);
   void retire(LaneRun& run);
   void end(LaneRun& run, std::unique_ptr<Instance> instance);
+  void end_instance();
   bool drive_message(const Instance& instance, Message& message);
   bool drive_send(const Instance& instance, Message& message, Channel& channel);
   bool drive_signal(const Instance& instance, Message& message, Channel& channel);
@@ -154,6 +162,11 @@ class Collective final : public Operation {
   bool loaded_ = false;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_nbytes_ = 0;
+  // Of a straight program: the group that is next, or under way.
+  bool straight_ = false;
+  bool under_way_ = false;
+  Instance straight_group_{};
+  // Of any other.
   std::vector<LaneRun> lanes_;
   std::vector<std::unique_ptr<Instance>> spare_;
   std::vector<const std::byte*> sources_;  // of a local step

@@ -33,6 +33,7 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
     : plan_(std::move(plan)), blocks_(std::move(blocks)), segments_(segments) {
   for (std::size_t kind = 0; kind < extents.size(); ++kind) {
     extents_[kind] = std::move(extents[kind]);
+    for (const Extent& extent : extents_[kind]) nbytes_[kind] += extent.nbytes();
     if (total(extents_[kind]) < blocks_[kind].elements())
       throw std::invalid_argument("an array is shorter than its blocks");
   }
@@ -52,12 +53,6 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
   resolved_ = std::move(resolved);
 }
 
-std::size_t Program::nbytes(BufferKind kind) const {
-  std::size_t sum = 0;
-  for (const Extent& extent : extents(kind)) sum += extent.nbytes();
-  return sum;
-}
-
 // Where SCRATCH has counts of its own, its elements are like those of INPUT, which then is one array, maybe an empty
 // one.
 void Program::lay_out_scratch() {
@@ -73,8 +68,8 @@ void Program::lay_out_scratch() {
     for (std::int64_t copy = 0; copy < layout.copies; ++copy) append_range(scratch, extents_[like], copied);
   }
   for (const Extent& extent : scratch) {
-    scratch_offsets_.push_back(scratch_nbytes_);
-    scratch_nbytes_ += extent.nbytes();
+    scratch_offsets_.push_back(nbytes_[2]);
+    nbytes_[2] += extent.nbytes();
   }
 }
 

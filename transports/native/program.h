@@ -92,14 +92,14 @@ class Program {
 
   const std::vector<Extent>& extents(BufferKind kind) const { return extents_[static_cast<std::size_t>(kind)]; }
   // Of all its extents.
-  std::size_t nbytes(BufferKind kind) const;
+  std::size_t nbytes(BufferKind kind) const { return nbytes_[static_cast<std::size_t>(kind)]; }
   std::size_t scratch_base() const { return extents_[0].size() + extents_[1].size(); }
   // Where a buffer of a peer begins. Of a plan that maps, there are `bases` of them all.
   std::size_t peer_base(std::int64_t peer, BufferKind kind) const {
     return scratch_base() + 1 + static_cast<std::size_t>(peer) * buffer_kinds + static_cast<std::size_t>(kind);
   }
   std::size_t bases() const { return plan_->maps() ? peer_base(plan_->size(), BufferKind::input) : scratch_base() + 1; }
-  std::size_t scratch_nbytes() const { return scratch_nbytes_; }
+  std::size_t scratch_nbytes() const { return nbytes(BufferKind::scratch); }
 
   // The work of a group in a segment, which may be put into `room`.
   const Work& work(std::size_t lane, std::int64_t group, std::int64_t segment, Work& room) const {
@@ -134,7 +134,7 @@ class Program {
   std::array<std::vector<Extent>, buffer_kinds> extents_;
   std::int64_t segments_ = 1;
   std::int64_t instances_ = 0;
-  std::size_t scratch_nbytes_ = 0;
+  std::array<std::size_t, buffer_kinds> nbytes_{};
   std::vector<std::size_t> scratch_offsets_;  // of its extents, in bytes
   std::vector<std::vector<Work>> resolved_;   // by lane, and group and segment; empty if there are too many
 };
