@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
@@ -27,10 +27,11 @@ from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
+from unisono.transports._core import KnownFirst
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
 
 if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
+    from typing_extensions import TypedDict, TypeVar, Unpack
 
     class Arguments(TypedDict, total=False):
         """What `Given` has beside the collective and the arrays."""
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
         algorithm: Wanted
         timeout_s: float | None
 
+
+    Method = TypeVar("Method", bound=Callable[..., Any])
+
+    def known_first(method: Method) -> Method:
+        """Let the executor's cache be asked before a collective method is, where the call has an `out` to ask for."""
+else:
+    known_first = KnownFirst
 
 # What several arrays of one call may be given as.
 LISTS = (list, tuple)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
 from unisono.collectives.array_types import Array, Arrays
-from unisono.collectives.caller import Caller
+from unisono.collectives.caller import Caller, known_first
 from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
 from unisono.operations import Op
@@ -76,6 +76,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
+    @known_first
     def allreduce(
         self,
         x: Arrays,
@@ -168,6 +169,7 @@ class EqualShares(Caller):
         self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
     ) -> Arrays: ...
 
+    @known_first
     def broadcast(
         self,
         x: Arrays,
@@ -199,6 +201,7 @@ class EqualShares(Caller):
     @overload
     def allgather(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
 
+    @known_first
     def allgather(
         self,
         x: Array,
@@ -234,6 +237,7 @@ class EqualShares(Caller):
         self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
     ) -> Array: ...
 
+    @known_first
     def reduce_scatter(
         self,
         x: Array,
@@ -311,6 +315,7 @@ class EqualShares(Caller):
         self, x: Array | None = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
     ) -> Array: ...
 
+    @known_first
     def scatter(
         self,
         x: Array | None = None,
@@ -348,6 +353,7 @@ class EqualShares(Caller):
     @overload
     def alltoall(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
 
+    @known_first
     def alltoall(
         self,
         x: Array,
@@ -383,6 +389,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
+    @known_first
     def scan(
         self,
         x: Arrays,
@@ -421,6 +428,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
+    @known_first
     def exscan(
         self,
         x: Arrays,
@@ -460,6 +468,7 @@ class EqualShares(Caller):
         self, *, wait: Literal[True] = ..., algorithm: str | None = ..., timeout_s: float | None = ...
     ) -> None: ...
 
+    @known_first
     def barrier(
         self, *, algorithm: str | None = None, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:

@@ -99,6 +99,9 @@ class CallCache:
     def knows(self, collective: str, x: object, out: object, op: object, root: object, algorithm: object) -> bool: ...
     def forget(self) -> None: ...
 
+class KnownFirst:
+    def __init__(self, method: Callable[..., Any]) -> None: ...
+
 class PersistentCall:
     def __init__(
         self,

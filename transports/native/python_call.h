@@ -59,6 +59,14 @@ int outcome_of(Outcome outcome);
 int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, const CallSite& site,
              double timeout_s);
 
+// What `CallCache.run` takes: collective, x, out, op, root, algorithm and timeout_s.
+inline constexpr std::size_t known_call_arguments = 7;
+// Whether a call was known, and has been run; or has failed, and Python's error is set.
+enum class Known : std::uint8_t { no, yes, failed };
+// Asks `cache`, which may be an object of any type: one that is no CallCache knows nothing.
+Known run_known(PyObject* cache, PyObject* const* arguments);
+
 void bind_call_cache(nanobind::module_& module);
+void bind_known_first(nanobind::module_& module);
 
 }  // namespace unisono

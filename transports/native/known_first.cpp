@@ -1,0 +1,182 @@
+// Methods in front of which the cache of known calls stands.
+//
+// Theory of operation. A collective is a method in Python, which checks, plans and explains. `KnownFirst` takes its
+// place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the cache
+// knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method: calls
+// that are not known or not to be waited for, options and results that the cache does not know of, wrong arguments.
+#include <nanobind/stl/string.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "python_call.h"
+
+// After Python.h, which it needs.
+#include <structmember.h>
+
+namespace nb = nanobind;
+
+namespace unisono {
+namespace {
+
+// Where the cache expects the parameters of a method, by their names; those that are not here must be as by default.
+struct Place {
+  const char* parameter;
+  std::size_t index;
+};
+constexpr Place places[] = {{"x", 1}, {"out", 2}, {"op", 3}, {"root", 4}, {"algorithm", 5}, {"timeout_s", 6}};
+constexpr std::size_t out_index = 2;
+constexpr std::size_t no_place = known_call_arguments;
+constexpr std::size_t most_parameters = 12;
+
+struct Parameter {
+  PyObject* name;          // interned
+  PyObject* if_not_given;  // nullptr: it must be given
+  std::size_t index;       // among the arguments of the cache, or `no_place`
+};
+
+struct KnownFirst {
+  PyObject_HEAD;
+  vectorcallfunc call;
+  PyObject* method;
+  PyObject* collective;
+  Py_ssize_t parameters;
+  Py_ssize_t positional;
+  bool returns_out;
+  Parameter parameter[most_parameters];
+
+  const Parameter* find(PyObject* name) const {
+    for (Py_ssize_t i = 0; i < parameters; ++i)
+      if (parameter[i].name == name) return &parameter[i];
+    return nullptr;
+  }
+};
+
+PyObject* cache_name = nullptr;
+
+// Puts an argument where the cache expects it; false if the cache knows of no such argument.
+bool take(const Parameter& parameter, PyObject* given, PyObject** arguments) {
+  if (parameter.index == no_place) return given == parameter.if_not_given;
+  arguments[parameter.index] = given;
+  return true;
+}
+
+bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, PyObject* names, PyObject** arguments) {
+  for (std::size_t i = 0; i < known_call_arguments; ++i) arguments[i] = Py_None;
+  arguments[0] = self.collective;
+  for (Py_ssize_t i = 0; i < self.parameters; ++i)
+    if (self.parameter[i].index != no_place) arguments[self.parameter[i].index] = self.parameter[i].if_not_given;
+  if (count > self.positional) return false;
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!take(self.parameter[i], given[i], arguments)) return false;
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    const Parameter* parameter = self.find(PyTuple_GET_ITEM(names, i));
+    if (parameter == nullptr || !take(*parameter, given[count + i], arguments)) return false;
+  }
+  // An `out` that the method would have to make is none that the cache could have been asked for.
+  if (self.returns_out && arguments[out_index] == Py_None) return false;
+  for (std::size_t i = 0; i < known_call_arguments; ++i)
+    if (arguments[i] == nullptr) return false;
+  return true;
+}
+
+PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
+  const auto& self = *reinterpret_cast<KnownFirst*>(object);
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  PyObject* arguments[known_call_arguments];
+  if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
+    PyObject* cache = PyObject_GetAttr(given[0], cache_name);
+    if (cache == nullptr) return nullptr;
+    const Known known = run_known(cache, arguments);
+    Py_DECREF(cache);
+    if (known == Known::failed) return nullptr;
+    if (known == Known::yes) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
+  }
+  return PyObject_Vectorcall(self.method, given, flagged_count, names);
+}
+
+void add_parameter(KnownFirst& self, nb::handle parameter) {
+  if (self.parameters == most_parameters) throw std::invalid_argument("a method with that many parameters");
+  const auto name = nb::cast<std::string>(nb::object(parameter.attr("name")));
+  const nb::object by_default = parameter.attr("default");
+  const bool needed = by_default.is(parameter.attr("empty"));
+  Parameter& added = self.parameter[self.parameters++];
+  added = {PyUnicode_InternFromString(name.c_str()), needed ? nullptr : nb::object(by_default).release().ptr(), no_place};
+  for (const Place& place : places)
+    if (name == place.parameter) added.index = place.index;
+  const nb::object kind = parameter.attr("kind");
+  if (!kind.equal(parameter.attr("KEYWORD_ONLY"))) self.positional = self.parameters;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* given, PyObject* names) {
+  PyObject* method = nullptr;
+  if (names != nullptr || !PyArg_ParseTuple(given, "O", &method)) return nullptr;
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  self.call = call;
+  self.method = Py_NewRef(method);
+  try {
+    const nb::object signature = nb::module_::import_("inspect").attr("signature")(nb::handle(method));
+    bool is_self = true;
+    for (nb::handle parameter : signature.attr("parameters").attr("values")())
+      if (!std::exchange(is_self, false)) add_parameter(self, parameter);
+    self.collective = nb::object(nb::handle(method).attr("__name__")).release().ptr();
+    const Parameter* out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr());
+    self.returns_out = out != nullptr;
+    return object;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  }
+  Py_DECREF(object);
+  return nullptr;
+}
+
+void destroy(PyObject* object) {
+  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  for (Py_ssize_t i = 0; i < self.parameters; ++i) {
+    Py_XDECREF(self.parameter[i].name);
+    Py_XDECREF(self.parameter[i].if_not_given);
+  }
+  Py_XDECREF(self.method);
+  Py_XDECREF(self.collective);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
+  return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
+}
+
+// Name, documentation and the like are those of the method.
+PyObject* get(PyObject* object, PyObject* name) {
+  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(self.method);
+  if (PyUnicode_CompareWithASCIIString(name, "__class__") == 0) return PyObject_GenericGetAttr(object, name);
+  return PyObject_GetAttr(self.method, name);
+}
+
+}  // namespace
+
+void bind_known_first(nb::module_& module) {
+  cache_name = PyUnicode_InternFromString("_cache");
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr}, {}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
+                                {Py_tp_getattro, reinterpret_cast<void*>(get)},
+                                {Py_tp_members, members},
+                                {0, nullptr}};
+  static PyType_Spec spec{"unisono.transports._core.KnownFirst", sizeof(KnownFirst), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+  module.attr("KnownFirst") = nb::steal(PyType_FromSpec(&spec));
+}
+
+}  // namespace unisono
