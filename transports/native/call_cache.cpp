@@ -117,14 +117,15 @@ class CallCache {
   // True if such a call was known and has been run; false if not, and nothing has been done.
   bool run(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root, nb::handle algorithm,
            nb::handle timeout_s) {
-    const Entry* entry = same_as_last(collective, x, out, op, root, algorithm);
-    if (entry == nullptr) entry = recognise(collective, x, out, op, root, algorithm);
     const std::optional<double> limit_s = limit_of(timeout_s);
-    if (entry == nullptr || !limit_s) return false;
-    const nb::object held = entry->kept.back();  // the call, lest another thread closes the communicator meanwhile
-    const CompiledCall& call = *entry->call;
-    const int outcome = run_call(*target_, call, memory_of(*entry), entry->site, *limit_s);
-    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
+    if (!limit_s) return false;
+    if (const Entry* entry = same_as_last(collective, x, out, op, root, algorithm)) {
+      run_known(*entry, {std::span(&last_input_, 1), std::span(&last_output_, 1)}, *limit_s);
+      return true;
+    }
+    const Entry* entry = recognise(collective, x, out, op, root, algorithm);
+    if (entry == nullptr) return false;
+    run_known(*entry, memory_of(*entry), *limit_s);
     return true;
   }
 
@@ -150,12 +151,13 @@ class CallCache {
            nb::object call, bool reads, bool writes) {
     if (!describe(collective, x, out, op, root, algorithm)) return;
     if (calls_.size() >= most_calls) forget();
-    Entry entry{&nb::cast<const CompiledCall&>(call), call_site(), reads, writes, std::nullopt, {}};
+    Entry entry{&nb::cast<const CompiledCall&>(call), call_site(), reads, writes, {}, std::nullopt, {}};
     if (const Entry* before = find(key_)) entry.in_place_at = before->in_place_at;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
       if (in.overlaps(to)) entry.in_place_at = to.begin - in.begin;
+      entry.nbytes = {static_cast<std::size_t>(in.end - in.begin), static_cast<std::size_t>(to.end - to.begin)};
     }
     for (const Form& form : key_.forms)
       if (form.descr != nullptr) entry.kept.push_back(nb::borrow(reinterpret_cast<PyObject*>(form.descr)));
@@ -175,6 +177,7 @@ class CallCache {
     CallSite site;
     bool reads;
     bool writes;
+    std::array<std::size_t, 2> nbytes;          // of x and out, if they are single arrays
     std::optional<std::ptrdiff_t> in_place_at;  // from the beginning of x to that of out, of a call in place
     std::vector<nb::object> kept;               // whose addresses are in the key, and the call
 
@@ -194,23 +197,32 @@ class CallCache {
     bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
   };
 
-  // The entry of the last call of this collective, if it was one on single arrays and this is another such on arrays
-  // that may lie so: what programs do most, and so nothing is collected or hashed for it.
+  void run_known(const Entry& entry, const Memory& memory, double limit_s) {
+    const nb::object held = entry.kept.back();  // the call, lest another thread closes the communicator meanwhile
+    const CompiledCall& call = *entry.call;
+    const int outcome = run_call(*target_, call, memory, entry.site, limit_s);
+    if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
+  }
+
+  // The entry of the last call of this collective, if it was one on single arrays, and this is the same on these or on
+  // other arrays; what programs do most. Sets `last_input_` and `last_output_`.
   const Entry* same_as_last(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                             nb::handle algorithm) {
     const Calls::value_type* last = recent(collective.ptr());
     if (last == nullptr) return nullptr;
-    const Key& key = last->first;
+    const auto& [key, entry] = *last;
     const bool is_single = key.forms.size() == 2 && key.ops.size() == 1;
     if (!is_single || key.collective != collective.ptr() || key.ops[0] != op.ptr() || key.root != root.ptr() ||
         key.algorithm != algorithm.ptr())
       return nullptr;
-    inputs_.assign(1, {});
-    outputs_.assign(1, {});
-    Form from, to;
-    if (!describe(from, inputs_[0], x.ptr(), false) || !(from == key.forms[0])) return nullptr;
-    if (!describe(to, outputs_[0], out.ptr(), true) || !(to == key.forms[1])) return nullptr;
-    return may_lie(last->second) ? &last->second : nullptr;
+    if (!is_like(key.forms[0], x.ptr(), false, last_input_) || !is_like(key.forms[1], out.ptr(), true, last_output_))
+      return nullptr;
+    const Span in{last_input_, last_input_ + entry.nbytes[0]};
+    const Span to{last_output_, last_output_ + entry.nbytes[1]};
+    if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at) return nullptr;
+    if (!entry.reads) last_input_ = &token_;
+    if (!entry.writes) last_output_ = &token_;
+    return &entry;
   }
 
   // The entry of a call with these arguments, if there is one and the arrays lie as they may.
@@ -228,12 +240,11 @@ class CallCache {
   }
 
   std::span<std::byte* const> addresses_of(const Entry& entry, BufferKind kind) {
-    static std::byte token;  // the INPUT of a barrier
     const bool reads = kind == BufferKind::input;
     auto& addresses = reads ? input_addresses_ : output_addresses_;
     addresses.clear();
     if (!(reads ? entry.reads : entry.writes)) {
-      addresses.push_back(&token);
+      addresses.push_back(&token_);
       return addresses;
     }
     const auto& arrays = reads ? inputs_ : outputs_;
@@ -276,6 +287,24 @@ class CallCache {
       end = std::max(end, span.end);
       if (written) written_end = std::max(written_end, span.end);
     }
+    return true;
+  }
+
+  // Whether `describe` would find this form; sets `data`.
+  bool is_like(const Form& form, PyObject* object, bool written, std::byte*& data) const {
+    data = nullptr;
+    if (object == Py_None) return form.descr == nullptr;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != array_type_.ptr()) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(object);
+    if (PyArray_DESCR(array) != form.descr || PyArray_NDIM(array) != form.axes) return false;
+    const int flags = PyArray_FLAGS(array);
+    const bool is_c = (flags & NPY_ARRAY_C_CONTIGUOUS) != 0;
+    if (is_c == form.fortran || (!is_c && (flags & NPY_ARRAY_F_CONTIGUOUS) == 0)) return false;
+    if (written && (flags & NPY_ARRAY_WRITEABLE) == 0) return false;
+    const npy_intp* shape = PyArray_DIMS(array);
+    for (int axis = 0; axis < form.axes; ++axis)
+      if (shape[axis] != form.shape[axis]) return false;
+    data = static_cast<std::byte*>(PyArray_DATA(array));
     return true;
   }
 
@@ -353,7 +382,11 @@ class CallCache {
   nb::object on_start_;
   double timeout_s_;
   Calls calls_;
+  std::byte token_{};                                 // the INPUT of a barrier
   std::array<const Calls::value_type*, 8> recent_{};  // by the collective's name, whose address it has
+  // Of a call that is the same as the last.
+  std::byte* last_input_ = nullptr;
+  std::byte* last_output_ = nullptr;
   // Of the call that was described last; kept, so that small calls allocate nothing.
   Key key_;
   std::vector<Array> inputs_;

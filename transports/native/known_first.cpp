@@ -6,6 +6,7 @@
 // that are not known or not to be waited for, options and results that the cache does not know of, wrong arguments.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -26,6 +27,7 @@ struct Place {
   std::size_t index;
 };
 constexpr Place places[] = {{"x", 1}, {"out", 2}, {"op", 3}, {"root", 4}, {"algorithm", 5}, {"timeout_s", 6}};
+constexpr std::size_t x_index = 1;
 constexpr std::size_t out_index = 2;
 constexpr std::size_t no_place = known_call_arguments;
 constexpr std::size_t most_parameters = 12;
@@ -44,6 +46,7 @@ struct KnownFirst {
   Py_ssize_t parameters;
   Py_ssize_t positional;
   bool returns_out;
+  PyObject* if_not_given[known_call_arguments];  // what the cache is asked for; nullptr: it must be given
   Parameter parameter[most_parameters];
 
   const Parameter* find(PyObject* name) const {
@@ -63,10 +66,7 @@ bool take(const Parameter& parameter, PyObject* given, PyObject** arguments) {
 }
 
 bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, PyObject* names, PyObject** arguments) {
-  for (std::size_t i = 0; i < known_call_arguments; ++i) arguments[i] = Py_None;
-  arguments[0] = self.collective;
-  for (Py_ssize_t i = 0; i < self.parameters; ++i)
-    if (self.parameter[i].index != no_place) arguments[self.parameter[i].index] = self.parameter[i].if_not_given;
+  std::copy_n(self.if_not_given, known_call_arguments, arguments);
   if (count > self.positional) return false;
   for (Py_ssize_t i = 0; i < count; ++i)
     if (!take(self.parameter[i], given[i], arguments)) return false;
@@ -76,10 +76,7 @@ bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, 
     if (parameter == nullptr || !take(*parameter, given[count + i], arguments)) return false;
   }
   // An `out` that the method would have to make is none that the cache could have been asked for.
-  if (self.returns_out && arguments[out_index] == Py_None) return false;
-  for (std::size_t i = 0; i < known_call_arguments; ++i)
-    if (arguments[i] == nullptr) return false;
-  return true;
+  return arguments[x_index] != nullptr && !(self.returns_out && arguments[out_index] == Py_None);
 }
 
 PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
@@ -124,6 +121,10 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* names) {
     for (nb::handle parameter : signature.attr("parameters").attr("values")())
       if (!std::exchange(is_self, false)) add_parameter(self, parameter);
     self.collective = nb::object(nb::handle(method).attr("__name__")).release().ptr();
+    std::fill_n(self.if_not_given, known_call_arguments, Py_None);
+    self.if_not_given[0] = self.collective;
+    for (Py_ssize_t i = 0; i < self.parameters; ++i)
+      if (self.parameter[i].index != no_place) self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
     const Parameter* out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr());
     self.returns_out = out != nullptr;
     return object;
