@@ -448,6 +448,19 @@ class PersistentCall {
 
 namespace {
 
+// What `call` returns, or `failed`, with Python's error set, if it throws.
+template <class Result, class Function>
+Result or_error(Result failed, Function call) {
+  try {
+    return call();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return failed;
+}
+
 // A method by Python's own convention of calls, which is tens of nanoseconds quicker than nanobind's.
 PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(known_call_arguments)) {
@@ -460,20 +473,25 @@ PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t
 
 PyTypeObject* call_cache_type = nullptr;
 
+// The same for a plan, which is called with nothing most of the time.
+PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
+  int wait = 1;
+  if (PyTuple_GET_SIZE(given) != 0 || named != nullptr) {
+    static const char* names[] = {"wait", nullptr};
+    if (!PyArg_ParseTupleAndKeywords(given, named, "|p:plan", const_cast<char**>(names), &wait)) return nullptr;
+  }
+  return or_error(static_cast<PyObject*>(nullptr), [&] { return nb::inst_ptr<PersistentCall>(self)->run(wait != 0).release().ptr(); });
+}
+
 }  // namespace
 
 Known run_known(PyObject* cache, PyObject* const* arguments) {
   if (Py_TYPE(cache) != call_cache_type) return Known::no;
-  try {
+  return or_error(Known::failed, [&] {
     const bool known = nb::inst_ptr<CallCache>(cache)->run(arguments[0], arguments[1], arguments[2], arguments[3],
                                                            arguments[4], arguments[5], arguments[6]);
     return known ? Known::yes : Known::no;
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return Known::failed;
+  });
 }
 
 void bind_call_cache(nb::module_& module) {
@@ -493,11 +511,11 @@ void bind_call_cache(nb::module_& module) {
            nb::arg("op").none(), nb::arg("root").none(), nb::arg("algorithm").none())
       .def("forget", &CallCache::forget);
   call_cache_type = reinterpret_cast<PyTypeObject*>(module.attr("CallCache").ptr());
-  nb::class_<PersistentCall>(module, "PersistentCall")
+  static PyType_Slot plan_slots[] = {{Py_tp_call, reinterpret_cast<void*>(call_plan)}, {0, nullptr}};
+  nb::class_<PersistentCall>(module, "PersistentCall", nb::type_slots(plan_slots))
       .def(nb::init<nb::object, nb::object, nb::handle, nb::handle, nb::object, nb::object, double, nb::object>(),
            nb::arg("endpoint"), nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("on_failure"),
-           nb::arg("on_start"), nb::arg("timeout_s"), nb::arg("result").none())
-      .def("__call__", &PersistentCall::run, nb::arg("wait") = true);
+           nb::arg("on_start"), nb::arg("timeout_s"), nb::arg("result").none());
 }
 
 }  // namespace unisono
