@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         algorithm: Wanted
         timeout_s: float | None
 
-
     Method = TypeVar("Method", bound=Callable[..., Any])
 
     def known_first(method: Method) -> Method:

@@ -480,7 +480,8 @@ PyObject* call_plan(PyObject* self, PyObject* given, PyObject* named) {
     static const char* names[] = {"wait", nullptr};
     if (!PyArg_ParseTupleAndKeywords(given, named, "|p:plan", const_cast<char**>(names), &wait)) return nullptr;
   }
-  return or_error(static_cast<PyObject*>(nullptr), [&] { return nb::inst_ptr<PersistentCall>(self)->run(wait != 0).release().ptr(); });
+  return or_error(static_cast<PyObject*>(nullptr),
+                  [&] { return nb::inst_ptr<PersistentCall>(self)->run(wait != 0).release().ptr(); });
 }
 
 }  // namespace

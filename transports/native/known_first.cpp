@@ -1,9 +1,10 @@
 // Methods in front of which the cache of known calls stands.
 //
 // Theory of operation. A collective is a method in Python, which checks, plans and explains. `KnownFirst` takes its
-// place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the cache
-// knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method: calls
-// that are not known or not to be waited for, options and results that the cache does not know of, wrong arguments.
+// place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the
+// cache knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method:
+// calls that are not known or not to be waited for, options and results that the cache does not know of, wrong
+// arguments.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -100,7 +101,8 @@ void add_parameter(KnownFirst& self, nb::handle parameter) {
   const nb::object by_default = parameter.attr("default");
   const bool needed = by_default.is(parameter.attr("empty"));
   Parameter& added = self.parameter[self.parameters++];
-  added = {PyUnicode_InternFromString(name.c_str()), needed ? nullptr : nb::object(by_default).release().ptr(), no_place};
+  added = {PyUnicode_InternFromString(name.c_str()), needed ? nullptr : nb::object(by_default).release().ptr(),
+           no_place};
   for (const Place& place : places)
     if (name == place.parameter) added.index = place.index;
   const nb::object kind = parameter.attr("kind");
@@ -124,7 +126,8 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* names) {
     std::fill_n(self.if_not_given, known_call_arguments, Py_None);
     self.if_not_given[0] = self.collective;
     for (Py_ssize_t i = 0; i < self.parameters; ++i)
-      if (self.parameter[i].index != no_place) self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
+      if (self.parameter[i].index != no_place)
+        self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
     const Parameter* out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr());
     self.returns_out = out != nullptr;
     return object;
@@ -166,8 +169,8 @@ PyObject* get(PyObject* object, PyObject* name) {
 
 void bind_known_first(nb::module_& module) {
   cache_name = PyUnicode_InternFromString("_cache");
-  static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr}, {}};
+  static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr},
+                                  {}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
