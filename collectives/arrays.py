@@ -17,6 +17,9 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 
+# What several arrays of one call may be given as.
+LISTS = frozenset({list, tuple})
+
 # numpy's dtype objects, in this machine's byte order, to Unisono's; looking up their names would take microseconds.
 _DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
 
@@ -89,6 +92,19 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
     return array, Operand(flat, like.dtype, shape, like.order)
 
 
+def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
+    """Return where the result of each of the arrays `x` goes: what `out` has for it, or None if `out` is None.
+
+    Raises:
+        UsageError: `out` is no list of as many arrays.
+    """
+    if out is None:
+        return [None] * len(x)
+    if type(out) not in LISTS or len(out) != len(x):
+        raise UsageError(f"x is {len(x)} arrays, and out is not: pass a list with an array for each of them")
+    return out  # type: ignore[no-any-return]
+
+
 def target_like(x: Any) -> Any:
     """Return a new array for a result like the numpy array `x`, or None where it takes a closer look.
 
@@ -96,7 +112,7 @@ def target_like(x: Any) -> Any:
     """
     if type(x) is np.ndarray:
         return np.empty_like(x)
-    return type(x)(map(target_like, x)) if type(x) in (list, tuple) else None
+    return type(x)(map(target_like, x)) if type(x) in LISTS else None
 
 
 def zeros_like(x: Any) -> Any:
@@ -106,7 +122,7 @@ def zeros_like(x: Any) -> Any:
     """
     if type(x) is np.ndarray:
         return np.zeros_like(x)
-    return type(x)(map(zeros_like, x)) if type(x) in (list, tuple) else None
+    return type(x)(map(zeros_like, x)) if type(x) in LISTS else None
 
 
 def target_of_all(x: Any, size: int) -> Any:

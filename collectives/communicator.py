@@ -15,7 +15,8 @@ from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
-from unisono.collectives.groups import Groups, Message
+from unisono.collectives.group_calls import Message
+from unisono.collectives.groups import Groups
 from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
 from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
@@ -102,7 +103,7 @@ class Communicator(Groups, Objects, Probes):
         limit_s = self._limit_s(timeout_s)
         if self._group is not None:
             start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
-            return self._join(Message(start, None, limit_s))
+            return self._group.add(Message(start, None, limit_s))
         operation = self._executor.send(source.flat, source.dtype, dest, tag)
         if not wait:
             operation.go_on(limit_s)
@@ -159,9 +160,8 @@ class Communicator(Groups, Objects, Probes):
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
         if self._group is not None:
-            return self._join(
-                Message(partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number), out, limit_s)
-            )
+            start = partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number)
+            return self._group.add(Message(start, out, limit_s))
         operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
         if not wait:
             operation.go_on(limit_s)

@@ -101,7 +101,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("allreduce", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -153,7 +153,7 @@ class EqualShares(Caller):
             return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
             result: Arrays | None = self._long_way(
-                "reduce", x, out, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
+                "reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
             )
             return result
         return target if self.rank == root else None
@@ -190,7 +190,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("broadcast", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -221,7 +221,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allgather", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("allgather", x, out, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -260,7 +260,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce_scatter", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("reduce_scatter", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -297,7 +297,9 @@ class EqualShares(Caller):
         if not wait:
             return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
-            result: Array | None = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            result: Array | None = self._long_way(
+                "gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s
+            )
             return result
         return target if self.rank == root else None
 
@@ -339,7 +341,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scatter", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("scatter", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -370,7 +372,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("alltoall", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("alltoall", x, out, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -408,7 +410,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("scan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -447,7 +449,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("exscan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -468,5 +470,5 @@ class EqualShares(Caller):
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         ended: Work[None] | None = None
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
-            ended = self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
+            ended = self._long_way("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         return ended
