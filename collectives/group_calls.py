@@ -8,15 +8,21 @@ checked before the group ends, for what is known by its arguments has been right
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives.arrays import LISTS, outs_of
 from unisono.collectives.calls import Wanted
 from unisono.collectives.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Op
+from unisono.transports import _core
 from unisono.transports.base import Operation
+
+# Collectives on whole arrays, of which any number is as good as one.
+FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is Cut.VECTOR)
 
 
 class Outcome:
@@ -118,7 +124,7 @@ class Batch(Outcome):
     Attributes:
         collective, root, counts, algorithm: what they have in common.
         x, outs, targets, ops: what they have not, an item for each: of `_long_way` in `Caller`.
-        limits_s: the limits that were given, in seconds.
+        timeouts_s: the limits that were given.
     """
 
     def __init__(
@@ -133,7 +139,7 @@ class Batch(Outcome):
         self.outs: list[Any] = []
         self.targets: list[Any] = []
         self.ops: list[str | Op | None] = []
-        self.limits_s: list[float] = []
+        self.timeouts_s: list[float] = []
         self._lists: list[tuple[type[Any] | None, int]] = []
 
     def arguments(self) -> tuple[str, list[Any], list[Any], tuple[str | Op | None, ...], int | None, Wanted]:
@@ -142,10 +148,10 @@ class Batch(Outcome):
 
     def limit_s(self, default_s: float) -> float | None:
         """Return the shortest limit of the calls, in seconds; None if all of them have the default."""
-        if not self.limits_s:
+        if not self.timeouts_s:
             return None
         calls = len(self._lists) or len(self.x)
-        return float(min(self.limits_s if len(self.limits_s) == calls else [*self.limits_s, default_s]))
+        return float(min(self.timeouts_s if len(self.timeouts_s) == calls else [*self.timeouts_s, default_s]))
 
     def spread(self) -> bool:
         """Put the arrays of lists into the place of the lists; return whether there were any.
@@ -182,11 +188,18 @@ class Batch(Outcome):
 
 
 class Group:
-    """The calls of a with-block, those together that are carried out as one, in the order of the first of each."""
+    """The calls of a with-block, those together that are carried out as one, in the order of the first of each.
 
-    def __init__(self) -> None:
+    Attributes:
+        outcomes: the batches and messages.
+        notes: what takes note of collective calls, in the place of the cache and of `Caller._long_way`.
+    """
+
+    def __init__(self, check: Callable[[int | None, Wanted], None]) -> None:
+        """Begin a group in which each new pair of a root and an algorithm is checked."""
         self.outcomes: list[Outcome] = []
-        self.batches: dict[tuple[str, int | None, Wanted], Batch] = {}
+        # The notes must know nothing of what knows them, for the collector of garbage does not see into them.
+        self.notes = _core.CallNotes(partial(_open, self.outcomes, {}, check), GroupWork)
 
     def add(self, message: Message) -> GroupWork:
         """Take note of a message; return its work."""
@@ -197,3 +210,25 @@ class Group:
         """Let all that have not ended have failed."""
         for outcome in self.outcomes:
             outcome.end((), error)
+
+
+def _open(
+    outcomes: list[Outcome],
+    known: dict[tuple[str, int | None, Wanted], Batch],
+    check: Callable[[int | None, Wanted], None],
+    collective: str,
+    root: int | None,
+    counts: tuple[Sequence[int], ...] | None,
+    algorithm: Wanted,
+) -> tuple[Batch, bool]:
+    """Return the batch of a call, an old or a new one, and whether further calls of its kind belong to it."""
+    check(root, algorithm)
+    takes_more = counts is None and collective in FUSED
+    key = (collective, root, algorithm)
+    batch = known.get(key) if takes_more else None
+    if batch is None:
+        batch = Batch(collective, root, counts, algorithm)
+        outcomes.append(batch)
+        if takes_more:
+            known[key] = batch
+    return batch, takes_more

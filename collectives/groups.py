@@ -12,23 +12,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from unisono.algorithms.contracts import CONTRACTS, Cut
+from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
-from unisono.collectives.group_calls import Batch, Group, GroupWork, Message
+from unisono.collectives.group_calls import FUSED, Batch, Group, Message
 from unisono.collectives.prepared import Prepared
 from unisono.collectives.work import Work
 from unisono.errors import InternalError, UnisonoError, UsageError
-from unisono.operations import Op
 from unisono.transports.base import NO_CACHE, AnyArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from unisono.collectives.caller import Arguments
-
-# Collectives on whole arrays, of which any number is as good as one.
-_WHOLE = frozenset(name for name, contract in CONTRACTS.items() if contract.input is Cut.VECTOR)
 
 
 class Groups(Caller):
@@ -64,8 +60,10 @@ class Groups(Caller):
         if self._group is not None:
             yield
             return
-        group = Group()
-        cache, self._cache, self._group = self._cache, NO_CACHE, group
+        group = Group(self._check_common)
+        cache, self._cache, self._group = self._cache, group.notes, group
+        # In the place of the method, which would cost a call as much again.
+        vars(self)["_long_way"] = group.notes.add
         try:
             yield
         except BaseException as error:
@@ -73,6 +71,7 @@ class Groups(Caller):
             raise
         finally:
             self._group = None
+            del vars(self)["_long_way"]
             self._cache = cache if self._refusal is None else NO_CACHE
         try:
             self._carry_out(group)
@@ -83,71 +82,27 @@ class Groups(Caller):
             group.fail(UsageError(f"this call was not made, or not to its end: its group raised {error!r}"))
             raise
 
-    def _long_way(
-        self,
-        collective: str,
-        x: Any,
-        out: Any,
-        target: Any,
-        *,
-        op: str | Op | None = None,
-        root: int | None = None,
-        counts: tuple[Sequence[int], ...] | None = None,
-        algorithm: Wanted = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """See `Caller._long_way`. In a group, the call is only taken note of, and its `Work` returned."""
-        group = self._group
-        if group is None:
-            return super()._long_way(
-                collective,
-                x,
-                out,
-                target,
-                op=op,
-                root=root,
-                counts=counts,
-                algorithm=algorithm,
-                timeout_s=timeout_s,
-            )
-        try:
-            batch = group.batches[collective, root, algorithm]
-        except (KeyError, TypeError):  # TypeError: what cannot be looked up is no algorithm or root either
-            batch = self._open(group, Batch(collective, root, counts, algorithm))
-        work = GroupWork(batch, len(batch.x))
-        batch.x.append(x)
-        batch.outs.append(out)
-        batch.targets.append(target)
-        batch.ops.append(op)
-        if timeout_s is not None:
-            batch.limits_s.append(self._limit_s(timeout_s))
-        return work
-
     def _start_long_way(
         self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
     ) -> Work[Any]:
-        """See `Caller._start_long_way`. In a group, the call is only taken note of: all of them wait for its end."""
+        """See `Caller._start_long_way`. In a group, the call is only taken note of, as any other."""
         if self._group is None:
             return super()._start_long_way(collective, x, out, target, **arguments)
         work: Work[Any] = self._long_way(collective, x, out, target, **arguments)
         return work
 
-    def _open(self, group: Group, batch: Batch) -> Batch:
-        """Let a batch be in the group, and take in all further calls of its kind if there can be several in it.
+    def _check_common(self, root: int | None, algorithm: Wanted) -> None:
+        """Check what the calls of a batch have in common; everything else is looked at when the group ends.
 
         Raises:
-            UsageError: its root or algorithm cannot be, or the communicator is closed.
+            UsageError: the root or algorithm cannot be, or the communicator is closed.
         """
         self._check_usable()
-        if batch.root is not None:
-            checked_integer(batch.root, "root", 0, self.size - 1)
-        name = selected_by(batch.algorithm).algorithm
+        if root is not None:
+            checked_integer(root, "root", 0, self.size - 1)
+        name = selected_by(algorithm).algorithm
         if name is not None and not isinstance(name, str):
             raise UsageError(f"algorithm must be a name, not {name!r}")
-        group.outcomes.append(batch)
-        if batch.collective in _WHOLE:
-            group.batches[batch.collective, batch.root, batch.algorithm] = batch
-        return batch
 
     def _carry_out(self, group: Group) -> None:
         """Carry out a group: check everything, start the messages, run the collectives, wait for the messages."""
@@ -155,6 +110,9 @@ class Groups(Caller):
         messages = [outcome for outcome in group.outcomes if isinstance(outcome, Message)]
         if group.outcomes:
             self._check_usable()
+        for batch in batches:
+            for timeout_s in batch.timeouts_s:
+                self._limit_s(timeout_s)
         # Of a single batch, nothing has been sent while it is being looked up.
         if len(group.outcomes) == len(batches) == 1 and self._run_known(batches[0]):
             return
@@ -177,7 +135,7 @@ class Groups(Caller):
         """
         if self._knows(batch):
             return None
-        if batch.collective in _WHOLE and batch.spread() and (not batch.x or self._knows(batch)):
+        if batch.collective in FUSED and batch.spread() and (not batch.x or self._knows(batch)):
             return None
         given = zip(batch.x, batch.outs, batch.ops, strict=True)
         parts = [

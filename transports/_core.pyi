@@ -99,6 +99,31 @@ class CallCache:
     def knows(self, collective: str, x: object, out: object, op: object, root: object, algorithm: object) -> bool: ...
     def forget(self) -> None: ...
 
+class CallNotes:
+    def __init__(self, open: Callable[[str, Any, Any, Any], tuple[object, bool]], work_type: type) -> None: ...
+    def add(
+        self,
+        collective: str,
+        x: object,
+        out: object,
+        target: object,
+        /,
+        *,
+        op: object = None,
+        root: object = None,
+        counts: object = None,
+        algorithm: object = None,
+        timeout_s: object = None,
+    ) -> Any: ...
+    def run(
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: object, /
+    ) -> bool: ...
+    def start(
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: float, /
+    ) -> Any | None: ...
+    def knows(self, collective: str, x: object, out: object, op: object, root: object, algorithm: object) -> bool: ...
+    def forget(self) -> None: ...
+
 class PersistentCall:
     def __init__(
         self,

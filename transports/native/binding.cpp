@@ -259,6 +259,7 @@ NB_MODULE(_core, module) {
   bind_started_call(module);
   bind_endpoint(module);
   bind_call_cache(module);
+  bind_call_notes(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));

@@ -60,5 +60,6 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
              double timeout_s);
 
 void bind_call_cache(nanobind::module_& module);
+void bind_call_notes(nanobind::module_& module);
 
 }  // namespace unisono
