@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.collectives import arrays, kinds
-from unisono.collectives.arrays import LISTS, Operand
+from unisono.collectives.arrays import LISTS, Operand, list_of
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
 from unisono.collectives.group_calls import Group
 from unisono.collectives.prepared import Part, Prepared
@@ -86,9 +86,10 @@ class Caller:
         array or None, where that is None.
         """
         given = Given(collective, x, out, **arguments)
-        if type(x) in LISTS and not x:
-            return x
-        if given.counts is None and type(x) not in LISTS and not kinds.are_of_numpy(x, out):
+        several = out if x is None else x
+        if type(several) in LISTS and not several:
+            return several
+        if given.counts is None and type(several) not in LISTS and not kinds.are_of_numpy(x, out):
             return self._by_views(given)
         prepared = self._prepare(given)
         limit_s = self._limit_s(given.timeout_s)
@@ -129,8 +130,9 @@ class Caller:
         """The same as `_long_way`, for a call that goes on by itself."""
         given = Given(collective, x, out, **arguments)
         limit_s = self._limit_s(given.timeout_s)
-        if type(x) in LISTS and not x:
-            return Work(self._works, None, x, limit_s, None)
+        several = out if x is None else x
+        if type(several) in LISTS and not several:
+            return Work(self._works, None, several, limit_s, None)
         prepared = self._prepare(given)
         operation = self._executor.start(prepared.call, prepared.sources(), prepared.targets)
         operation.go_on(limit_s)
@@ -177,8 +179,7 @@ class Caller:
             NoAlgorithmError: no algorithm carries it out.
         """
         self._check_usable()
-        gathered = type(given.x) if type(given.x) in LISTS else None
-        return self._prepared([self._part(each) for each in spread(given)], gathered)
+        return self._prepared([self._part(each) for each in spread(given)], list_of(given.x, given.out))
 
     def _prepared(self, parts: Sequence[Part], gathered: type[Any] | None) -> Prepared:
         """Return the one call on these arrays."""
@@ -294,14 +295,15 @@ def spread(given: Given) -> list[Given]:
     """Return the calls that there are in a call on a list of arrays, one for each; of an array alone, the call itself.
 
     Raises:
-        UsageError: the collective takes no lists, or `out` is no list of as many arrays.
+        UsageError: `out` is no list of as many arrays, or there are none.
     """
     x, out = given.x, given.out
-    if type(x) not in LISTS or CONTRACTS[given.collective].input is not Cut.VECTOR:
+    if given.counts is not None or CONTRACTS[given.collective].input is Cut.TOKEN or list_of(x, out) is None:
         return [given]
-    if not x:
+    sources = [None] * len(out) if x is None else x
+    if not sources:
         raise UsageError("x is an empty list: there is nothing to be done")
-    return [given._replace(x=each, out=to) for each, to in zip(x, arrays.outs_of(x, out), strict=True)]
+    return [given._replace(x=each, out=to) for each, to in zip(sources, arrays.outs_of(sources, out), strict=True)]
 
 
 def _check_in_place(call: Call) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import Given, checked_integer
@@ -262,6 +262,7 @@ class Communicator(Groups, Objects, Probes):
         elif op is not None or reproducible or accumulate is not None:
             raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
         wanted = selection(algorithm, reproducible, accumulate)
+        x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
         made = self._prepare(Given(name, x, out, op, root, rows, wanted))
         if any(part.is_packed for part in made.parts):
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
-from unisono.collectives.arrays import LISTS, outs_of
+from unisono.collectives.arrays import LISTS, list_of, outs_of
 from unisono.collectives.calls import Wanted
 from unisono.collectives.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
@@ -21,8 +21,8 @@ from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.base import Operation
 
-# Collectives on whole arrays, of which any number is as good as one.
-FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is Cut.VECTOR)
+# Collectives on arrays, of which any number is as good as one.
+FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)
 
 
 class Outcome:
@@ -159,16 +159,16 @@ class Batch(Outcome):
         Raises:
             UsageError: an `out` is no list of as many arrays as its `x`.
         """
-        if LISTS.isdisjoint(map(type, self.x)):
+        if LISTS.isdisjoint(map(type, self.x)) and LISTS.isdisjoint(map(type, self.outs)):
             return False
         calls = list(zip(self.x, self.outs, self.targets, self.ops, strict=True))
         self.x, self.outs, self.targets, self.ops = [], [], [], []
         for x, out, target, op in calls:
-            gathered = type(x) if type(x) in LISTS else None
-            several = x if gathered else [x]
+            gathered = list_of(x, out)
+            several = [x] if gathered is None else [None] * len(out) if x is None else x
             self.x += several
-            self.outs += outs_of(x, out) if gathered else [out]
-            self.targets += outs_of(x, target) if gathered else [target]
+            self.outs += outs_of(several, out) if gathered else [out]
+            self.targets += outs_of(several, target) if gathered else [target]
             self.ops += [op] * len(several)
             self._lists.append((gathered, len(several)))
         return True

@@ -1,9 +1,9 @@
 """Groups: many calls, carried out together when their with-block ends, in as few messages as can be.
 
-Theory of operation. In a group, a call is only taken note of. When the block ends, calls of one collective on whole
-arrays are fused into one, each array an extent of it, whatever their dtypes and operations. A fused call stands where
-the first of its calls does, so that all ranks, which make the same calls, fuse them alike. Everything is checked before
-anything is sent.
+Theory of operation. In a group, a call is only taken note of. When the block ends, calls of one collective are fused
+into one, each array an extent of it, whatever their dtypes and operations. A fused call stands where the first of its
+calls does, so that all ranks, which make the same calls, fuse them alike. Calls with counts stand alone. Everything is
+checked before anything is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
-from unisono.collectives.group_calls import FUSED, Batch, Group, Message
+from unisono.collectives.group_calls import Batch, Group, Message
 from unisono.collectives.prepared import Prepared
 from unisono.collectives.work import Work
 from unisono.errors import InternalError, UnisonoError, UsageError
@@ -34,10 +34,10 @@ class Groups(Caller):
     def group(self) -> Iterator[None]:
         """Let the calls of a with-block be carried out together when it ends.
 
-        In it, every call returns a `Work`, which has its result after the block; ``wait`` changes nothing. Calls of
-        allreduce, reduce, broadcast, scan and exscan on any number of arrays, of any shapes, dtypes and operations, are
-        sent as one for each collective, root and algorithm, at the place of the first; all others keep their order.
-        Messages are started before. What is written may not be in any other array of the group.
+        In it, every call returns a `Work`, which has its result after the block; ``wait`` changes nothing. Calls on any
+        number of arrays, of any shapes, dtypes and operations, are sent as one for each collective, root and algorithm,
+        at the place of the first; barriers and calls with counts keep their order. Messages are started before. What is
+        written may not be in any other array of the group.
 
         All ranks must make the same calls in the same order. A group in a group belongs to the outer one. A plan is
         carried out at once, as if it stood before the block.
@@ -135,7 +135,7 @@ class Groups(Caller):
         """
         if self._knows(batch):
             return None
-        if batch.collective in FUSED and batch.spread() and (not batch.x or self._knows(batch)):
+        if batch.counts is None and batch.spread() and (not batch.x or self._knows(batch)):
             return None
         given = zip(batch.x, batch.outs, batch.ops, strict=True)
         parts = [

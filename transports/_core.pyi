@@ -34,6 +34,7 @@ class Call:
         segments: int,
         digest: int,
         description: str,
+        shared: tuple[bool, bool] = ...,
     ) -> None: ...
 
 class Control:
