@@ -173,6 +173,11 @@ class Batch(Outcome):
             self._lists.append((gathered, len(several)))
         return True
 
+    def end(self, results: Sequence[Any], error: UnisonoError | None = None) -> None:
+        """See `Outcome.end`. The arrays are kept no longer, but for those that are results."""
+        super().end(results, error)
+        self.x, self.outs, self.targets = [], [], []
+
     def end_well(self, results: Sequence[Any]) -> None:
         """Let the calls have ended; there is a result of each array, None where this rank gets nothing."""
         self.end(list(self._gathered(results)) if self._lists else results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -165,11 +166,12 @@ def share_lists(world: Any, collective: str, where: str) -> tuple[list[Any], lis
     return x, out if needs_out else None
 
 
-def share_lists_and_alone(world: Any, collective: str, kind: type, where: str, wait: bool) -> None:
+def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
     call = getattr(world, collective)
     if collective == "reduce_scatter":
         call = partial(call, op="sum")
-    for _ in range(2):  # what has been prepared once is known later
+    # What has been prepared once is known later.
+    for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
         x, out = share_lists(world, collective, where)
         outs = [None] * len(x) if out is None else out
         wanted = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
@@ -184,8 +186,6 @@ def share_lists_and_alone(world: Any, collective: str, kind: type, where: str, w
             same(list(found), wanted)
 
 
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize(
     ("collective", "where"),
     [
@@ -195,10 +195,8 @@ def share_lists_and_alone(world: Any, collective: str, kind: type, where: str, w
         if (collective, where) != ("alltoall", "in place")
     ],
 )
-def test_a_list_of_shares_gives_what_its_arrays_give(
-    run: Run, collective: str, where: str, kind: type, wait: bool
-) -> None:
-    run(share_lists_and_alone, collective, kind, where, wait)
+def test_a_list_of_shares_gives_what_its_arrays_give(run: Run, collective: str, where: str) -> None:
+    run(share_lists_and_alone, collective, where)
 
 
 def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
@@ -236,6 +234,33 @@ def lists_in_group(world: Any) -> None:
 
 def test_lists_and_arrays_may_be_in_one_group(run: Run) -> None:
     run(lists_in_group)
+
+
+def equal_roots(world: Any) -> None:
+    """Roots that are equal are one root, whether or not they are one object."""
+    roots = [0, np.int64(0)] if world.rank else [np.int64(0), 0]
+    with world.group():
+        works = [world.broadcast(np.full(2, world.rank + index), root=roots[index % 2]) for index in range(10)]
+    assert [work.result().tolist() for work in works] == [[index] * 2 for index in range(10)]
+
+
+def test_equal_roots_are_one_root(run: Run) -> None:
+    run(equal_roots)
+
+
+def kept_arrays(world: Any) -> None:
+    for _ in range(2):  # what has been prepared once is known later
+        x = np.ones(3)
+        kept = weakref.ref(x)
+        with world.group():
+            work = world.allreduce(x)
+        del x
+        assert kept() is None
+        assert work.result().tolist() == [world.size] * 3
+
+
+def test_a_work_keeps_only_results(run: Run) -> None:
+    run(kept_arrays)
 
 
 def empty_lists(world: Any) -> None:

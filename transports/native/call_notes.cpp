@@ -22,8 +22,8 @@ namespace {
 class CallNotes {
  public:
   // `open(collective, root, counts, algorithm)` returns a batch, which has the lists x, outs, targets, ops and
-  // timeouts_s, and whether further calls may be put into it. `work_type` is a class of which an instance has a batch
-  // and an index.
+  // timeouts_s, and whether further calls may be put into it. `work_type` is a class with the slots `_outcome`, for the
+  // batch, and `_index`.
   CallNotes(nb::object open, nb::object work_type)
       : open_(std::move(open)),
         work_type_(std::move(work_type)),
@@ -36,16 +36,8 @@ class CallNotes {
 
   // Takes note of a call, and returns its work.
   nb::object add(const Call& call) {
-    const Batch* batch = call.counts.is_none() ? find(call) : nullptr;
-    const Batch opened = batch == nullptr ? open(call) : Batch{};
-    if (batch == nullptr) batch = &opened;
-    const Py_ssize_t index = PyList_GET_SIZE(batch->lists[0].ptr());
-    append(batch->lists[0], call.x);
-    append(batch->lists[1], call.out);
-    append(batch->lists[2], call.target);
-    append(batch->lists[3], call.op);
-    if (!call.timeout_s.is_none()) append(batch->lists[4], call.timeout_s);
-    return work(*batch, index);
+    const Batch* known = call.counts.is_none() ? find(call) : nullptr;
+    return known != nullptr ? put(call, *known) : put(call, open(call));
   }
 
  private:
@@ -54,6 +46,16 @@ class CallNotes {
     nb::object itself;
     std::array<nb::object, 5> lists;
   };
+
+  nb::object put(const Call& call, const Batch& batch) const {
+    const Py_ssize_t index = PyList_GET_SIZE(batch.lists[0].ptr());
+    append(batch.lists[0], call.x);
+    append(batch.lists[1], call.out);
+    append(batch.lists[2], call.target);
+    append(batch.lists[3], call.op);
+    if (!call.timeout_s.is_none()) append(batch.lists[4], call.timeout_s);
+    return work(batch, index);
+  }
 
   static void append(nb::handle list, nb::handle item) {
     if (PyList_Append(list.ptr(), item.ptr()) != 0) throw nb::python_error();
@@ -75,8 +77,19 @@ class CallNotes {
       batch.lists[next] = itself.attr(name);
       if (!PyList_CheckExact(batch.lists[next++].ptr())) throw nb::type_error("a batch has lists");
     }
-    if (takes_more) batches_.push_back(batch);
+    if (takes_more) keep(batch);
     return batch;
+  }
+
+  // Equal objects may be others each time, as numbers are: a batch is known by the last ones.
+  void keep(const Batch& batch) {
+    const auto before = std::find_if(batches_.begin(), batches_.end(),
+                                     [&](const Batch& other) { return other.itself.is(batch.itself); });
+    if (before == batches_.end()) {
+      batches_.push_back(batch);
+    } else {
+      *before = batch;
+    }
   }
 
   // Makes what ``work_type(batch, index)`` would, but without a call of Python's: it fills the slots of a new object.
