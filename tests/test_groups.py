@@ -259,8 +259,9 @@ def kept_arrays(world: Any) -> None:
         assert work.result().tolist() == [world.size] * 3
 
 
-def test_a_work_keeps_only_results(run: Run) -> None:
-    run(kept_arrays)
+def test_a_work_keeps_only_results() -> None:
+    with NativeRanks(2, "shm") as ranks:
+        ranks.run_calls(kept_arrays)
 
 
 def empty_lists(world: Any) -> None:
