@@ -17,6 +17,9 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 
+# What several arrays of one call may be given as.
+LISTS = frozenset({list, tuple})
+
 # numpy's dtype objects, in this machine's byte order, to Unisono's; looking up their names would take microseconds.
 _DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
 
@@ -89,6 +92,25 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
     return array, Operand(flat, like.dtype, shape, like.order)
 
 
+def list_of(x: Any, out: Any) -> type[Any] | None:
+    """Return as what several arrays were given, list or tuple; None of one array. `out` tells where there is no `x`."""
+    gathered = type(out if x is None else x)
+    return gathered if gathered in LISTS else None
+
+
+def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
+    """Return where the result of each of the arrays `x` goes: what `out` has for it, or None if `out` is None.
+
+    Raises:
+        UsageError: `out` is no list of as many arrays.
+    """
+    if out is None:
+        return [None] * len(x)
+    if type(out) not in LISTS or len(out) != len(x):
+        raise UsageError(f"x is {len(x)} arrays, and out is not: pass a list with an array for each of them")
+    return out  # type: ignore[no-any-return]
+
+
 def target_like(x: Any) -> Any:
     """Return a new array for a result like the numpy array `x`, or None where it takes a closer look.
 
@@ -96,7 +118,7 @@ def target_like(x: Any) -> Any:
     """
     if type(x) is np.ndarray:
         return np.empty_like(x)
-    return type(x)(map(target_like, x)) if type(x) in (list, tuple) else None
+    return type(x)(map(target_like, x)) if type(x) in LISTS else None
 
 
 def zeros_like(x: Any) -> Any:
@@ -106,11 +128,16 @@ def zeros_like(x: Any) -> Any:
     """
     if type(x) is np.ndarray:
         return np.zeros_like(x)
-    return type(x)(map(zeros_like, x)) if type(x) in (list, tuple) else None
+    return type(x)(map(zeros_like, x)) if type(x) in LISTS else None
 
 
 def target_of_all(x: Any, size: int) -> Any:
-    """Return a new array for what `size` ranks have, each an array like `x`, or None where it takes a closer look."""
+    """Return a new array for what `size` ranks have, each an array like `x`, or None where it takes a closer look.
+
+    For a list or a tuple of arrays, return another one.
+    """
+    if type(x) in LISTS:
+        return type(x)(target_of_all(each, size) for each in x)
     if type(x) is not np.ndarray or x.ndim == 0:
         return None
     rows, *rest = x.shape
@@ -118,7 +145,12 @@ def target_of_all(x: Any, size: int) -> Any:
 
 
 def target_of_share(x: Any, size: int) -> Any:
-    """Return a new array for an equal share of `x`, one of `size`, or None where it takes a closer look."""
+    """Return a new array for an equal share of `x`, one of `size`, or None where it takes a closer look.
+
+    For a list or a tuple of arrays, return another one.
+    """
+    if type(x) in LISTS:
+        return type(x)(target_of_share(each, size) for each in x)
     if type(x) is not np.ndarray or x.ndim == 0:
         return None
     rows, *rest = x.shape
@@ -187,17 +219,24 @@ def check_apart(pairs: Sequence[tuple[AnyArray | None, AnyArray | None]]) -> Non
     """
     lying = []
     for source, target in pairs:
-        in_place = source is not None and target is not None and np.may_share_memory(source, target)
-        for array, is_written in ((None if in_place else source, False), (target, True)):
-            if array is not None and array.size:
-                begin = array.ctypes.data
-                lying.append((begin, begin + array.nbytes, is_written))
+        places = [_place(array) for array in (source, target) if array is not None]
+        if source is not None and target is not None and np.may_share_memory(source, target):
+            lying.append((min(begin for begin, _ in places), max(end for _, end in places), True))
+        else:
+            written = [array is target for array in (source, target) if array is not None]
+            lying += [(*place, is_written) for place, is_written in zip(places, written, strict=True)]
+    lying = [(begin, end, is_written) for begin, end, is_written in lying if begin < end]
     end = written_end = 0
     for begin, array_end, is_written in sorted(lying):
         if begin < (end if is_written else written_end):
             raise UsageError("an out is in the memory of another array of the same list or group: pass separate arrays")
         end = max(end, array_end)
         written_end = max(written_end, array_end) if is_written else written_end
+
+
+def _place(array: AnyArray) -> tuple[int, int]:
+    begin = array.ctypes.data
+    return begin, begin + array.nbytes
 
 
 def share_memory(x: Operand, out: Operand, offset: int | None) -> bool:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.collectives import arrays, kinds
-from unisono.collectives.arrays import Operand
+from unisono.collectives.arrays import LISTS, Operand, list_of
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
+from unisono.collectives.group_calls import Group
 from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.work import Work, Works
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
         """Let the executor's cache be asked before a collective method is, where the call has an `out` to ask for."""
 else:
     known_first = KnownFirst
-
-# What several arrays of one call may be given as.
-LISTS = (list, tuple)
 
 _log = logging.getLogger("unisono")
 
@@ -86,19 +84,19 @@ class Caller:
         debugging = _log.isEnabledFor(logging.DEBUG)
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
         self._works = Works(executor)
-        self._group: list[Any] | None = None
+        self._group: Group | None = None
 
-    def _long_way(self, collective: str, x: Any, out: Any, **arguments: Unpack[Arguments]) -> Any:
+    def _long_way(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
 
-        The arguments are those of `Given`. In a group, the call is only taken note of, and its `Work` returned.
+        The arguments are those of `Given`, and `target` is what is written where the call is known: `out`, or another
+        array or None, where that is None.
         """
         given = Given(collective, x, out, **arguments)
-        if self._group is not None:
-            return self._join(given)
-        if type(x) in LISTS and not x:
-            return x
-        if given.counts is None and type(x) not in LISTS and not kinds.are_of_numpy(x, out):
+        several = out if x is None else x
+        if type(several) in LISTS and not several:
+            return several
+        if given.counts is None and type(several) not in LISTS and not kinds.are_of_numpy(x, out):
             return self._by_views(given)
         prepared = self._prepare(given)
         limit_s = self._limit_s(given.timeout_s)
@@ -110,14 +108,6 @@ class Caller:
         began = time.perf_counter()
         self._executor.run(prepared.call, sources, prepared.targets, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
-
-    def _join(self, what: Given) -> Work[Any]:
-        """Let a call be carried out with the others of the group; return its work.
-
-        Raises:
-            UsageError: its root, algorithm or time limit cannot be; everything else is looked at later.
-        """
-        raise NotImplementedError
 
     def _start(
         self,
@@ -131,25 +121,25 @@ class Caller:
         algorithm: Wanted = None,
         timeout_s: float | None = None,
     ) -> Work[Any]:
-        """Start a call, which goes on by itself; the arguments are those of `_long_way`, and `target` what is written.
-
-        A `target` that is None, or another array than `out`, is used where the call is known.
-        """
+        """Start a call, which goes on by itself; the arguments are those of `_long_way`."""
         limit_s = self._limit_s(timeout_s)
         operation = self._cache.start(collective, x, target, op, root, algorithm, limit_s)
         if operation is None:
-            return self._start_long_way(collective, x, out, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            return self._start_long_way(
+                collective, x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s
+            )
         has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
         return self._works.add(operation, target if has_result else None, limit_s)
 
-    def _start_long_way(self, collective: str, x: Any, out: Any, **arguments: Unpack[Arguments]) -> Work[Any]:
+    def _start_long_way(
+        self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
+    ) -> Work[Any]:
         """The same as `_long_way`, for a call that goes on by itself."""
         given = Given(collective, x, out, **arguments)
-        if self._group is not None:
-            return self._join(given)
         limit_s = self._limit_s(given.timeout_s)
-        if type(x) in LISTS and not x:
-            return Work(self._works, None, x, limit_s, None)
+        several = out if x is None else x
+        if type(several) in LISTS and not several:
+            return Work(self._works, None, several, limit_s, None)
         prepared = self._prepare(given)
         operation = self._executor.start(prepared.call, prepared.sources(), prepared.targets)
         operation.go_on(limit_s)
@@ -196,8 +186,7 @@ class Caller:
             NoAlgorithmError: no algorithm carries it out.
         """
         self._check_usable()
-        gathered = type(given.x) if type(given.x) in LISTS else None
-        return self._prepared([self._part(each) for each in spread(given)], gathered)
+        return self._prepared([self._part(each) for each in spread(given)], list_of(given.x, given.out))
 
     def _prepared(self, parts: Sequence[Part], gathered: type[Any] | None) -> Prepared:
         """Return the one call on these arrays."""
@@ -313,17 +302,15 @@ def spread(given: Given) -> list[Given]:
     """Return the calls that there are in a call on a list of arrays, one for each; of an array alone, the call itself.
 
     Raises:
-        UsageError: the collective takes no lists, or `out` is no list of as many arrays.
+        UsageError: `out` is no list of as many arrays, or there are none.
     """
     x, out = given.x, given.out
-    if type(x) not in LISTS or CONTRACTS[given.collective].input is not Cut.VECTOR:
+    if given.counts is not None or CONTRACTS[given.collective].input is Cut.TOKEN or list_of(x, out) is None:
         return [given]
-    if not x:
+    sources = [None] * len(out) if x is None else x
+    if not sources:
         raise UsageError("x is an empty list: there is nothing to be done")
-    outs = [None] * len(x) if out is None else out
-    if type(outs) not in LISTS or len(outs) != len(x):
-        raise UsageError(f"x is {len(x)} arrays, and out is not: pass a list with an array for each of them")
-    return [given._replace(x=each, out=to) for each, to in zip(x, outs, strict=True)]
+    return [given._replace(x=each, out=to) for each, to in zip(sources, arrays.outs_of(sources, out), strict=True)]
 
 
 def _check_in_place(call: Call) -> None:

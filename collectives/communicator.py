@@ -10,12 +10,13 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
-from unisono.collectives.groups import Groups, Message
+from unisono.collectives.group_calls import Message
+from unisono.collectives.groups import Groups
 from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
 from unisono.collectives.objects import Objects
 from unisono.collectives.work import Work, Works
@@ -102,7 +103,7 @@ class Communicator(Groups, Objects, Probes):
         limit_s = self._limit_s(timeout_s)
         if self._group is not None:
             start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
-            return self._join(Message(start, None, limit_s))
+            return self._group.add(Message(start, None, limit_s))
         operation = self._executor.send(source.flat, source.dtype, dest, tag)
         if not wait:
             operation.go_on(limit_s)
@@ -159,9 +160,8 @@ class Communicator(Groups, Objects, Probes):
         target = arrays.target(out)
         limit_s = self._limit_s(timeout_s)
         if self._group is not None:
-            return self._join(
-                Message(partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number), out, limit_s)
-            )
+            start = partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number)
+            return self._group.add(Message(start, out, limit_s))
         operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
         if not wait:
             operation.go_on(limit_s)
@@ -262,6 +262,7 @@ class Communicator(Groups, Objects, Probes):
         elif op is not None or reproducible or accumulate is not None:
             raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
         wanted = selection(algorithm, reproducible, accumulate)
+        x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
         made = self._prepare(Given(name, x, out, op, root, rows, wanted))
         if any(part.is_packed for part in made.parts):
             raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")

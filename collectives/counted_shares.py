@@ -56,7 +56,7 @@ class CountedShares(Caller):
         """
         call = self._long_way if wait else self._start_long_way
         result: Array | Work[Array] = call(
-            "allgather", x, out, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+            "allgather", x, out, None, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
 
@@ -97,7 +97,7 @@ class CountedShares(Caller):
         """
         call = self._long_way if wait else self._start_long_way
         result: Array | Work[Array | None] | None = call(
-            "gather", x, out, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+            "gather", x, out, None, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
 
@@ -151,6 +151,7 @@ class CountedShares(Caller):
             "scatter",
             x if self.rank == root else None,
             out,
+            None,
             root=root,
             counts=(counts,),
             algorithm=algorithm,
@@ -204,7 +205,7 @@ class CountedShares(Caller):
         wanted = selection(algorithm, reproducible, accumulate)
         call = self._long_way if wait else self._start_long_way
         result: Array | Work[Array] = call(
-            "reduce_scatter", x, out, op=op, counts=(counts,), algorithm=wanted, timeout_s=timeout_s
+            "reduce_scatter", x, out, None, op=op, counts=(counts,), algorithm=wanted, timeout_s=timeout_s
         )
         return result
 
@@ -258,6 +259,6 @@ class CountedShares(Caller):
         """
         call = self._long_way if wait else self._start_long_way
         result: Array | Work[Array] = call(
-            "alltoall", x, out, counts=(send_counts, recv_counts), algorithm=algorithm, timeout_s=timeout_s
+            "alltoall", x, out, None, counts=(send_counts, recv_counts), algorithm=algorithm, timeout_s=timeout_s
         )
         return result

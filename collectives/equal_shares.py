@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
-from unisono.collectives.array_types import Array, Arrays
+from unisono.collectives.array_types import Arrays
 from unisono.collectives.caller import Caller, known_first
 from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
@@ -36,8 +36,8 @@ class EqualShares(Caller):
     All of them take:
 
     - `x`: an array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on every
-      rank. It is not changed. What is called a row is an element of the first axis. Where the result is like `x`, a
-      list or a tuple of arrays of any shapes and dtypes is as good, with an `out` likewise: they are sent together.
+      rank. It is not changed. What is called a row is an element of the first axis. A list or a tuple of arrays of any
+      shapes and dtypes is as good, with an `out` likewise: they are sent together, and the result is one of results.
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
@@ -102,7 +102,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("allreduce", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -154,7 +154,7 @@ class EqualShares(Caller):
             return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
             result: Arrays | None = self._long_way(
-                "reduce", x, out, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
+                "reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
             )
             return result
         return target if self.rank == root else None
@@ -192,25 +192,25 @@ class EqualShares(Caller):
         if not wait:
             return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("broadcast", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
-    def allgather(self, x: Array, *, wait: Literal[False], **given: Unpack[Given[Array]]) -> Work[Array]: ...
+    def allgather(self, x: Arrays, *, wait: Literal[False], **given: Unpack[Given[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def allgather(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
+    def allgather(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]) -> Arrays: ...
 
     @known_first
     def allgather(
         self,
-        x: Array,
+        x: Arrays,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         r"""Put the arrays of all ranks, in their order, one after the other; every rank gets the result.
 
         Where `x` has the shape (k, …), the result has (size·k, …); where it is 0-dimensional, (size,). An `out` of the
@@ -220,36 +220,36 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.allgather(np.array([world.rank, 7])).tolist(), 2)
         [[0, 7, 1, 7], [0, 7, 1, 7]]
         """
-        target: Array = arrays.target_of_all(x, self.size) if out is None else out
+        target: Arrays = arrays.target_of_all(x, self.size) if out is None else out
         if not wait:
             return self._start("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allgather", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("allgather", x, out, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Array, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Array]]
-    ) -> Array: ...
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+    ) -> Arrays: ...
 
     @known_first
     def reduce_scatter(
         self,
-        x: Array,
+        x: Arrays,
         op: str | Op = "sum",
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         reproducible: bool = False,
         accumulate: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Combine the arrays of all ranks, element by element; each rank gets an equal part of the rows of the result.
 
         Where `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of the shape of
@@ -260,33 +260,33 @@ class EqualShares(Caller):
         [[2, 4], [6, 1]]
         """
         wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
-        target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        target: Arrays = arrays.target_of_share(x, self.size) if out is None else out
         if not wait:
             return self._start("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce_scatter", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("reduce_scatter", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
     def gather(
-        self, x: Array, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array | None]: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: Array, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array | None: ...
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays | None: ...
 
     def gather(
         self,
-        x: Array,
+        x: Arrays,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array | None] | None:
+    ) -> Arrays | Work[Arrays | None] | None:
         """Put the arrays of all ranks, in their order, one after the other; the root gets that, and the others None.
 
         The shapes are those of `allgather`. Only the root's `out` matters; that of other ranks is left as it is. In
@@ -297,35 +297,37 @@ class EqualShares(Caller):
         [None, array([[0, 5],
                [1, 5]])]
         """
-        target: Array | None = arrays.target_of_all(x, self.size) if out is None and self.rank == root else out
+        target: Arrays | None = arrays.target_of_all(x, self.size) if out is None and self.rank == root else out
         if not wait:
             return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
-            result: Array | None = self._long_way("gather", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            result: Arrays | None = self._long_way(
+                "gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s
+            )
             return result
         return target if self.rank == root else None
 
     @overload
     def scatter(
-        self, x: Array | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
-    ) -> Work[Array]: ...
+        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+    ) -> Work[Arrays]: ...
 
     @overload
     def scatter(
-        self, x: Array | None = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
-    ) -> Array: ...
+        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+    ) -> Arrays: ...
 
     @known_first
     def scatter(
         self,
-        x: Array | None = None,
+        x: Arrays | None = None,
         root: int = 0,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Give each rank an equal part of the rows of the root's array.
 
         Where the root's `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of
@@ -340,29 +342,29 @@ class EqualShares(Caller):
         [[0.0, 1.0], [2.0, 3.0]]
         """
         x = x if self.rank == root else None
-        target: Array = arrays.target_of_share(x, self.size) if out is None else out
+        target: Arrays = arrays.target_of_share(x, self.size) if out is None else out
         if not wait:
             return self._start("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scatter", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("scatter", x, out, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
-    def alltoall(self, x: Array, *, wait: Literal[False], **given: Unpack[Given[Array]]) -> Work[Array]: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[False], **given: Unpack[Given[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def alltoall(self, x: Array, *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]) -> Array: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]) -> Arrays: ...
 
     @known_first
     def alltoall(
         self,
-        x: Array,
+        x: Arrays,
         *,
-        out: Array | None = None,
+        out: Arrays | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         wait: bool = True,
-    ) -> Array | Work[Array]:
+    ) -> Arrays | Work[Arrays]:
         """Give each rank an equal part of the rows of every rank's array: part r of `x` goes to rank r.
 
         The result has the shape of `x`, whose rows are divisible by the number of ranks; its part r is from rank r. It
@@ -372,11 +374,11 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.alltoall(np.array([10, 20]) + world.rank).tolist(), 2)
         [[10, 11], [20, 21]]
         """
-        target: Array = arrays.target_of_all(x, 1) if out is None else out
+        target: Arrays = arrays.target_of_all(x, 1) if out is None else out
         if not wait:
             return self._start("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("alltoall", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("alltoall", x, out, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._long_way("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -415,7 +417,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("scan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -455,7 +457,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("exscan", x, out, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._long_way("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -477,5 +479,5 @@ class EqualShares(Caller):
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         ended: Work[None] | None = None
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
-            ended = self._long_way("barrier", None, None, algorithm=algorithm, timeout_s=timeout_s)
+            ended = self._long_way("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         return ended

@@ -104,7 +104,7 @@ class Work(Generic[Result]):
         Callbacks of a call are called in the order in which they were added; what one raises is logged.
         """
         if not self._works.await_end(self, callback):
-            _call(callback, self)
+            call_back(callback, self)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait without blocking the event loop; the same as `wait` otherwise."""
@@ -190,7 +190,7 @@ class Works:
                     return
             for work, callbacks in ended.items():
                 for callback in callbacks:
-                    _call(callback, work)
+                    call_back(callback, work)
             if not ended:
                 seen = self._executor.wait_for_end(seen, _LONGEST_SLEEP_S)
 
@@ -236,7 +236,8 @@ def _checked(timeout_s: float) -> float:
     return timeout_s
 
 
-def _call(callback: Callable[[Any], object], work: Work[Any]) -> None:
+def call_back(callback: Callable[[Any], object], work: Work[Any]) -> None:
+    """Call ``callback(work)``, for the work has ended; what it raises is logged."""
     try:
         callback(work)
     except Exception:  # noqa: BLE001  (the program's own, which has nobody to raise to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,9 +13,12 @@ import numpy as np
 import pytest
 from array_kinds import Standard
 from harness import LocalRanks
+from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 
 import unisono as un
+from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.registry import ALGORITHMS
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
@@ -136,6 +140,86 @@ def test_a_list_gives_what_its_arrays_give(run: Run, collective: str, kind: type
     run(lists_and_alone, collective, kind, wait)
 
 
+SHARED = ["allgather", "reduce_scatter", "alltoall", "gather", "scatter"]
+
+
+def share_lists(world: Any, collective: str, where: str) -> tuple[list[Any], list[Any] | None]:
+    """Return arrays that ranks can share, of unequal shapes and dtypes, and outs for their results, if any."""
+    size, rank = world.size, world.rank
+    rows = {"allgather": 2, "gather": 2}.get(collective, 2 * size)
+    x = [
+        (np.arange(rows * index).reshape(rows, index) + 10 * rank).astype(dtype)
+        for index, (dtype, _) in enumerate(KINDS)
+    ]
+    grows = rows == 2
+    shapes = [(2 * size, *each.shape[1:]) if grows else (rows // size, *each.shape[1:]) for each in x]
+    if collective == "alltoall":
+        shapes = [each.shape for each in x]
+    out = [np.zeros(shape, each.dtype) for shape, each in zip(shapes, x, strict=True)]
+    if where == "in place" and grows:
+        for each, to in zip(x, out, strict=True):
+            to[2 * rank : 2 * rank + 2] = each
+        return [to[2 * rank : 2 * rank + 2] for to in out], out
+    if where == "in place":
+        return x, [each[2 * rank : 2 * rank + 2] for each in x]
+    needs_out = where == "out" or collective == "scatter"
+    return x, out if needs_out else None
+
+
+def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
+    call = getattr(world, collective)
+    if collective == "reduce_scatter":
+        call = partial(call, op="sum")
+    # What has been prepared once is known later.
+    for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
+        x, out = share_lists(world, collective, where)
+        outs = [None] * len(x) if out is None else out
+        wanted = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
+        wanted = [each if each is None else each.copy() for each in wanted]
+        x, out = share_lists(world, collective, where)
+        given_x, given_out = kind(x), out and kind(out)
+        found = call(given_x, out=given_out) if wait else call(given_x, out=given_out, wait=False).wait()
+        if wanted[0] is None:
+            assert found is None
+        else:
+            assert type(found) is kind
+            same(list(found), wanted)
+
+
+@pytest.mark.parametrize(
+    ("collective", "where"),
+    [
+        (collective, where)
+        for collective in SHARED
+        for where in ("new", "out", "in place")
+        if (collective, where) != ("alltoall", "in place")
+    ],
+)
+def test_a_list_of_shares_gives_what_its_arrays_give(run: Run, collective: str, where: str) -> None:
+    run(share_lists_and_alone, collective, where)
+
+
+def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
+    call, told = getattr(world, collective), []
+    for name in ALGORITHMS[collective]:
+        x, out = share_lists(world, collective, "new")
+        outs = [None] * len(x) if out is None else out
+        try:
+            wanted = [call(each, out=to, algorithm=name) for each, to in zip(x, outs, strict=True)]
+        except un.NoAlgorithmError:
+            continue
+        found = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
+        same(found or [None] * len(x), wanted)
+        told.append(name)
+    return told
+
+
+@pytest.mark.parametrize("collective", SHARED)
+def test_every_algorithm_shares_lists(run: Run, collective: str) -> None:
+    for told in run(lists_by_every_algorithm, collective):
+        assert told
+
+
 def lists_in_group(world: Any) -> None:
     with world.group():
         several = world.allreduce([np.ones(2), np.full(3, 2.0)])
@@ -150,6 +234,34 @@ def lists_in_group(world: Any) -> None:
 
 def test_lists_and_arrays_may_be_in_one_group(run: Run) -> None:
     run(lists_in_group)
+
+
+def equal_roots(world: Any) -> None:
+    """Roots that are equal are one root, whether or not they are one object."""
+    roots = [0, np.int64(0)] if world.rank else [np.int64(0), 0]
+    with world.group():
+        works = [world.broadcast(np.full(2, world.rank + index), root=roots[index % 2]) for index in range(10)]
+    assert [work.result().tolist() for work in works] == [[index] * 2 for index in range(10)]
+
+
+def test_equal_roots_are_one_root(run: Run) -> None:
+    run(equal_roots)
+
+
+def kept_arrays(world: Any) -> None:
+    for _ in range(2):  # what has been prepared once is known later
+        x = np.ones(3)
+        kept = weakref.ref(x)
+        with world.group():
+            work = world.allreduce(x)
+        del x
+        assert kept() is None
+        assert work.result().tolist() == [world.size] * 3
+
+
+def test_a_work_keeps_only_results() -> None:
+    with NativeRanks(2, "shm") as ranks:
+        ranks.run_calls(kept_arrays)
 
 
 def empty_lists(world: Any) -> None:
@@ -273,6 +385,95 @@ def test_a_hundred_small_calls_are_no_more_messages_than_two(size: int, transpor
             assert 0 < as_list <= 2 * one
 
 
+def shares_of_hundred(world: Any, collective: str) -> tuple[int, int, int]:
+    x = [np.ones(4 * world.size, ("float32", "float64", "int16")[index % 3]) for index in range(100)]
+    out = [np.ones(4, each.dtype) for each in x] if collective == "scatter" else None
+    call = getattr(world, collective)
+
+    def group() -> None:
+        with world.group():
+            for each, to in zip(x, out or [None] * len(x), strict=True):
+                call(each, out=to)
+
+    one = messages_of(world, lambda: call(x[0], out=out and out[0]))
+    return one, messages_of(world, group), messages_of(world, lambda: call(x, out=out))
+
+
+@pytest.mark.parametrize("collective", SHARED)
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
+def test_a_hundred_calls_on_shares_are_no_more_messages_than_two(size: int, transport: str, collective: str) -> None:
+    with NativeRanks(size, transport) as ranks:
+        told = ranks.run_calls(shares_of_hundred, collective)
+    assert sum(one for one, _, _ in told) > 0
+    for one, group, as_list in told:
+        assert group <= 2 * one
+        assert as_list <= 2 * one
+
+
+# --- any calls -----------------------------------------------------------------------------------------------------
+
+CALLS = st.fixed_dictionaries(
+    {
+        "collective": st.sampled_from([name for name in CONTRACTS if name != "barrier"]),
+        "dtype": st.sampled_from(["int32", "uint8", "int64"]),  # which are never rounded
+        "op": st.sampled_from(["sum", "max", "prod"]),
+        "root": st.integers(0, 2),
+        "shape": st.lists(st.integers(0, 3), max_size=2).map(tuple),
+        "has_out": st.booleans(),
+    }
+)
+
+
+def make(world: Any, call: dict[str, Any], seed: int) -> Any:
+    """Make a call; return its result, or its work in a group."""
+    contract = CONTRACTS[call["collective"]]
+    root = call["root"] % world.size
+    shape = (2 * world.size, *call["shape"])
+    x = np.random.default_rng([seed, world.rank]).integers(0, 3, shape).astype(call["dtype"])
+    arguments: dict[str, Any] = {"op": call["op"]} if contract.reduces else {}
+    if contract.input_at_root or contract.output_at_root:
+        arguments["root"] = root
+    if call["has_out"] or call["collective"] == "scatter":
+        rows = {"scatter": 2, "reduce_scatter": 2, "gather": 2 * world.size**2, "allgather": 2 * world.size**2}
+        out_shape = (rows.get(call["collective"], 2 * world.size), *call["shape"])
+        arguments["out"] = np.zeros(out_shape, call["dtype"])
+    return getattr(world, call["collective"])(x, **arguments)
+
+
+def kind_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
+    contract = CONTRACTS[call["collective"]]
+    has_root = contract.input_at_root or contract.output_at_root
+    return call["collective"], call["root"] % world.size if has_root else None
+
+
+def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
+    wanted = [make(world, call, seed) for seed, call in enumerate(calls)]
+    kinds = {kind_of(world, call) for call in calls}
+    works: list[Any] = []
+
+    def group() -> None:
+        with world.group():
+            works[:] = [make(world, call, seed) for seed, call in enumerate(calls)]
+
+    for _ in range(2):  # what has been prepared once is known later
+        messages = messages_of(world, group)
+        same([work.result() for work in works], wanted)
+        # No algorithm of so small calls sends a rank more than two messages and two flags.
+        assert messages <= 4 * len(kinds) * (world.size - 1)
+
+
+@pytest.fixture(scope="module", params=[(2, "shm"), (3, "shm"), (3, "tcp")], ids=str)
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(*request.param) as pool:
+        yield pool
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(calls=st.lists(CALLS, min_size=1, max_size=12))
+def test_any_group_gives_what_its_calls_give(ranks: NativeRanks, calls: list[dict[str, Any]]) -> None:
+    ranks.run_calls(any_group, calls)
+
+
 # --- errors --------------------------------------------------------------------------------------------------------
 
 MEMORY = np.zeros(8)
@@ -285,7 +486,15 @@ WRONG: dict[str, Callable[[Any], Any]] = {
         world.allreduce(MEMORY[2:6]),
     ],
     "outs of unequal number": lambda world: world.allreduce([np.ones(2)], out=[]),
-    "a list of what is shared out": lambda world: world.allgather([np.ones(2)]),
+    "a list with counts": lambda world: world.allgatherv([np.ones(2)], [2] * world.size),
+    "a list of which one cannot be shared": lambda world: world.reduce_scatter(
+        [np.ones(world.size), np.ones((world.size + 1, 0) if world.size > 1 else ())]
+    ),
+    "an out in the rest of an array in place": lambda world: [
+        world.reduce_scatter(MEMORY[: world.size], out=MEMORY[world.rank : world.rank + 1]),
+        world.reduce_scatter(np.ones(world.size), out=MEMORY[(world.rank + 1) % world.size :][:1]),
+    ],
+    "a time limit that is none": lambda world: world.allreduce(np.ones(1), timeout_s=-1),
     "a root that does not exist": lambda world: world.broadcast(np.ones(2), root=7),
     "an algorithm that does not exist": lambda world: world.allreduce(np.ones(2), algorithm="none"),
     "an algorithm that is no name": lambda world: world.allreduce(np.ones(2), algorithm=[]),

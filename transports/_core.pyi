@@ -34,6 +34,7 @@ class Call:
         segments: int,
         digest: int,
         description: str,
+        shared: tuple[bool, bool] = ...,
     ) -> None: ...
 
 class Control:
@@ -101,6 +102,31 @@ class CallCache:
 
 class KnownFirst:
     def __init__(self, method: Callable[..., Any]) -> None: ...
+
+class CallNotes:
+    def __init__(self, open: Callable[[str, Any, Any, Any], tuple[object, bool]], work_type: type) -> None: ...
+    def add(
+        self,
+        collective: str,
+        x: object,
+        out: object,
+        target: object,
+        /,
+        *,
+        op: object = None,
+        root: object = None,
+        counts: object = None,
+        algorithm: object = None,
+        timeout_s: object = None,
+    ) -> Any: ...
+    def run(
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: object, /
+    ) -> bool: ...
+    def start(
+        self, collective: str, x: object, out: object, op: object, root: object, algorithm: object, timeout_s: float, /
+    ) -> Any | None: ...
+    def knows(self, collective: str, x: object, out: object, op: object, root: object, algorithm: object) -> bool: ...
+    def forget(self) -> None: ...
 
 class PersistentCall:
     def __init__(

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms.binding import Shape
-from unisono.algorithms.plan import Plan, Span
+from unisono.algorithms.contracts import CONTRACTS, Cut
+from unisono.algorithms.plan import Buffer, Plan, Span
 from unisono.dtypes import DType
 from unisono.operations import Op
 
@@ -151,6 +152,16 @@ class Call:
     shape: Shape
     extents: tuple[Extent, ...]
     segments: int = 1
+
+    def is_shared(self, buffer: Buffer) -> bool:
+        """Return whether each extent of a buffer is cut into shares of the ranks, and a block is one of each extent.
+
+        Otherwise blocks are cut out of the extents as they lie one after the other.
+        """
+        if len(self.extents) < 2:
+            return False
+        contract = CONTRACTS[self.plan.collective]
+        return (contract.input if buffer is Buffer.INPUT else contract.output) is Cut.SHARES
 
 
 class Operation(Protocol):

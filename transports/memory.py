@@ -1,7 +1,7 @@
 """The memory of a call in the generic executor: which views of which arrays the spans of a plan stand for.
 
-A buffer is a list of arrays, the extents of the call, and a block may begin in one of them and end in another. SCRATCH
-has extents as the buffer that it is like.
+A buffer is a list of arrays, the extents of the call, and a block may begin in one of them and end in another; or, of
+shares, it has its part of each of them. SCRATCH has extents as the buffer that it is like.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ class Memory:
     def __init__(self, call: Call, source: Operand, target: Operand) -> None:
         extents, shape = (call.extents, call.shape) if call.extents else (_TOKENS, _TOKEN_SHAPE)
         self.output_written = False
+        self._call = call
         self._plan = call.plan
         self._segments = call.segments
         self._bounds = [bounds(call.plan, buffer, shape) for buffer in Buffer]
         if not call.extents:
             source, target = [np.zeros(1, np.uint8)], [np.zeros(1, np.uint8)]
         self._views = [
-            _bound("source", source, extents, Buffer.INPUT, self._length(Buffer.INPUT)),
-            _bound("target", target, extents, Buffer.OUTPUT, self._length(Buffer.OUTPUT)),
+            self._bound("source", source, extents, Buffer.INPUT),
+            self._bound("target", target, extents, Buffer.OUTPUT),
         ]
         self._views.append(self._scratch(extents))
 
@@ -88,6 +89,15 @@ class Memory:
         """Return what `views_to_write` does, as bytes."""
         return [as_bytes(view.array) for view in self.views_to_write(span, segment)]
 
+    def _bound(self, name: str, operand: Operand, extents: Sequence[Extent], buffer: Buffer) -> list[View]:
+        """Return the views of which the blocks of INPUT or OUTPUT consist, one after the other."""
+        arrays = checked_extents(name, operand, extents, buffer, self._length(buffer))
+        views = [View(array, extent.op) for array, extent in zip(arrays, extents, strict=False)]
+        if not self._call.is_shared(buffer) or not views:
+            return views
+        shares = [_shares(view, len(self._bounds[buffer])) for view in views]
+        return [view for block in zip(*shares, strict=True) for view in block]
+
     def _length(self, buffer: Buffer) -> int:
         return sum(length for _, length in self._bounds[buffer])
 
@@ -101,9 +111,9 @@ class Memory:
         return [view.empty() for _ in range(partition.copies) for view in _cut(like, *copied)]
 
 
-def _bound(name: str, operand: Operand, extents: Sequence[Extent], buffer: Buffer, length: int) -> list[View]:
-    arrays = checked_extents(name, operand, extents, buffer, length)
-    return [View(array, extent.op) for array, extent in zip(arrays, extents, strict=False)]
+def _shares(view: View, parts: int) -> list[View]:
+    """Return the equal parts of a view."""
+    return [view.like(array) for array in np.split(view.array, parts)]
 
 
 def _cut(views: Sequence[View], offset: int, length: int) -> Iterator[View]:

@@ -383,4 +383,5 @@ def _native_call(call: Call, lengths: tuple[int, int]) -> _core.Call:
         segments=call.segments,
         digest=call.signature.digest,
         description=str(call.signature),
+        shared=(call.is_shared(Buffer.INPUT), call.is_shared(Buffer.OUTPUT)),
     )

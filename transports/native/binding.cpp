@@ -2,6 +2,7 @@
 // lock is released while a call waits, and what the core answers is handed back.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -13,6 +14,7 @@
 #include <string>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "arena.h"
 #include "dtype.h"
@@ -129,15 +131,15 @@ std::int64_t elements_of(const std::vector<Extent>& extents) {
 
 CompiledCall make_call(std::shared_ptr<const Plan> plan, const ExtentRows& inputs, const ExtentRows& outputs,
                        const std::vector<std::vector<std::int64_t>>& counts, std::int64_t segments,
-                       std::uint64_t digest, std::string description) {
+                       std::uint64_t digest, std::string description, std::pair<bool, bool> shared) {
   if (segments < 1) throw std::invalid_argument("segments must be positive");
   std::array extents{extents_of(inputs), extents_of(outputs)};
   AllBlocks blocks{blocks_of(plan->partition(BufferKind::input), elements_of(extents[0]), counts),
                    blocks_of(plan->partition(BufferKind::output), elements_of(extents[1]), counts), Blocks()};
   blocks[2] = plan->scratch().like < 0 ? blocks_of(plan->partition(BufferKind::scratch), 0, counts)
                                        : scratch_blocks(plan->scratch(), blocks);
-  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments), digest,
-          std::make_shared<const std::string>(std::move(description))};
+  return {Program(std::move(plan), std::move(blocks), std::move(extents), segments, {shared.first, shared.second}),
+          digest, std::make_shared<const std::string>(std::move(description))};
 }
 
 std::shared_ptr<Plan> make_plan(nb::handle words) {
@@ -253,13 +255,14 @@ NB_MODULE(_core, module) {
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
   nb::class_<CompiledCall>(module, "Call")
       .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("counts"),
-           nb::arg("segments"), nb::arg("digest"), nb::arg("description"));
+           nb::arg("segments"), nb::arg("digest"), nb::arg("description"), nb::arg("shared") = std::pair(false, false));
   bind_arena(module);
   bind_control(module);
   bind_started_call(module);
   bind_endpoint(module);
   bind_call_cache(module);
   bind_known_first(module);
+  bind_call_notes(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));

@@ -151,12 +151,13 @@ class CallCache {
            nb::object call, bool reads, bool writes) {
     if (!describe(collective, x, out, op, root, algorithm)) return;
     if (calls_.size() >= most_calls) forget();
-    Entry entry{&nb::cast<const CompiledCall&>(call), call_site(), reads, writes, {}, std::nullopt, {}};
+    Entry entry{&nb::cast<const CompiledCall&>(call), call_site(), reads, writes, {}, {}, {}};
     if (const Entry* before = find(key_)) entry.in_place_at = before->in_place_at;
+    entry.in_place_at.resize(inputs_.size());
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
-      if (in.overlaps(to)) entry.in_place_at = to.begin - in.begin;
+      if (in.overlaps(to)) entry.in_place_at[i] = to.begin - in.begin;
       entry.nbytes = {static_cast<std::size_t>(in.end - in.begin), static_cast<std::size_t>(to.end - to.begin)};
     }
     for (const Form& form : key_.forms)
@@ -177,9 +178,10 @@ class CallCache {
     CallSite site;
     bool reads;
     bool writes;
-    std::array<std::size_t, 2> nbytes;          // of x and out, if they are single arrays
-    std::optional<std::ptrdiff_t> in_place_at;  // from the beginning of x to that of out, of a call in place
-    std::vector<nb::object> kept;               // whose addresses are in the key, and the call
+    std::array<std::size_t, 2> nbytes;  // of x and out, if they are single arrays
+    // For each array that has been in place, from the beginning of x to that of out.
+    std::vector<std::optional<std::ptrdiff_t>> in_place_at;
+    std::vector<nb::object> kept;  // whose addresses are in the key, and the call
 
     const std::vector<Extent>& extents(BufferKind kind) const { return call->program.extents(kind); }
     // Where only one of INPUT and OUTPUT is used, the other one is a single extent.
@@ -219,7 +221,7 @@ class CallCache {
       return nullptr;
     const Span in{last_input_, last_input_ + entry.nbytes[0]};
     const Span to{last_output_, last_output_ + entry.nbytes[1]};
-    if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at) return nullptr;
+    if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at[0]) return nullptr;
     if (!entry.reads) last_input_ = &token_;
     if (!entry.writes) last_output_ = &token_;
     return &entry;
@@ -263,7 +265,7 @@ class CallCache {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
-      if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at) return false;
+      if (in.overlaps(to) && to.begin - in.begin != entry.in_place_at[i]) return false;
     }
     return inputs_.size() == 1 || are_apart(entry);
   }
@@ -274,8 +276,12 @@ class CallCache {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const Span in = span_of(entry, inputs_, i);
       const Span to = span_of(entry, outputs_, i);
-      lying_.emplace_back(to, true);
-      if (!in.overlaps(to)) lying_.emplace_back(in, false);
+      if (in.overlaps(to)) {
+        lying_.emplace_back(Span{std::min(in.begin, to.begin), std::max(in.end, to.end)}, true);
+      } else {
+        lying_.emplace_back(to, true);
+        lying_.emplace_back(in, false);
+      }
     }
     std::sort(lying_.begin(), lying_.end(),
               [](const auto& one, const auto& other) { return one.first.begin < other.first.begin; });

@@ -9,8 +9,9 @@
 // it on its channel, in its direction, have ended; its header is checked against what the plan expects. Received
 // operands are reduced where they lie.
 //
-// A program of one lane and one segment is *straight*: of its groups, one follows the other, and none of the above needs
-// to be asked. Small calls are such programs, and what they cost is what the interpreter does between their messages.
+// A program of one lane and one segment is *straight*: of its groups, one follows the other, and none of the above
+// needs to be asked. Small calls are such programs, and what they cost is what the interpreter does between their
+// messages.
 #pragma once
 
 #include <array>

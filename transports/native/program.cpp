@@ -15,27 +15,16 @@ std::int64_t total(const std::vector<Extent>& extents) {
   return count;
 }
 
-// Appends the parts of `extents` that are in `range`.
-void append_range(std::vector<Extent>& found, const std::vector<Extent>& extents, const Range& range) {
-  std::int64_t place = 0;
-  for (const Extent& extent : extents) {
-    const std::int64_t begin = std::max(range.offset, place);
-    const std::int64_t end = std::min(range.offset + range.length, place + extent.count);
-    if (begin < end) found.push_back({end - begin, extent.dtype, extent.combine, extent.divisor});
-    place += extent.count;
-  }
-}
-
 }  // namespace
 
 Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<std::vector<Extent>, 2> extents,
-                 std::int64_t segments)
+                 std::int64_t segments, std::array<bool, 2> shared)
     : plan_(std::move(plan)), blocks_(std::move(blocks)), segments_(segments) {
   for (std::size_t kind = 0; kind < extents.size(); ++kind) {
     extents_[kind] = std::move(extents[kind]);
-    for (const Extent& extent : extents_[kind]) nbytes_[kind] += extent.nbytes();
     if (total(extents_[kind]) < blocks_[kind].elements())
       throw std::invalid_argument("an array is shorter than its blocks");
+    lay_out_strips(static_cast<BufferKind>(kind), shared[kind]);
   }
   lay_out_scratch();
   std::int64_t steps = 0;
@@ -53,6 +42,46 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
   resolved_ = std::move(resolved);
 }
 
+void Program::lay_out_strips(BufferKind kind, bool shared) {
+  const auto& extents = extents_[static_cast<std::size_t>(kind)];
+  auto& offsets = offsets_[static_cast<std::size_t>(kind)];
+  std::size_t offset = 0;
+  for (const Extent& extent : extents) {
+    offsets.push_back(offset);
+    offset += extent.nbytes();
+  }
+  nbytes_[static_cast<std::size_t>(kind)] = offset;
+  const Blocks& blocks = blocks_[static_cast<std::size_t>(kind)];
+  const std::int64_t parts = shared ? blocks.count() : 1;
+  for (std::int64_t part = 0; part < parts; ++part) {
+    std::int64_t length = 0;
+    for (std::size_t i = 0; i < extents.size(); ++i) {
+      const Range range = split(extents[i].count, parts, part);
+      add_strip(kind, i, range);
+      length += range.length;
+    }
+    if (shared && length != blocks.at(part).length) throw std::invalid_argument("extents cannot be shared equally");
+  }
+}
+
+void Program::add_strip(BufferKind kind, std::size_t extent, Range part) {
+  auto& strips = strips_[static_cast<std::size_t>(kind)];
+  strips.push_back({strips.empty() ? 0 : strips.back().end(), part.length, extent, part.offset});
+}
+
+template <class Each>
+void Program::for_each_strip(BufferKind kind, Range range, Each each) const {
+  const auto& strips = strips_[static_cast<std::size_t>(kind)];
+  const std::int64_t end = range.offset + range.length;
+  auto strip = std::partition_point(strips.begin(), strips.end(),
+                                    [&](const Strip& before) { return before.end() <= range.offset; });
+  for (; strip != strips.end() && strip->start < end; ++strip) {
+    const std::int64_t first = std::max(strip->start, range.offset);
+    const Range part{first, std::min(strip->end(), end) - first};
+    if (part.length > 0) each(*strip, part);
+  }
+}
+
 // Where SCRATCH has counts of its own, its elements are like those of INPUT, which then is one array, maybe an empty
 // one.
 void Program::lay_out_scratch() {
@@ -65,12 +94,14 @@ void Program::lay_out_scratch() {
   } else {
     const auto like = static_cast<std::size_t>(layout.like);
     const Range copied = layout.block < 0 ? Range{0, blocks_[like].elements()} : blocks_[like].at(layout.block);
-    for (std::int64_t copy = 0; copy < layout.copies; ++copy) append_range(scratch, extents_[like], copied);
+    const auto append = [&](const Strip& strip, const Range& part) {
+      const Extent& extent = extents_[like][strip.extent];
+      scratch.push_back({part.length, extent.dtype, extent.combine, extent.divisor});
+    };
+    for (std::int64_t copy = 0; copy < layout.copies; ++copy)
+      for_each_strip(static_cast<BufferKind>(like), copied, append);
   }
-  for (const Extent& extent : scratch) {
-    scratch_offsets_.push_back(nbytes_[2]);
-    nbytes_[2] += extent.nbytes();
-  }
+  lay_out_strips(BufferKind::scratch, false);
 }
 
 void Program::resolve(std::size_t lane, std::int64_t group, std::int64_t segment, Work& work) const {
@@ -116,69 +147,72 @@ void Program::find_runs(const Operand& operand, std::int64_t iteration, std::int
   }
 }
 
-// The extents of a peer's buffer lie one after the other. Where the buffer is one block, that may be of another length
-// than this rank's, as in an allgather of varying shares: its elements are those of the block that the step writes.
+// Where the buffer is one block, that may be of another length than this rank's, as in an allgather of varying shares:
+// its elements are those of the block that the step writes.
 void Program::find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                                 const Operand& dst, Runs& runs) const {
   runs.clear();
   const std::size_t base = peer_base(peer, operand.buffer);
-  const auto add = [&](BufferKind like, std::int64_t origin, const Range& block) {
+  const auto part_of = [&](const Range& block) {
     const Range part = split(block.length, segments_, segment);
-    if (part.length == 0) return;  // and SCRATCH of no elements has no extent
-    add_runs_of_peer(base, like, origin, {block.offset + part.offset, part.length}, runs);
+    return Range{block.offset + part.offset, part.length};
   };
   if (plan_->partition(operand.buffer).blocks > 1) {
     const Blocks& blocks = blocks_[static_cast<std::size_t>(operand.buffer)];
     for (std::int64_t i = 0; i < operand.count; ++i)
-      add(operand.buffer, 0, blocks.at(plan_->block(operand, iteration, i)));
+      add_runs_of_peer(base, operand.buffer, part_of(blocks.at(plan_->block(operand, iteration, i))), runs);
     return;
   }
   if (dst.count != 1) throw std::invalid_argument("a peer's only block is read into one block");
   const Range block = blocks_[static_cast<std::size_t>(dst.buffer)].at(plan_->block(dst, iteration, 0));
-  add(dst.buffer, block.offset, block);
+  add_runs_of_block(base, dst.buffer, block.offset, part_of(block), runs);
 }
 
-// Appends what a buffer of a peer has in `range`, counted as in the buffer `like` of this rank; it begins at `origin`.
-void Program::add_runs_of_peer(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const {
-  std::int64_t start = 0;
-  std::size_t offset = 0;  // of the extent, or of what it has after `origin`
-  for (const Extent& extent : extents_[static_cast<std::size_t>(like)]) {
-    const std::int64_t begin = std::max(start, origin);
-    const std::int64_t end = start + extent.count;
-    const std::int64_t first = std::max(begin, range.offset);
-    const std::int64_t last = std::min(end, range.offset + range.length);
-    if (first < last)
+// Appends what a buffer of a peer, whose extents lie one after the other, has in `range`, as it would be in this
+// rank's.
+void Program::add_runs_of_peer(std::size_t base, BufferKind like, Range range, Runs& runs) const {
+  const auto kind = static_cast<std::size_t>(like);
+  for_each_strip(like, range, [&](const Strip& strip, const Range& part) {
+    const Extent& extent = extents_[kind][strip.extent];
+    const auto within = static_cast<std::size_t>(strip.offset + part.offset - strip.start);
+    runs.push_back({{base, offsets_[kind][strip.extent] + within * extent.itemsize()}, part.length, &extent});
+  });
+}
+
+// Appends what a peer's buffer has in `range`, counted as in the buffer `like` of this rank; the peer has nothing but
+// the block that begins there at `origin`, whose strips are its extents.
+void Program::add_runs_of_block(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const {
+  std::size_t offset = 0;  // of the strip, or of what it has after `origin`
+  const Range block{origin, range.offset + range.length - origin};
+  for_each_strip(like, block, [&](const Strip& strip, const Range& part) {
+    const Extent& extent = extents_[static_cast<std::size_t>(like)][strip.extent];
+    const std::int64_t first = std::max(part.offset, range.offset);
+    const std::int64_t skipped = first - part.offset;
+    if (skipped < part.length)
       runs.push_back(
-          {{base, offset + static_cast<std::size_t>(first - begin) * extent.itemsize()}, last - first, &extent});
-    if (begin < end) offset += static_cast<std::size_t>(end - begin) * extent.itemsize();
-    start = end;
-  }
+          {{base, offset + static_cast<std::size_t>(skipped) * extent.itemsize()}, part.length - skipped, &extent});
+    offset += static_cast<std::size_t>(part.length) * extent.itemsize();
+  });
 }
 
 void Program::add_runs(BufferKind kind, Range range, Runs& runs) const {
-  const auto& extents = extents_[static_cast<std::size_t>(kind)];
+  const auto number = static_cast<std::size_t>(kind);
   const bool scratch = kind == BufferKind::scratch;
   const std::size_t first_base = kind == BufferKind::input ? 0 : extents_[0].size();
-  std::int64_t start = 0;
-  for (std::size_t i = 0; i < extents.size() && range.length > 0; ++i) {
-    const Extent& extent = extents[i];
-    if (range.offset < start + extent.count) {
-      const std::int64_t within = range.offset - start;
-      const std::int64_t count = std::min(range.length, extent.count - within);
-      const std::size_t offset = static_cast<std::size_t>(within) * extent.itemsize();
-      const Place place = scratch ? Place{scratch_base(), scratch_offsets_[i] + offset} : Place{first_base + i, offset};
-      Run* last = runs.empty() ? nullptr : &runs.back();
-      const bool joins = last != nullptr && last->place.base == place.base && last->extent->is_like(extent) &&
-                         last->place.offset + static_cast<std::size_t>(last->count) * extent.itemsize() == place.offset;
-      if (joins) {
-        last->count += count;
-      } else {
-        runs.push_back({place, count, &extent});
-      }
-      range = {range.offset + count, range.length - count};
+  for_each_strip(kind, range, [&](const Strip& strip, const Range& part) {
+    const Extent& extent = extents_[number][strip.extent];
+    const std::size_t offset = static_cast<std::size_t>(strip.offset + part.offset - strip.start) * extent.itemsize();
+    const Place place = scratch ? Place{scratch_base(), offsets_[number][strip.extent] + offset}
+                                : Place{first_base + strip.extent, offset};
+    Run* last = runs.empty() ? nullptr : &runs.back();
+    const bool joins = last != nullptr && last->place.base == place.base && last->extent->is_like(extent) &&
+                       last->place.offset + static_cast<std::size_t>(last->count) * extent.itemsize() == place.offset;
+    if (joins) {
+      last->count += part.length;
+    } else {
+      runs.push_back({place, part.length, &extent});
     }
-    start += extent.count;
-  }
+  });
 }
 
 void Program::refine(std::span<Runs> operands, bool lowers, Action& action, Work& work) {

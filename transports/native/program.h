@@ -35,6 +35,17 @@ struct Extent {
   }
 };
 
+// What lies in one place of a buffer: elements of an extent. The strips of a buffer, one after the other, are its
+// elements; the blocks of a plan are counted out of these.
+struct Strip {
+  std::int64_t start;  // in the buffer
+  std::int64_t count;
+  std::size_t extent;
+  std::int64_t offset;  // in the extent
+
+  std::int64_t end() const { return start + count; }
+};
+
 // A place in memory.
 struct Place {
   std::size_t base;
@@ -78,10 +89,12 @@ struct Work {
 class Program {
  public:
   Program() = default;
-  // `extents` are those of INPUT and OUTPUT. Throws std::invalid_argument if they are too short for the blocks, or a
-  // step combines blocks of different lengths or types.
+  // `extents` are those of INPUT and OUTPUT. Where `shared`, each is cut evenly into as many parts as there are blocks,
+  // and a block is its part of all of them; otherwise blocks are cut out of the extents as they lie one after the
+  // other. Throws std::invalid_argument if they are too short for the blocks, or a step combines blocks of different
+  // lengths or types.
   Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<std::vector<Extent>, 2> extents,
-          std::int64_t segments);
+          std::int64_t segments, std::array<bool, 2> shared = {});
 
   const Plan& plan() const { return *plan_; }
   std::int64_t segments() const { return segments_; }
@@ -119,14 +132,20 @@ class Program {
   };
   using Runs = std::vector<Run>;
 
+  void lay_out_strips(BufferKind kind, bool shared);
+  void add_strip(BufferKind kind, std::size_t extent, Range part);
   void lay_out_scratch();
+  // Calls `each(strip, part)` for what the strips of a buffer have in `range`; `part` is counted in the buffer.
+  template <class Each>
+  void for_each_strip(BufferKind kind, Range range, Each each) const;
   void resolve(std::size_t lane, std::int64_t group, std::int64_t segment, Work& work) const;
   void resolve_step(const Step& step, std::int64_t iteration, std::int64_t segment, Work& work) const;
   void find_runs(const Operand& operand, std::int64_t iteration, std::int64_t segment, Runs& runs) const;
   void find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                          const Operand& dst, Runs& runs) const;
   void add_runs(BufferKind kind, Range range, Runs& runs) const;
-  void add_runs_of_peer(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const;
+  void add_runs_of_peer(std::size_t base, BufferKind like, Range range, Runs& runs) const;
+  void add_runs_of_block(std::size_t base, BufferKind like, std::int64_t origin, Range range, Runs& runs) const;
   static void refine(std::span<Runs> operands, bool lowers, Action& action, Work& work);
 
   std::shared_ptr<const Plan> plan_;
@@ -135,8 +154,9 @@ class Program {
   std::int64_t segments_ = 1;
   std::int64_t instances_ = 0;
   std::array<std::size_t, buffer_kinds> nbytes_{};
-  std::vector<std::size_t> scratch_offsets_;  // of its extents, in bytes
-  std::vector<std::vector<Work>> resolved_;   // by lane, and group and segment; empty if there are too many
+  std::array<std::vector<Strip>, buffer_kinds> strips_;
+  std::array<std::vector<std::size_t>, buffer_kinds> offsets_;  // of the extents where they lie one after the other
+  std::vector<std::vector<Work>> resolved_;  // by lane, and group and segment; empty if there are too many
 };
 
 }  // namespace unisono

@@ -68,5 +68,6 @@ Known run_known(PyObject* cache, PyObject* const* arguments);
 
 void bind_call_cache(nanobind::module_& module);
 void bind_known_first(nanobind::module_& module);
+void bind_call_notes(nanobind::module_& module);
 
 }  // namespace unisono

@@ -1,0 +1,179 @@
+// The calls of a group, as they are taken note of: each is put into the lists of its batch, of those that have the same
+// collective, root and algorithm, without any Python in between. Which batch that is, Python says once for each three
+// objects; what is checked, and when, is its business. While a group lasts, these notes stand in the place of the cache
+// of calls, of which they know none, and of what makes the calls that it does not know.
+#include <nanobind/stl/pair.h>
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "python_call.h"
+
+namespace nb = nanobind;
+
+namespace unisono {
+namespace {
+
+class CallNotes {
+ public:
+  // `open(collective, root, counts, algorithm)` returns a batch, which has the lists x, outs, targets, ops and
+  // timeouts_s, and whether further calls may be put into it. `work_type` is a class with the slots `_outcome`, for the
+  // batch, and `_index`.
+  CallNotes(nb::object open, nb::object work_type)
+      : open_(std::move(open)),
+        work_type_(std::move(work_type)),
+        outcome_at_(offset_of(work_type_, "_outcome")),
+        index_at_(offset_of(work_type_, "_index")) {}
+
+  struct Call {
+    nb::handle collective, x, out, target, op, root, counts, algorithm, timeout_s;
+  };
+
+  // Takes note of a call, and returns its work.
+  nb::object add(const Call& call) {
+    const Batch* known = call.counts.is_none() ? find(call) : nullptr;
+    return known != nullptr ? put(call, *known) : put(call, open(call));
+  }
+
+ private:
+  struct Batch {
+    nb::object collective, root, algorithm;  // kept, for they are recognised by their addresses
+    nb::object itself;
+    std::array<nb::object, 5> lists;
+  };
+
+  nb::object put(const Call& call, const Batch& batch) const {
+    const Py_ssize_t index = PyList_GET_SIZE(batch.lists[0].ptr());
+    append(batch.lists[0], call.x);
+    append(batch.lists[1], call.out);
+    append(batch.lists[2], call.target);
+    append(batch.lists[3], call.op);
+    if (!call.timeout_s.is_none()) append(batch.lists[4], call.timeout_s);
+    return work(batch, index);
+  }
+
+  static void append(nb::handle list, nb::handle item) {
+    if (PyList_Append(list.ptr(), item.ptr()) != 0) throw nb::python_error();
+  }
+
+  const Batch* find(const Call& call) const {
+    for (const Batch& batch : batches_)
+      if (batch.collective.is(call.collective) && batch.root.is(call.root) && batch.algorithm.is(call.algorithm))
+        return &batch;
+    return nullptr;
+  }
+
+  Batch open(const Call& call) {
+    const nb::object answer = open_(call.collective, call.root, call.counts, call.algorithm);
+    const auto [itself, takes_more] = nb::cast<std::pair<nb::object, bool>>(answer);
+    Batch batch{nb::borrow(call.collective), nb::borrow(call.root), nb::borrow(call.algorithm), itself, {}};
+    std::size_t next = 0;
+    for (const char* name : {"x", "outs", "targets", "ops", "timeouts_s"}) {
+      batch.lists[next] = itself.attr(name);
+      if (!PyList_CheckExact(batch.lists[next++].ptr())) throw nb::type_error("a batch has lists");
+    }
+    if (takes_more) keep(batch);
+    return batch;
+  }
+
+  // Equal objects may be others each time, as numbers are: a batch is known by the last ones.
+  void keep(const Batch& batch) {
+    const auto before = std::find_if(batches_.begin(), batches_.end(),
+                                     [&](const Batch& other) { return other.itself.is(batch.itself); });
+    if (before == batches_.end()) {
+      batches_.push_back(batch);
+    } else {
+      *before = batch;
+    }
+  }
+
+  // Makes what ``work_type(batch, index)`` would, but without a call of Python's: it fills the slots of a new object.
+  nb::object work(const Batch& batch, Py_ssize_t index) const {
+    auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
+    nb::object made = nb::steal(type->tp_alloc(type, 0));
+    PyObject* const number = made ? PyLong_FromSsize_t(index) : nullptr;
+    if (number == nullptr) throw nb::python_error();
+    slot(made, outcome_at_) = nb::object(batch.itself).release().ptr();
+    slot(made, index_at_) = number;
+    return made;
+  }
+
+  static PyObject*& slot(nb::handle object, Py_ssize_t offset) {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(object.ptr()) + offset);
+  }
+
+  static Py_ssize_t offset_of(nb::handle type, const char* slot) {
+    const nb::object descriptor = type.attr(slot);
+    if (!Py_IS_TYPE(descriptor.ptr(), &PyMemberDescr_Type)) throw nb::type_error("works have slots");
+    return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+  }
+
+  nb::object open_;
+  nb::object work_type_;
+  Py_ssize_t outcome_at_;
+  Py_ssize_t index_at_;
+  std::vector<Batch> batches_;
+};
+
+// What `add` takes: the first four by their places, the others by their names, in any order or not at all.
+constexpr Py_ssize_t places = 4;
+constexpr std::array names{"op", "root", "counts", "algorithm", "timeout_s"};
+
+std::size_t number_of(PyObject* given) {
+  static const std::array<PyObject*, names.size()> interned = [] {
+    std::array<PyObject*, names.size()> made{};
+    std::transform(names.begin(), names.end(), made.begin(), PyUnicode_InternFromString);
+    return made;
+  }();
+  for (std::size_t i = 0; i < interned.size(); ++i)
+    if (interned[i] == given) return i;
+  for (std::size_t i = 0; i < interned.size(); ++i)
+    if (PyUnicode_Compare(interned[i], given) == 0) return i;
+  throw nb::type_error("add has no argument of this name");
+}
+
+// By Python's own convention of calls, as CallCache's run.
+PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
+  try {
+    if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
+    std::array<nb::handle, names.size()> named;
+    named.fill(Py_None);
+    const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
+    for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
+    const auto& [op, root, counts, algorithm, timeout_s] = named;
+    auto* notes = nb::inst_ptr<CallNotes>(self);
+    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s}).release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const nb::builtin_exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* know_nothing(PyObject*, PyObject* const*, Py_ssize_t) { Py_RETURN_FALSE; }
+
+}  // namespace
+
+void bind_call_notes(nb::module_& module) {
+  static PyMethodDef methods[] = {
+      {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(add_from_python)),
+       METH_FASTCALL | METH_KEYWORDS, nullptr},
+      {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(know_nothing)), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
+  nb::class_<CallNotes>(module, "CallNotes", nb::type_slots(slots))
+      .def(nb::init<nb::object, nb::object>(), nb::arg("open"), nb::arg("work_type"))
+      .def("start", [](CallNotes&, nb::args) { return nb::none(); })
+      .def("knows", [](CallNotes&, nb::args) { return false; })
+      .def("forget", [](CallNotes&) {});
+}
+
+}  // namespace unisono
