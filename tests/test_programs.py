@@ -1,0 +1,168 @@
+"""Calls on several communicators, in flight at the same time and waited for in any order: a machine makes them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from collective_calls import COLLECTIVES, cases
+from harness import LocalRanks
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precondition, rule, run_state_machine_as_test
+
+import unisono as un
+from unisono.collectives.calls import Place
+from unisono.testing import Again, Case, Make, Program, Step, Together, Wait, WaitForAny, check_program
+from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
+from unisono.testing.judges import Failure, Judges
+from unisono.testing.programs import COMMUNICATORS
+from unisono.testing.sources import source
+
+pytestmark = pytest.mark.timeout(180)
+
+HANG_S = 40.0
+
+
+def messages(methods: tuple[str, ...]) -> st.SearchStrategy[Case]:
+    return st.builds(
+        Case,
+        collective=st.sampled_from(methods),
+        dtype=st.sampled_from(["float32", "int8", "bfloat16"]),
+        root=st.integers(0, 3),
+        rows=st.sampled_from([0, 1, 3, 1000, 40_000]),
+        offset=st.sampled_from([0, 1]),
+        shift=st.integers(0, 3),
+        tag=st.sampled_from(TAGS),
+        seed=st.integers(0, 3),
+    )
+
+
+def waiting_or_not(case: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
+    return st.builds(lambda case, wait: replace(case, wait=wait), case, st.booleans())
+
+
+def possible(case: Case) -> bool:
+    return case.collective != "alltoall" or case.way != "in place"
+
+
+ON = st.sampled_from(list(COMMUNICATORS))
+COLLECTIVE = st.sampled_from(COLLECTIVES).flatmap(cases).filter(possible)
+BARRIER = st.builds(Case, st.just("barrier"), wait=st.booleans())
+SEND = waiting_or_not(messages(("send",)))
+GROUPED = st.one_of(COLLECTIVE, SEND, BARRIER).map(
+    lambda case: replace(case, algorithm=None, way="out" if case.way == "plan" else case.way)
+)
+
+
+class Calls(RuleBasedStateMachine):
+    """Makes a program up, step by step, and has all ranks run it in the end."""
+
+    ranks: Any
+    made = Bundle("made")
+    begun = Bundle("begun")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+
+    def take(self, step: Step) -> int:
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    @rule(target=made, case=COLLECTIVE, on=ON)
+    def call(self, case: Case, on: str) -> int:
+        return self.take(Make(case, on))
+
+    @rule(target=begun, case=st.one_of(COLLECTIVE, BARRIER, messages(("send",))), on=ON)
+    def begin(self, case: Case, on: str) -> int:
+        return self.take(Make(replace(case, wait=False), on))
+
+    @rule(target=made, case=COLLECTIVE, on=ON, wait=st.booleans())
+    def plan(self, case: Case, on: str, wait: bool) -> int:
+        return self.take(Make(replace(case, way="plan", wait=wait), on))
+
+    @rule(step=made)
+    def call_again(self, step: int) -> None:
+        self.take(Again(step))
+
+    @rule(case=st.one_of(SEND, messages((*MESSAGES, *OBJECTS))), on=ON)
+    def send(self, case: Case, on: str) -> None:
+        self.take(Make(case, on))
+
+    @rule(group=st.lists(GROUPED, min_size=1, max_size=4).map(tuple), on=ON)
+    def group(self, group: tuple[Case, ...], on: str) -> None:
+        self.take(Together(group, on))
+
+    @rule(step=consumes(begun))
+    def wait(self, step: int) -> None:
+        self.take(Wait(step))
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def wait_for_any(self) -> None:
+        self.take(WaitForAny())
+
+    def teardown(self) -> None:
+        if self.steps:
+            self.ranks.check(Program(tuple(self.steps), seed=len(self.steps)))
+
+
+class Processes:
+    """Ranks that stay from one program to the next."""
+
+    def __init__(self, size: int, transport: str) -> None:
+        self._size = size
+        self._judges = Judges(un.Options(transport=transport), timeout_s=HANG_S)
+        self.close = self._judges.close
+
+    def check(self, program: Program) -> None:
+        told = self._judges.run(check_program, program, self._size)
+        assert not isinstance(told, Failure), f"{told}\n\n{source('check_program', program, self._size)}"
+
+
+class Threads:
+    """Ranks over the generic executor, new ones for each program."""
+
+    def __init__(self, size: int) -> None:
+        self._ranks = LocalRanks(size, 8)
+
+    def check(self, program: Program) -> None:
+        self._ranks.run(run_on_executor, program)
+
+    def close(self) -> None:
+        pass
+
+
+def run_on_executor(executor: Any, program: Program) -> None:
+    with un.Communicator(executor, Place((tuple(range(executor.size)),), "local"), un.Options()) as world:
+        check_program(world, program)
+
+
+RANKS = {
+    "4 ranks, shm": lambda: Processes(4, "shm"),
+    "3 ranks, tcp": lambda: Processes(3, "tcp"),
+    "3 ranks, generic": lambda: Threads(3),
+}
+
+
+@pytest.fixture(params=list(RANKS.values()), ids=list(RANKS))
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    started = request.param()
+    yield started
+    started.close()
+
+
+def test_calls_of_any_kind_on_any_communicators_may_be_in_flight_and_waited_for_in_any_order(ranks: Any) -> None:
+    machine = type("Machine", (Calls,), {"ranks": ranks})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
