@@ -24,15 +24,14 @@ from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import TIMEOUT_S, Backend, source
 
 
-class _BackendType(click.ParamType):
-    name = "module:function"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Backend:
-        """Return what `value` names; it is imported by the ranks."""
-        module, _, function = value.partition(":")
-        if not module or not function.isidentifier():
-            self.fail(f"{value!r} does not name a function of a module as MODULE:FUNCTION does", param, ctx)
-        return Backend(module, function)
+def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> Backend | None:
+    """Return what `value` names; it is the ranks that import it."""
+    if value is None:
+        return None
+    module, _, function = value.partition(":")
+    if not module or not function.isidentifier():
+        raise click.BadParameter(f"{value!r} is not MODULE:FUNCTION", ctx, param)
+    return Backend(module, function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,12 @@ class _Wrong:
 @click.option("--cases", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of calls.")
 @click.option("--seed", type=click.IntRange(0, SEEDS - 1), help="What the calls depend on; another one each time.")
 @click.option("--transport", type=click.Choice(["shm", "tcp"]), default="shm", show_default=True)
-@click.option("--backend", type=_BackendType(), help="Judge what FUNCTION(communicator) returns on each rank.")
+@click.option(
+    *("--backend", "backend"),
+    callback=_backend,
+    metavar="MODULE:FUNCTION",
+    help="Judge what FUNCTION(communicator) returns on each rank, instead of the communicator.",
+)
 @click.option(
     *("--timeout", "timeout_s"),
     type=click.FloatRange(min=0, min_open=True),
@@ -100,8 +104,6 @@ def _run(
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     wrong = None
-    if isinstance(failure := judges.run(_ready, None, ranks), Failure):
-        raise failure.error
     with progress() as bar:
         for number in bar.track(range(cases), description=""):
             case = random_case(seed, number, ranks)
@@ -112,10 +114,6 @@ def _run(
             tried[case.collective] += 1
             refused[case.collective] += is_refused
     return Summary(seed, dict(sorted(tried.items())), dict(sorted(refused.items()))), wrong
-
-
-def _ready(_: object, __: object) -> None:
-    """Do nothing: for that, the ranks must have found each other."""
 
 
 def _verdict(judges: Judges, case: Case, ranks: int) -> tuple[str, bool]:
@@ -137,7 +135,9 @@ def _explained(judges: Judges, case: Case, ranks: int, text: str, source_of: Cal
     judges.close()
     if not _verdict(judges, case, ranks)[0]:
         text += "\nBy itself it is right: it depends on the cases before it, which the same --seed runs again."
-    simplest, fewest = shrunk(case, ranks, lambda *each: bool(_verdict(judges, *each)[0]), range(1, ranks))
+    simplest, fewest = shrunk(
+        case, ranks, lambda *each: bool(_verdict(judges, *each)[0]), {1, 2, 3, ranks // 2, ranks - 1} - {0}
+    )
     program = source_of("check_case", simplest, fewest)
     return _Wrong(f"{text}\n\n{program}", program)
 

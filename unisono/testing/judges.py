@@ -17,7 +17,7 @@ from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
 
 # How long ranks have to tell where they are before they are killed.
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,17 @@ class Judges:
         """Run ``fn(comm, value)`` on `size` ranks; return what they return, by rank, or what ended them.
 
         After a failure, new ranks are started for what comes next.
+
+        Raises:
+            UnisonoError: the ranks cannot be started.
         """
+        pool = self._pool(size)
         self._lines.clear()
         task = partial(_watched, fn=fn, value=value, backend=self._backend, timeout_s=self._timeout_s)
         try:
-            return self._pool(size).run(task, timeout_s=self._timeout_s + _GRACE_S)
+            return pool.run(task, timeout_s=self._timeout_s + _GRACE_S)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is what is wrong)
+            self._pools.clear()  # it has ended its ranks
             return Failure(error, tuple(self._lines))
 
     def close(self) -> None:
@@ -76,11 +81,17 @@ class Judges:
     def _pool(self, size: int) -> Pool:
         if size not in self._pools:
             self.close()
-            self._pools[size] = Pool(size, options=self._options, on_output=self._keep)
+            pool = Pool(size, options=self._options, on_output=self._keep)
+            pool.run(_ready)  # the time that ranks take to start is not that of the first call
+            self._pools[size] = pool
         return self._pools[size]
 
     def _keep(self, rank: int, _: str, line: str) -> None:
         self._lines.append(f"[{rank}] {line}")
+
+
+def _ready(_: Any) -> None:
+    """Do nothing, for which the ranks must have found each other."""
 
 
 def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: Backend | None, timeout_s: float) -> Any:

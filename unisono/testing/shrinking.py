@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ _DTYPES = ("float32", "int32", "uint8", "complex64")
 _SPECIAL = ("collective", "dtype", "rows", "counts")
 
 
-def shrunk(case: Case, size: int, is_wrong: Callable[[Case, int], bool], sizes: Sequence[int]) -> tuple[Case, int]:
+def shrunk(case: Case, size: int, is_wrong: Callable[[Case, int], bool], sizes: Collection[int]) -> tuple[Case, int]:
     """Return a case and a number of ranks that are wrong, and of which no simpler ones have been found that are.
 
     Args:
@@ -39,13 +39,13 @@ def shrunk(case: Case, size: int, is_wrong: Callable[[Case, int], bool], sizes: 
             return case, size
 
 
-def _simpler(case: Case, size: int, sizes: Sequence[int]) -> Iterator[tuple[Case, int]]:
+def _simpler(case: Case, size: int, sizes: Collection[int]) -> Iterator[tuple[Case, int]]:
     """Yield what is simpler than a case on `size` ranks, what saves most of the way first."""
     plain = Case(case.collective, rows=min(case.rows, 1), counts=tuple(min(count, 1) for count in case.counts))
-    fewer = sorted(each for each in sizes if each < size)
-    yield from ((plain, each) for each in (*fewer, size))
-    yield from ((case, each) for each in fewer)
+    yield plain, size
     yield from ((each, size) for each in _simpler_by_one(case))
+    # Other ranks take longer to start than most calls.
+    yield from ((case, each) for each in sorted(sizes) if each < size)
 
 
 def _simpler_by_one(case: Case) -> Iterator[Case]:

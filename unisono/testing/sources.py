@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from math import ceil
 from typing import Any
 
 # How long a program goes on before it ends itself, if it is not said: no call takes a second.
@@ -14,15 +15,15 @@ _PROGRAM = '''\
 """Run this on {size} ranks: unisono run -n {size} FILE"""
 
 import faulthandler
+import signal
 
 import unisono as un
 from unisono.testing import {names}
 {imported}
-faulthandler.dump_traceback_later({timeout_s:g}, exit=True)  # what hangs ends, and tells where it was
-
 {noun} = {value}
-
 with un.init() as comm:  # or the communicator that is to be judged
+    faulthandler.dump_traceback_later({timeout_s:g})  # a rank that hangs tells where it is,
+    signal.alarm({end_s})  # and ends when the others have told
     {function}({comm}, {noun})
 '''
 
@@ -51,13 +52,14 @@ def source(
         value: a dataclass.
         size: the number of ranks.
         backend: what makes of the communicator the one that is judged.
-        timeout_s: how long the program has.
+        timeout_s: how long the call has.
     """
     return _PROGRAM.format(
         size=size,
         names=", ".join(sorted({*_names(value), function})),
         imported="" if backend is None else f"from {backend.module} import {backend.name}\n",
         timeout_s=timeout_s,
+        end_s=ceil(timeout_s) + 2,
         noun=type(value).__name__.lower(),
         value=_lines(value),
         function=function,
