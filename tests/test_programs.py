@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from collective_calls import COLLECTIVES, cases
 from harness import LocalRanks, run_program
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, precondition, rule, run_state_machine_as_test
 
 import unisono as un
@@ -20,6 +20,7 @@ from unisono.testing import Again, Case, CheckError, Make, Program, Step, Togeth
 from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
 from unisono.testing.judges import Failure, Judges
 from unisono.testing.programs import COMMUNICATORS
+from unisono.testing.shrinking import shrunk_program
 from unisono.testing.sources import Backend, source
 
 pytestmark = pytest.mark.timeout(180)
@@ -120,13 +121,20 @@ class Processes:
         self.close = self._judges.close
 
     def check(self, program: Program) -> None:
-        told = self._judges.run(verdict, program, self._size)
-        wrong = str(told) if isinstance(told, Failure) else next(filter(None, told), "")
+        wrong = self.wrong(program)
+        if isinstance(wrong, str) and wrong:
+            program = shrunk_program(program, lambda simpler: bool(self.wrong(simpler)))
+            wrong = self.wrong(program)
         if wrong:
             text = source("check_program", program, self._size, backend=self._backend)
             error = CheckError(f"{wrong}\n\n{text}")
             error.program = text
             raise error
+
+    def wrong(self, program: Program) -> str | Failure:
+        """Return what is wrong with a program, nothing if nothing is."""
+        told = self._judges.run(verdict, program, self._size)
+        return told if isinstance(told, Failure) else next(filter(None, told), "")
 
 
 def verdict(comm: Any, program: Program) -> str:
@@ -179,7 +187,7 @@ def make_calls(ranks: Any, most: int) -> None:
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
-            print_blob=False,
+            phases=[Phase.generate],  # programs are made simpler by themselves, which takes less time
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -191,11 +199,26 @@ def test_calls_of_any_kind_on_any_communicators_may_be_in_flight_and_waited_for_
 
 def test_calls_that_are_mixed_up_in_flight_are_found_with_a_short_program(tmp_path: Path) -> None:
     ranks = Processes(2, "shm", Backend("faulty_backends", "Confused"))
-    with contextlib.closing(ranks), pytest.raises(CheckError, match="step 1: element") as raised:
+    with contextlib.closing(ranks), pytest.raises(CheckError, match=r"step \d: element") as raised:
         make_calls(ranks, 100)
     program = raised.value.program
     assert program is not None
-    assert program.count("Make(") == 2
+    assert program.count("Make(Case(") == 2
     ended = run_program(program, tmp_path)
     assert ended.returncode != 0
-    assert "CheckError: step 1: element" in ended.stderr
+    assert "CheckError: step" in ended.stderr
+
+
+def test_a_program_shrinks_to_the_steps_that_matter_and_what_they_name() -> None:
+    scan = Make(Case("scan", "int8", rows=5, wait=False), "dup")
+    other = Make(Case("barrier"), "halves")
+    program = Program((other, scan, other, WaitForAny(), scan, Again(1), other, Wait(4), Again(4)), seed=3)
+
+    def is_wrong(program: Program) -> bool:
+        """Whether a scan that is called again is waited for by its number."""
+        scans = {index for index, step in enumerate(program.steps) if isinstance(step, Make) and step.on == "dup"}
+        again = {step.step for step in program.steps if isinstance(step, Again)}
+        return bool(scans & again & {step.step for step in program.steps if isinstance(step, Wait)})
+
+    assert is_wrong(program)
+    assert shrunk_program(program, is_wrong) == Program((scan, Wait(0), Again(0)), seed=3)
