@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unisono.algorithms.binding import Shape
@@ -109,6 +113,16 @@ class LocalRanks:
     def _transports(self, network: LocalNetwork) -> Iterator[MessageTransport]:
         for transport in network.transports:
             yield transport if self.faults is None else FaultyTransport(transport, self.faults)
+
+
+def run_program(text: str, directory: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """Run a program, kept in `directory`, by ``unisono run``; it may import what the tests may."""
+    file = directory / "program.py"
+    file.write_text(text)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), str(file)]
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
 
 
 def _outlive(threads: list[threading.Thread], deadline: float) -> list[int]:

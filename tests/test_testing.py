@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import LocalRanks
+from faulty_backends import Broken, other_element
+from harness import LocalRanks, run_program
 from native_ranks import NativeRanks
 
 import unisono as un
 from unisono.cli.main import main
 from unisono.collectives.calls import Place
 from unisono.testing import Case, CheckError, Summary, check_case
-from unisono.testing.cases import COLLECTIVES, random_case
+from unisono.testing.cases import METHODS, random_case
 from unisono.testing.differences import difference, ulps
 from unisono.testing.memory import Guarded
 from unisono.testing.oracles import MOST_TERMS, contributions, inputs, reduced, result_of
+from unisono.testing.shrinking import MOST_TRIES, shrunk
+from unisono.testing.sources import Backend, source
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -80,44 +84,6 @@ def test_without_a_seed_rank_0_draws_another_one_each_time() -> None:
 # --- what is wrong -------------------------------------------------------------------------------------------------
 
 
-class Broken:
-    """A communicator whose rank 1 spoils, by `spoil`, what comes of one collective; all that the user sees else."""
-
-    def __init__(self, inner: un.Communicator, collective: str, spoil: Any) -> None:
-        self._inner, self._collective, self._spoil = inner, collective, spoil
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        if name == "plan":
-            return lambda collective, *args, **given: self._wrapped(collective, method(collective, *args, **given))
-        return self._wrapped(name, method) if callable(method) else method
-
-    def _wrapped(self, name: str, method: Any) -> Any:
-        def call(*args: Any, **given: Any) -> Any:
-            result = method(*args, **given)
-            if name != self._collective or self._inner.rank != 1:
-                return result
-            return Late(result, self._spoil) if given.get("wait") is False else self._spoil(result)
-
-        return call
-
-
-class Late:
-    """A work whose result is spoilt."""
-
-    def __init__(self, work: Any, spoil: Any) -> None:
-        self._work, self._spoil = work, spoil
-
-    def wait(self) -> Any:
-        return self._spoil(self._work.wait())
-
-
-def other_element(result: Any) -> Any:
-    if result is not None and result.size and result.dtype.kind in "iuf":
-        result.flat[-1] += 1  # also of what the ranks tell each other of their verdicts
-    return result
-
-
 def other_kind(result: Any) -> Any:
     return None if result is not None else np.zeros(1)
 
@@ -127,35 +93,47 @@ def raises(result: Any) -> Any:
 
 
 SPOILT = {
-    "another element": ("allreduce", other_element, "element"),
-    "another element of a prefix": ("scan", other_element, "element"),
-    "nothing": ("alltoall", other_kind, "the result is nothing"),
-    "another error": ("broadcast", raises, "RuntimeError: out of order"),
+    "another element": ("allreduce", other_element, "element", Case("allreduce")),
+    "another element of a prefix": ("scan", other_element, "element", Case("scan")),
+    "nothing": ("alltoall", other_kind, "the result is nothing", Case("alltoall", rows=0)),
+    "another error": ("broadcast", raises, "RuntimeError: out of order", Case("broadcast", rows=0)),
 }
 
 
-def judge_broken(world: un.Communicator, collective: str, spoil: Any) -> tuple[str, str | None]:
-    """Return the text of the error, as it is on this rank, and its program."""
+def judge_broken(world: un.Communicator, collective: str, spoil: Any) -> tuple[str, str | None, Case | None]:
+    """Return the text of the error, as it is on this rank, its program and its case."""
     try:
         un.testing.check_collectives(Broken(world, collective, spoil), cases=2000, seed=5)
     except CheckError as error:
-        return str(error), error.program
-    return "", None
+        return str(error), error.program, error.case
+    return "", None, None
 
 
 @pytest.mark.parametrize("name", SPOILT)
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_one_rank_gets_wrong_is_found_on_all_with_the_same_text(name: str, size: int) -> None:
-    collective, spoil, text = SPOILT[name]
-    told = un.launch(judge_broken, size, collective, spoil)
+    collective, spoil, text, simplest = SPOILT[name]
+    told = un.launch(judge_broken, size, collective, spoil, on_output=lambda *_: None)
     assert told == [told[0]] * size
-    message, program = told[0]
+    message, program, case = told[0]
     assert f"rank 1 of {size}: {text}" in message
     assert "of seed 5" in message
     assert program is not None
     assert message.endswith(program)
-    assert f"    {collective!r},\n" in program
-    assert len(program.splitlines()) <= 25
+    assert case == simplest
+    assert str(case.collective) in program
+
+
+def judge_some(world: un.Communicator) -> Summary:
+    broken = Broken(world, "allreduce", lambda result: result)
+    broken.send_object = None  # a communicator that has not all methods
+    return un.testing.check_collectives(broken, cases=40, seed=1, methods=["send", "scan"])
+
+
+def test_only_the_methods_that_are_named_are_called() -> None:
+    assert set(un.launch(judge_some, 2)[0].cases) == {"send", "scan"}
+    with un.init() as world, pytest.raises(un.UsageError, match="methods must be some of allreduce"):
+        un.testing.check_collectives(world, methods=["all"])
 
 
 class Renumbered:
@@ -197,26 +175,14 @@ def test_a_communicator_that_fails_is_an_error_on_every_rank() -> None:
         assert "check_case(comm, case)" in message
 
 
-def run(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    file = directory / "program.py"
-    file.write_text(program)
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
 def test_the_program_of_an_error_makes_the_call_again(tmp_path: Path) -> None:
-    _, program = un.launch(judge_broken, 2, "allreduce", other_element)[0]
-    assert program is not None
-    ended = run(program, tmp_path)
+    case = Case("allreduce", op="premul_sum", rows=3, arrays=2, wait=False)
+    ended = run_program(source("check_case", case, 2), tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
 
-    here = str(Path(__file__).parent)
-    broken = program.replace("    check_case(comm,", "    check_case(Broken(comm, 'allreduce', other_element),")
-    ended = run(
-        f"import sys; sys.path.append({here!r})\nfrom test_testing import Broken, other_element\n{broken}", tmp_path
-    )
+    ended = run_program(source("check_case", case, 2, backend=Backend("faulty_backends", "wrong_allreduce")), tmp_path)
     assert ended.returncode != 0
-    assert "CheckError: element" in ended.stderr
+    assert "CheckError: element [3] of the result" in ended.stderr
 
 
 def test_what_cannot_be_a_seed_is_refused() -> None:
@@ -231,7 +197,7 @@ def test_cases_are_the_same_for_the_same_seed_and_reach_everything() -> None:
     drawn = [random_case(1, number, 4) for number in range(3000)]
     assert drawn == [random_case(1, number, 4) for number in range(3000)]
     assert drawn != [random_case(2, number, 4) for number in range(3000)]
-    assert {case.collective for case in drawn} == set(COLLECTIVES)
+    assert {case.collective for case in drawn} == set(METHODS)
     assert {case.way for case in drawn} == {"new", "out", "in place", "plan"}
     assert {case.rows < 4 for case in drawn} == {case.wait for case in drawn} == {True, False}
     assert {case.root for case in drawn} == {0, 1, 2, 3}
@@ -239,7 +205,7 @@ def test_cases_are_the_same_for_the_same_seed_and_reach_everything() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 100])
-@pytest.mark.parametrize("op", ["sum", "prod", "avg"])
+@pytest.mark.parametrize("op", ["sum", "prod", "avg", "premul_sum"])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "bfloat16", "complex64"])
 def test_many_ranks_contribute_so_that_partial_results_are_exact(dtype: str, op: str, size: int) -> None:
     stack = contributions(dtype, op, size, 30 * size)
@@ -334,19 +300,91 @@ def test_the_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["seconds"] > 0
 
 
-def test_the_command_fails_with_the_program_of_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+FAULTS = {
+    "wrong_scan": (Case("scan", rows=3), "rank 1 of 3: element", "CheckError: element [2]"),
+    "hanging_alltoall": (Case("alltoall"), "[1] hangs in Case('alltoall'", "in sleep"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_command_fails_with_the_simplest_program_that_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
 ) -> None:
-    monkeypatch.setattr("unisono.cli.test._check", check_broken)
-    assert main(["test", "-n", "2", "--cases", "2000", "--seed", "5", "--json"]) == 1
+    simplest, text, error = FAULTS[fault]
+    arguments = ["--seed", "5", "--backend", f"faulty_backends:{fault}", "--timeout", "3", "--json"]
+    assert main(["test", "-n", "3", *arguments]) == 1
     output = capsys.readouterr()
     told = json.loads(output.out)["error"]
-    assert told["program"] in told["message"]
     assert told["message"] in output.err
+    assert told["message"].endswith(told["program"])
+    assert text in told["message"]
+    assert told["program"] == source("check_case", simplest, 2, backend=Backend("faulty_backends", fault), timeout_s=3)
+    ended = run_program(told["program"], tmp_path)
+    assert ended.returncode != 0
+    assert error in ended.stderr
 
 
-def check_broken(world: un.Communicator, numbers: range, seed: int) -> Summary:
-    return un.testing.check_collectives(Broken(world, "allreduce", other_element), cases=numbers, seed=seed)
+@pytest.mark.parametrize("name", ["faulty_backends", ":function", "module:", "module:two words"])
+def test_what_names_no_function_is_no_backend(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["test", "--backend", name]) == 2
+    assert "MODULE:FUNCTION" in capsys.readouterr().err
+
+
+def test_ranks_that_cannot_be_started_are_no_wrong_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", "-n", "10000000"]) == 2
+    assert "open files" in capsys.readouterr().err
+
+
+# --- the simplest that is wrong ------------------------------------------------------------------------------------
+
+
+def wrong_where(**least: Any) -> Callable[[Case, int], bool]:
+    """Return a judge that finds wrong what has at least these numbers, or just these values."""
+
+    def is_wrong(case: Case, size: int) -> bool:
+        fields = {**dataclasses.asdict(case), "size": size}
+        return all(
+            fields[name] >= value if isinstance(value, int) and not isinstance(value, bool) else fields[name] == value
+            for name, value in least.items()
+        )
+
+    return is_wrong
+
+
+CONDITIONS: list[tuple[dict[str, Any], Case, int]] = [
+    ({}, Case("allreduce", rows=0), 1),
+    ({"rows": 3, "size": 2}, Case("allreduce", rows=3), 2),
+    ({"op": "minloc"}, Case("allreduce", op="minloc", dtype="complex64", rows=0), 1),
+    ({"dtype": "complex128"}, Case("allreduce", dtype="complex128", rows=0), 1),
+    ({"wait": False, "way": "plan", "size": 5}, Case("allreduce", rows=0, way="plan", wait=False), 5),
+    ({"offset": 1, "arrays": 2}, Case("allreduce", rows=0, offset=63, arrays=3), 1),
+]
+
+
+@pytest.mark.parametrize(("condition", "simplest", "ranks"), CONDITIONS, ids=str)
+def test_a_case_shrinks_to_what_makes_it_wrong(condition: dict[str, Any], simplest: Case, ranks: int) -> None:
+    case = Case(
+        *("allreduce", "complex128", "minloc"),
+        rows=5000,
+        rest=(2, 2),
+        way="plan",
+        layout="F",
+        offset=63,
+        wait=False,
+        algorithm="ring",
+        seed=99,
+        arrays=3,
+    )
+    assert shrunk(case, 5, wrong_where(**condition), range(1, 5)) == (simplest, ranks)
+
+
+def test_counts_shrink_one_by_one_and_what_is_wrong_by_chance_ends() -> None:
+    case = Case("allgatherv", "int8", counts=(7, 900, 3, 5))
+    simplest, ranks = shrunk(case, 4, lambda case, _: case.counts[1] > 17, [1, 2, 3])
+    assert (simplest.counts, simplest.dtype, ranks) == ((0, 18, 0, 0), "float32", 1)
+    tries = itertools.count()
+    shrunk(Case("allreduce", rows=10**6), 4, lambda *_: next(tries) % 2 == 1, [1, 2, 3])
+    assert next(tries) <= MOST_TRIES + 1
 
 
 # --- what it has found ---------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import pytest
 from array_kinds import INSTALLED, KINDS
 from executor_contract import eventually
 from harness import LocalRanks
-from hypothesis import Phase, given, settings, strategies as st
 from native_ranks import Job, NativeRanks
 
 import unisono as un
@@ -635,86 +633,3 @@ def test_a_program_may_end_with_calls_and_callbacks_in_flight(tmp_path: Path) ->
         with Job(exit_with_calls_in_flight, 2, directory) as job:
             job.hear_all()
             assert [job.exit_code(rank) for rank in range(2)] == [3, 3]
-
-
-# --- anything in any order -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call that all ranks make, or a message between two of them; then some of what goes on is waited for."""
-
-    what: str
-    count: int
-    root: int
-    shift: int
-    tag: int
-    waits: tuple[bool, ...]
-    settled: int
-
-    def peers(self, size: int) -> tuple[int, int]:
-        """Return the sender and the receiver of a message."""
-        return self.root % size, (self.root + 1 + self.shift % (size - 1)) % size
-
-
-COUNTS = st.sampled_from([0, 1, 3, 1000, 40_000])
-STEPS = st.builds(
-    Step,
-    what=st.sampled_from(["allreduce", "broadcast", "allgather", "barrier", "message", "message"]),
-    count=COUNTS,
-    root=st.integers(0, 2),
-    shift=st.integers(0, 1),
-    tag=st.integers(0, 2),
-    waits=st.tuples(*[st.booleans()] * 3),
-    settled=st.integers(0, 3),
-)
-
-
-def contribution(rank: int, index: int, count: int) -> Any:
-    return (np.arange(count) % 13 + 100 * index + rank).astype(np.float64)
-
-
-def make(world: un.Communicator, step: Step, index: int) -> tuple[Any, Any]:
-    """Make one call; return its work or its result, and what numpy says it is."""
-    x = contribution(world.rank, index, step.count)
-    wait = step.waits[world.rank]
-    everybody = [contribution(rank, index, step.count) for rank in range(world.size)]
-    if step.what == "allreduce":
-        return world.allreduce(x, wait=wait), sum(everybody)
-    if step.what == "broadcast":
-        return world.broadcast(x, step.root % world.size, wait=wait), everybody[step.root % world.size]
-    if step.what == "allgather":
-        return world.allgather(x, wait=wait), np.concatenate(everybody)
-    if step.what == "barrier":
-        return world.barrier(wait=wait), None
-    sender, receiver = step.peers(world.size)
-    if world.rank == sender:
-        return world.send(x, receiver, step.tag, wait=wait), None
-    if world.rank == receiver:
-        return world.recv(np.zeros(step.count), sender, step.tag, wait=wait), everybody[sender]
-    return None, None
-
-
-def run_program(world: un.Communicator, program: list[Step], seed: int) -> None:
-    """Make all calls; which works are waited for at once, and in which order, is up to each rank."""
-    generator = np.random.default_rng([seed, world.rank])
-    going_on: list[tuple[Step, Any, Any]] = []
-    for index, step in enumerate(program):
-        made, wanted = make(world, step, index)
-        going_on.append((step, made, wanted))
-        for _ in range(step.settled if index + 1 < len(program) else len(going_on)):
-            if going_on:
-                settle(*going_on.pop(int(generator.integers(len(going_on)))))
-
-
-def settle(step: Step, made: Any, wanted: Any) -> None:
-    result = made.wait(PATIENCE_S) if isinstance(made, un.Work) else made
-    assert (result is None) == (wanted is None), step
-    assert wanted is None or result.tolist() == wanted.tolist(), step
-
-
-# A failure ends the ranks, so that there is nothing to be gained by smaller examples.
-@settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@given(program=st.lists(STEPS, min_size=1, max_size=25), seed=st.integers(0, 1000))
-def test_calls_of_any_kind_may_go_on_and_be_waited_for_in_any_order(ranks: Any, program: Any, seed: int) -> None:
-    ranks.run_calls(run_program, program, seed)

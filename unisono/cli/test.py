@@ -8,24 +8,43 @@ import random
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 import click
 from rich.table import Table
 
 from unisono.cli.terminal import console, progress
-from unisono.errors import UnisonoError
-from unisono.launchers.launch import Pool
 from unisono.options import Options
-from unisono.testing import Summary, check_collectives
-from unisono.testing.check import SEEDS
+from unisono.testing import Case, CheckError, Summary
+from unisono.testing.cases import random_case
+from unisono.testing.check import SEEDS, Verdict, judged
+from unisono.testing.judges import Failure, Judges
+from unisono.testing.shrinking import shrunk
+from unisono.testing.sources import TIMEOUT_S, Backend, source
 
-if TYPE_CHECKING:
-    from unisono.collectives.communicator import Communicator
 
-# Cases from one step of the progress bar to the next, and the time that they have.
-STEP = 50
-STEP_TIMEOUT_S = 600.0
+def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> Backend | None:
+    """Return what `value` names; it is the ranks that import it."""
+    if value is None:
+        return None
+    module, _, function = value.partition(":")
+    if not module or not function.isidentifier():
+        raise click.BadParameter(f"{value!r} is not MODULE:FUNCTION", ctx, param)
+    return Backend(module, function)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wrong:
+    """A case that is wrong.
+
+    Attributes:
+        message: which one it is, what is wrong, and the program.
+        program: makes the simplest call again that is wrong too.
+    """
+
+    message: str
+    program: str
 
 
 @click.command(short_help="Run random calls of every collective, and check what comes of them.")
@@ -33,50 +52,94 @@ STEP_TIMEOUT_S = 600.0
 @click.option("--cases", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of calls.")
 @click.option("--seed", type=click.IntRange(0, SEEDS - 1), help="What the calls depend on; another one each time.")
 @click.option("--transport", type=click.Choice(["shm", "tcp"]), default="shm", show_default=True)
+@click.option(
+    *("--backend", "backend"),
+    callback=_backend,
+    metavar="MODULE:FUNCTION",
+    help="Judge what FUNCTION(communicator) returns on each rank, instead of the communicator.",
+)
+@click.option(
+    *("--timeout", "timeout_s"),
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="Seconds after which a call counts as one that hangs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, ranks: int, cases: int, seed: int | None, transport: str, as_json: bool) -> int:
+def command(
+    *,
+    ranks: int,
+    cases: int,
+    seed: int | None,
+    transport: str,
+    backend: Backend | None,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
     """Run random calls of every collective on local ranks, and check what comes of them with numpy.
 
-    The same calls are run again by the same --seed and -n. The first that goes wrong ends it, with a
-    program that makes it again; the exit code is 1 then.
+    The same calls are run again by the same --seed and -n. The first that is wrong, or hangs, ends it, with
+    a program that makes the simplest such call again that is found; the exit code is 1 then.
     """
     seed = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     began = time.monotonic()
-    summary, error = _run(ranks, cases, seed, transport)
-    facts = {"ranks": ranks, "transport": transport, **dataclasses.asdict(summary)}
+    with Judges(Options(transport=transport), backend, timeout_s) as judges:
+        summary, wrong = _run(judges, ranks, cases, seed, partial(source, backend=backend, timeout_s=timeout_s))
     if as_json:
-        told = None if error is None else {"message": error.message, "program": getattr(error, "program", None)}
+        facts = {"ranks": ranks, "transport": transport, **dataclasses.asdict(summary)}
+        told = None if wrong is None else dataclasses.asdict(wrong)
         click.echo(json.dumps({**facts, "seconds": time.monotonic() - began, "error": told}, indent=2))
     else:
         console().print(_table(summary))
         print(f"seed {seed}, {ranks} rank(s), {transport}")
-    if error is not None:
-        print(f"unisono: {error.message}", file=sys.stderr)
-    return 0 if error is None else 1
+    if wrong is not None:
+        print(f"unisono: {wrong.message}", file=sys.stderr)
+    return 0 if wrong is None else 1
 
 
-def _run(ranks: int, cases: int, seed: int, transport: str) -> tuple[Summary, UnisonoError | None]:
-    """Return what was found right until the first error, by steps, and that error."""
+def _run(
+    judges: Judges, ranks: int, cases: int, seed: int, source_of: Callable[..., str]
+) -> tuple[Summary, _Wrong | None]:
+    """Return what was found right until the first that is wrong, and that."""
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    error: UnisonoError | None = None
-    with progress() as bar, Pool(ranks, options=Options(transport=transport)) as pool:
-        task = bar.add_task("", total=cases)
-        for first in range(0, cases, STEP):
-            numbers = range(first, min(first + STEP, cases))
-            try:
-                summary = pool.run(_check, numbers, seed, timeout_s=STEP_TIMEOUT_S)[0]
-            except UnisonoError as wrong:
-                error = wrong
+    wrong = None
+    with progress() as bar:
+        for number in bar.track(range(cases), description=""):
+            case = random_case(seed, number, ranks)
+            text, is_refused = _verdict(judges, case, ranks)
+            if text:
+                wrong = _explained(judges, case, ranks, f"case {number} of seed {seed}: {text}", source_of)
                 break
-            tried.update(summary.cases)
-            refused.update(summary.refused)
-            bar.advance(task, len(numbers))
-    return Summary(seed, dict(sorted(tried.items())), dict(sorted(refused.items()))), error
+            tried[case.collective] += 1
+            refused[case.collective] += is_refused
+    return Summary(seed, dict(sorted(tried.items())), dict(sorted(refused.items()))), wrong
 
 
-def _check(comm: Communicator, numbers: range, seed: int) -> Summary:
-    return check_collectives(comm, cases=numbers, seed=seed)
+def _verdict(judges: Judges, case: Case, ranks: int) -> tuple[str, bool]:
+    """Return what is wrong with a case, nothing if nothing is, and whether it was refused."""
+    told = judges.run(_judge, case, ranks)
+    return (str(told), False) if isinstance(told, Failure) else (told[0].wrong, told[0].is_refused)
+
+
+def _judge(comm: object, case: Case) -> Verdict:
+    """Judge on a rank; where the ranks could not agree, the communicator has failed, and so must they."""
+    verdict = dataclasses.replace(judged(comm, case), cause=None)
+    if not verdict.is_agreed:
+        raise CheckError(verdict.wrong)
+    return verdict
+
+
+def _explained(judges: Judges, case: Case, ranks: int, text: str, source_of: Callable[..., str]) -> _Wrong:
+    """Look for the simplest that is wrong too, when it is the first call of ranks that have just been started."""
+    judges.close()
+    if not _verdict(judges, case, ranks)[0]:
+        text += "\nBy itself it is right: it depends on the cases before it, which the same --seed runs again."
+    simplest, fewest = shrunk(
+        case, ranks, lambda *each: bool(_verdict(judges, *each)[0]), {1, 2, 3, ranks // 2, ranks - 1} - {0}
+    )
+    program = source_of("check_case", simplest, fewest)
+    return _Wrong(f"{text}\n\n{program}", program)
 
 
 def _table(summary: Summary) -> Table:

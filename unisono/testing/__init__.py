@@ -8,5 +8,29 @@ from unisono.testing.calls import check_case as check_case
 from unisono.testing.cases import Case as Case
 from unisono.testing.check import Summary as Summary, check_collectives as check_collectives
 from unisono.testing.differences import CheckError as CheckError
+from unisono.testing.programs import (
+    Again as Again,
+    Make as Make,
+    Program as Program,
+    Step as Step,
+    Together as Together,
+    Wait as Wait,
+    WaitForAny as WaitForAny,
+    check_program as check_program,
+)
 
-__all__ = ["Case", "CheckError", "Summary", "check_case", "check_collectives"]
+__all__ = [
+    "Again",
+    "Case",
+    "CheckError",
+    "Make",
+    "Program",
+    "Step",
+    "Summary",
+    "Together",
+    "Wait",
+    "WaitForAny",
+    "check_case",
+    "check_collectives",
+    "check_program",
+]

@@ -11,12 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.algorithms.contracts import Cut
-from unisono.testing.cases import Case, arguments_of
+from unisono.testing.cases import MESSAGES, OBJECTS, Case, arguments_of
 from unisono.testing.differences import CheckError, difference
 from unisono.testing.memory import Guarded, laid_out
 from unisono.testing.oracles import inputs, most_ulps, result_of
 
 _Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A case on one rank, ready to be made, any number of times.
+
+    Attributes:
+        prepare: fills the arrays, as they must be before each call.
+        make: makes the call; takes `wait`, where the method does.
+        difference: says what is wrong, given what the call returned or its work did; nothing if nothing is.
+    """
+
+    prepare: Callable[[], None]
+    make: Callable[..., Any]
+    difference: Callable[[Any], str]
 
 
 def check_case(comm: Any, case: Case) -> None:
@@ -31,39 +46,156 @@ def check_case(comm: Any, case: Case) -> None:
             `out` that should not be. Other ranks know nothing of it: see `check_collectives`.
         UnisonoError: what the call raises.
     """
-    if case.collective == "barrier":
-        wrong = _twice(case, partial(comm.barrier, **arguments_of(case, comm.size, comm.rank)), lambda _: "")
-    else:
-        xs = inputs(case, comm.size)
-        wanted = result_of(case, xs, comm.rank)
-        arrays = _placed(case, comm.size, comm.rank, xs[comm.rank], wanted)
-        wrong = _twice(
-            case,
-            _call(comm, case, arrays),
-            lambda found: arrays.damage(found) or _difference(case, comm.size, comm.rank, found, wanted),
-            arrays.prepare,
-        )
+    wrong = _twice(prepared(comm, case), case.wait)
     if wrong:
         raise CheckError(wrong, rank=comm.rank, operation=str(case))
 
 
-def _twice(
-    case: Case,
-    call: Callable[..., Any],
-    difference_of: Callable[[Any], str],
-    prepare: Callable[[], None] = lambda: None,
-) -> str:
+def prepared(comm: Any, case: Case) -> Call:
+    """Return the call of this rank, and check nothing yet; a persistent one is planned.
+
+    Raises:
+        UnisonoError: what planning raises.
+    """
+    if case.collective == "barrier":
+        call = partial(comm.barrier, **arguments_of(case, comm.size, comm.rank))
+        return Call(lambda: None, call, lambda found: "" if found is None else "the result of a barrier is something")
+    if case.collective in OBJECTS:
+        return _of_objects(comm, case)
+    if case.collective in MESSAGES:
+        return _of_message(comm, case)
+    return _of_list(comm, case) if case.arrays else _of_array(comm, case)
+
+
+def _twice(call: Call, wait: bool) -> str:
     """Make both calls, whatever comes of the first, because other ranks do; return the first difference."""
     differences, errors = [], []
     for _ in range(2):
-        prepare()
+        call.prepare()
         try:
-            differences.append(difference_of(call() if case.wait else call(wait=False).wait()))
+            differences.append(call.difference(call.make() if wait else call.make(wait=False).wait()))
         except Exception as error:  # noqa: BLE001  (raised below)
             errors.append(error)
     if errors:
         raise errors[0]
     return next(filter(None, differences), "")
+
+
+def _of_array(comm: Any, case: Case) -> Call:
+    arrays, differs = _on_array(comm, case)
+    return Call(arrays.prepare, _calling(comm, case, arrays.x, arrays.out), differs)
+
+
+def _of_list(comm: Any, case: Case) -> Call:
+    """Return the call on a list, each of whose results must be that of a call on its array alone."""
+    parts = [_on_array(comm, part) for part in case.parts()]
+    outs = [arrays.out for arrays, _ in parts]
+
+    def prepare() -> None:
+        for arrays, _ in parts:
+            arrays.prepare()
+
+    def differs(found: Any) -> str:
+        each = [None] * len(parts) if found is None else found
+        if len(each) != len(parts):
+            return f"the result is {len(each)} arrays, not {len(parts)}"
+        return next(filter(None, (differs_(one) for (_, differs_), one in zip(parts, each, strict=True))), "")
+
+    makes_new = any(out is None for out in outs)
+    return Call(prepare, _calling(comm, case, [arrays.x for arrays, _ in parts], None if makes_new else outs), differs)
+
+
+def _on_array(comm: Any, case: Case) -> tuple[_Arrays, Callable[[Any], str]]:
+    """Return where the arrays of a rank lie, and what tells what is wrong with what it gets."""
+    xs = inputs(case, comm.size)
+    wanted = result_of(case, xs, comm.rank)
+    arrays = _placed(case, comm.size, comm.rank, xs[comm.rank], wanted)
+    size, gets = comm.size, wanted is not None or case.collective == "exscan"
+    return arrays, lambda found: arrays.damage(found) or _difference(found, gets, wanted, most_ulps(case, size))
+
+
+def _calling(comm: Any, case: Case, x: Any, out: Any) -> Callable[..., Any]:
+    """Return what makes the call: a plan, or the method with its arguments."""
+    arguments = arguments_of(case, comm.size, comm.rank)
+    if out is not None:
+        arguments["out"] = out
+    if case.way == "plan":
+        planned: Callable[..., Any] = comm.plan(case.collective, x, **arguments)
+        return planned
+    return partial(getattr(comm, case.collective), x, **arguments)
+
+
+class _Nothing:
+    """The work of a rank that takes no part in a message."""
+
+    def wait(self) -> None:
+        return
+
+
+def _of_message(comm: Any, case: Case) -> Call:
+    """Return a message from the root to another rank, or those of all ranks, each to the one `shift` further on."""
+    xs, size, shift = inputs(case, comm.size), comm.size, case.shift % comm.size
+    dest, source, sender = (comm.rank + shift) % size, (comm.rank - shift) % size, case.root % size
+    sends = case.collective == "sendrecv" or (shift > 0 and comm.rank == sender)
+    receives = case.collective == "sendrecv" or (shift > 0 and source == sender)
+    x, guard = laid_out(xs[comm.rank], case.layout, case.offset)
+    out = Guarded(x.shape, case.dtype, case.offset)
+    arrays = _Arrays(x, out.array if receives else None, xs[comm.rank], True, receives, (guard, out))
+    wanted = xs[source] if receives else None
+
+    def make(wait: bool = True) -> Any:
+        if case.collective == "sendrecv":
+            return comm.sendrecv(x, dest, out.array, source, case.tag)
+        if sends:
+            return comm.send(x, dest, case.tag, wait=wait)
+        if receives:
+            return comm.recv(out.array, source, case.tag, wait=wait)
+        return None if wait else _Nothing()
+
+    return Call(
+        arrays.prepare, make, lambda found: arrays.damage(found) or _difference(found, wanted is not None, wanted, 0)
+    )
+
+
+def _of_objects(comm: Any, case: Case) -> Call:
+    """Return the call of a method that takes objects, of which each rank can make all others'."""
+    objects = [_object(rank, x) for rank, x in enumerate(inputs(case, comm.size))]
+    root, mine = case.root % comm.size, objects[comm.rank]
+    is_root = comm.rank == root
+    calls: dict[str, tuple[Callable[[], Any], Any]] = {
+        "broadcast_object": (lambda: comm.broadcast_object(mine if is_root else None, root), objects[root]),
+        "allgather_object": (lambda: comm.allgather_object(mine), objects),
+        "gather_object": (lambda: comm.gather_object(mine, root), objects if is_root else None),
+        "scatter_object": (lambda: comm.scatter_object(objects if is_root else None, root), mine),
+        "send_object": (*_sent_object(comm, case, objects),),
+    }
+    make, wanted = calls[case.collective]
+    return Call(lambda: None, make, lambda found: _difference_of_objects(found, wanted))
+
+
+def _sent_object(comm: Any, case: Case, objects: list[Any]) -> tuple[Callable[[], Any], Any]:
+    """Return the message of the root's object for this rank, and what it must get."""
+    root, receiver = case.root % comm.size, (case.root + case.shift) % comm.size
+    if root == receiver or comm.rank not in (root, receiver):
+        return (lambda: None), None
+    if comm.rank == root:
+        return (lambda: comm.send_object(objects[root], receiver, case.tag)), None
+    return (lambda: comm.recv_object(root, case.tag)), objects[root]
+
+
+def _object(rank: int, x: _Array) -> dict[str, Any]:
+    return {"rank": rank, "words": ["é"] * (len(x) % 5), "x": x}
+
+
+def _difference_of_objects(found: Any, wanted: Any) -> str:
+    if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
+        pairs = zip(found, wanted, strict=True)
+        return next(filter(None, (_difference_of_objects(one, other) for one, other in pairs)), "")
+    if not isinstance(wanted, dict) or not isinstance(found, dict) or found.keys() != wanted.keys():
+        return "" if found is None and wanted is None else f"the result is {found!r}, not {wanted!r}"
+    if any(found[key] != wanted[key] for key in ("rank", "words")):
+        return f"the result is {found!r}, not {wanted!r}"
+    return difference(found["x"], wanted["x"])
 
 
 @dataclass(frozen=True)
@@ -138,19 +270,7 @@ def _in_place(case: Case, size: int, rank: int, values: _Array, out: Guarded, ge
     return _Arrays(source.array, part, values, False, gets, (source,))
 
 
-def _call(comm: Any, case: Case, arrays: _Arrays) -> Callable[..., Any]:
-    """Return what makes the call: a plan, or the method with its arguments."""
-    arguments = arguments_of(case, comm.size, comm.rank)
-    if arrays.out is not None:
-        arguments["out"] = arrays.out
-    if case.way == "plan":
-        planned: Callable[..., Any] = comm.plan(case.collective, arrays.x, **arguments)
-        return planned
-    return partial(getattr(comm, case.collective), arrays.x, **arguments)
-
-
-def _difference(case: Case, size: int, rank: int, found: Any, wanted: _Array | None) -> str:
-    gets = wanted is not None or case.collective == "exscan"
+def _difference(found: Any, gets: bool, wanted: _Array | None, ulps: int) -> str:
     if (found is not None) != gets:
         return f"the result is {'nothing' if found is None else 'an array'}, on a rank that must get the other"
-    return "" if wanted is None else difference(np.asarray(found), wanted, most_ulps(case, size))
+    return "" if wanted is None else difference(np.asarray(found), wanted, ulps)

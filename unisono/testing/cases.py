@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from math import prod
 from typing import Any
 
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import algorithms_of
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS
+from unisono.operations import OPERATIONS, Op
+from unisono.testing.sources import literal
 
 COUNTED = ("allgatherv", "gatherv", "scatterv", "reduce_scatterv", "alltoallv")
 COLLECTIVES = (*CONTRACTS, *COUNTED)
+MESSAGES = ("send", "sendrecv")
+OBJECTS = ("broadcast_object", "allgather_object", "gather_object", "scatter_object", "send_object")
+PAIRED = (*MESSAGES, "send_object")
+METHODS = (*COLLECTIVES, *MESSAGES, *OBJECTS)
 PREFIXES = ("scan", "exscan")
+# Where the result is like `x`, a list of arrays is as good.
+LISTED = ("allreduce", "reduce", "broadcast", "scan", "exscan")
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
 
 ROWS = (0, 0, 1, 2, 3, 5, 17, 64, 1000, 5000)
@@ -23,18 +31,21 @@ RESTS = ((), (), (1,), (3,), (2, 2), (0,))
 WAYS = ("new", "out", "in place", "plan")
 LAYOUTS = ("C", "C", "F", "strided")
 OFFSETS = (0, 0, 0, 1, 2, 4, 8, 63)
+LISTS = (0, 0, 0, 0, 1, 3)
+TAGS = (0, 0, 1, 1 << 20)
 # No rank has more rows than this of the arrays of all ranks, which each rank computes.
 _MOST_ROWS = 80_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call of one collective, as all ranks make it.
+    """A call of one collective, as all ranks make it; or a message, or a call on objects.
 
     Attributes:
         collective: the name of the method.
-        dtype, op, algorithm: as users name them; `algorithm` is None for the tuner's choice.
-        root: taken modulo the number of ranks.
+        dtype, op, algorithm: as users name them; `algorithm` is None for the tuner's choice. The factors of
+            "premul_sum" depend on the rank.
+        root: taken modulo the number of ranks; it sends the message of "send" and "send_object".
         rows: the rows of `x`, or of each equal share of it.
         counts: the rows of the share of each rank, for methods that take counts; of more ranks than there are, too.
         rest: the shape of a row.
@@ -43,6 +54,8 @@ class Case:
         offset: bytes by which the arrays lie beyond an address that is divisible by 64.
         wait: False for a call that goes on by itself and is waited for.
         seed: of the values.
+        arrays: how many there are in the list that is passed, each a little other than the one before; 0 for no list.
+        shift, tag: of messages, which go from a rank to the one that is so many further on, around the end.
     """
 
     collective: str
@@ -58,11 +71,19 @@ class Case:
     wait: bool = True
     algorithm: str | None = None
     seed: int = 0
+    arrays: int = 0
+    shift: int = 1
+    tag: int = 0
 
     @property
     def name(self) -> str:
         """The collective's name in the registry of algorithms."""
-        return self.collective.removesuffix("v")
+        return self.collective.removesuffix("v") if self.collective in COUNTED else self.collective
+
+    @property
+    def reduces(self) -> bool:
+        """Whether `op` is looked at."""
+        return self.name in CONTRACTS and self.contract.reduces
 
     @property
     def contract(self) -> Contract:
@@ -70,7 +91,7 @@ class Case:
         return CONTRACTS[self.name]
 
     def __str__(self) -> str:
-        return f"Case({', '.join(self._arguments())})"
+        return literal(self)
 
     def counts_of(self, size: int) -> list[int]:
         """Return the rows of each rank's share."""
@@ -85,8 +106,19 @@ class Case:
         """Return how many rows a rank receives from each, in an alltoall."""
         return [self.sent(size, peer)[rank] for peer in range(size)]
 
+    def parts(self) -> list[Case]:
+        """Return the calls that are as one with a list: of its arrays, one by one, whose dtypes are of one kind."""
+        kind = [dtype for dtype in DTYPES if DTYPES[dtype].kind == DTYPES[self.dtype].kind]
+        first = kind.index(self.dtype)
+        return [
+            replace(self, arrays=0, dtype=dtype, rows=self.rows + index, seed=self.seed + index)
+            for index, dtype in enumerate(islice(cycle(kind[first:] + kind[:first]), self.arrays))
+        ]
+
     def shape(self, size: int, rank: int) -> tuple[int, ...]:
         """Return the shape of a rank's `x`."""
+        if self.collective not in COLLECTIVES:
+            return (self.rows, *self.rest)
         counts = self.counts_of(size)
         if self.name == "alltoall":
             rows = sum(self.sent(size, rank))
@@ -94,38 +126,16 @@ class Case:
             rows = {Cut.SHARE: counts[rank], Cut.SHARES: sum(counts)}.get(self.contract.input, self.rows)
         return (rows, *self.rest)
 
-    def program(self, size: int) -> str:
-        """Return a program that makes this call, and checks what comes of it, on `size` ranks."""
-        arguments = "".join(f"    {argument},\n" for argument in self._arguments())
-        return _PROGRAM.format(size=size, arguments=arguments)
 
-    def _arguments(self) -> list[str]:
-        """Return the fields that are not what they are by default, as arguments."""
-        first, *others = fields(self)
-        changed = [field.name for field in others if getattr(self, field.name) != field.default]
-        return [repr(getattr(self, first.name)), *(f"{name}={getattr(self, name)!r}" for name in changed)]
-
-
-_PROGRAM = '''\
-"""Run this on {size} ranks: unisono run -n {size} FILE"""
-
-import unisono as un
-from unisono.testing import Case, check_case
-
-case = Case(
-{arguments})
-with un.init() as comm:  # or the communicator that is to be judged
-    check_case(comm, case)
-'''
-
-
-def random_case(seed: int, number: int, size: int, collectives: Sequence[str] = COLLECTIVES) -> Case:
+def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METHODS) -> Case:
     """Return case `number` of those that `seed` stands for, which is the same on every rank and machine."""
     draw = random.Random(f"{seed} {number}")
-    collective = draw.choice(collectives)
+    collective = draw.choice(methods)
     if collective == "barrier":
         return Case(collective, wait=draw.random() < 0.5, algorithm=_algorithm(draw, collective))
-    name = collective.removesuffix("v")
+    if collective not in COLLECTIVES:
+        return _random_message(draw, collective, size)
+    name = Case(collective).name
     dtype, op = _reduction(draw, name)
     rest = draw.choice(RESTS)
     rows = _MOST_ROWS // (size if CONTRACTS[name].input is Cut.VECTOR else size * size) // max(1, prod(rest))
@@ -133,7 +143,7 @@ def random_case(seed: int, number: int, size: int, collectives: Sequence[str] = 
         collective,
         dtype=dtype,
         op=op,
-        root=draw.randrange(size) if _has_root(name) else 0,
+        root=draw.randrange(size) if has_root(name) else 0,
         rows=1 if collective in COUNTED else min(rows, draw.choice(ROWS)),
         counts=tuple(min(rows, draw.choice(ROWS)) for _ in range(size)) if collective in COUNTED else (),
         rest=rest,
@@ -143,6 +153,25 @@ def random_case(seed: int, number: int, size: int, collectives: Sequence[str] = 
         wait=draw.random() < 0.7,
         algorithm=_algorithm(draw, name),
         seed=draw.randrange(1 << 16),
+        arrays=draw.choice(LISTS) if name in LISTED else 0,
+    )
+
+
+def _random_message(draw: random.Random, method: str, size: int) -> Case:
+    """Return a call of a method that is no collective, or is one on objects."""
+    rest = draw.choice(RESTS)
+    return Case(
+        method,
+        dtype=draw.choice(list(DTYPES)),
+        root=draw.randrange(size) if has_root(method) else 0,
+        rows=min(_MOST_ROWS // size // max(1, prod(rest)), draw.choice(ROWS)),
+        rest=rest,
+        layout=draw.choice([layout for layout in LAYOUTS if layout != "F"]),
+        offset=draw.choice(OFFSETS),
+        wait=method != "send" or draw.random() < 0.7,
+        seed=draw.randrange(1 << 16),
+        shift=draw.randrange(size) if method in PAIRED else 1,
+        tag=draw.choice(TAGS) if method in PAIRED else 0,
     )
 
 
@@ -150,11 +179,15 @@ def _reduction(draw: random.Random, name: str) -> tuple[str, str]:
     """Return a dtype and an operation: "sum", which is not looked at, where there is none."""
     if not CONTRACTS[name].reduces:
         return draw.choice(list(DTYPES)), "sum"
-    return draw.choice([(dtype, op) for dtype, op in REDUCTIONS if name not in PREFIXES or op != "avg"])
+    dtype, op = draw.choice([(dtype, op) for dtype, op in REDUCTIONS if name not in PREFIXES or op != "avg"])
+    return dtype, "premul_sum" if op == "sum" and draw.random() < 0.3 else op
 
 
-def _has_root(name: str) -> bool:
-    return CONTRACTS[name].input_at_root or CONTRACTS[name].output_at_root
+def has_root(name: str) -> bool:
+    """Return whether one rank is not like the others in what `name`, a collective or another method, does."""
+    if name in CONTRACTS:
+        return CONTRACTS[name].input_at_root or CONTRACTS[name].output_at_root
+    return name not in ("sendrecv", "allgather_object")
 
 
 def _algorithm(draw: random.Random, name: str) -> str | None:
@@ -162,14 +195,19 @@ def _algorithm(draw: random.Random, name: str) -> str | None:
 
 
 def arguments_of(case: Case, size: int, rank: int) -> dict[str, Any]:
-    """Return what a rank passes beside `x`, `out` and `wait`."""
+    """Return what a rank passes to a collective beside `x`, `out` and `wait`."""
     arguments: dict[str, Any] = {} if case.algorithm is None else {"algorithm": case.algorithm}
-    if case.contract.reduces:
-        arguments["op"] = case.op
-    if _has_root(case.name):
+    if case.reduces:
+        arguments["op"] = Op.premul_sum(factor_of(case, rank)) if case.op == "premul_sum" else case.op
+    if has_root(case.name):
         arguments["root"] = case.root % size
     if case.collective == "alltoallv":
         arguments.update(send_counts=case.sent(size, rank), recv_counts=case.received(size, rank))
     elif case.collective in COUNTED:
         arguments["counts"] = case.counts_of(size)
     return arguments
+
+
+def factor_of(case: Case, rank: int) -> int:
+    """Return by what a rank's contribution to a "premul_sum" is multiplied, so that the sum stays exact."""
+    return rank % (2 if DTYPES[case.dtype].kind == "float8" else 3) + 1

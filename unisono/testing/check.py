@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,8 +14,12 @@ from numpy.typing import NDArray
 
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.testing.calls import check_case
-from unisono.testing.cases import Case, random_case
+from unisono.testing.cases import METHODS, Case, random_case
 from unisono.testing.differences import CheckError
+from unisono.testing.shrinking import shrunk
+from unisono.testing.sources import source
+
+_log = logging.getLogger("unisono")
 
 SEEDS = 1 << 32
 # Bytes of what is wrong, as the ranks tell each other.
@@ -41,24 +46,28 @@ def check_collectives(
     *,
     cases: int | Sequence[int] = 1000,
     seed: int | None = None,
+    methods: Sequence[str] = METHODS,
     progress: Callable[[int, int], object] | None = None,
 ) -> Summary:
     """Make random calls of every collective on all ranks, and compare what comes of them with what numpy says.
 
     Every dtype and operation, equal and unequal shares from none to thousands of rows, memory orders and misaligned
-    memory, in place and not, planned, with and without waiting, by each algorithm and by choice. Cases depend on the
-    seed, their number and the number of ranks alone. After each, the ranks agree on the verdict, by an allreduce.
+    memory, lists, in place and not, planned, with and without waiting, by each algorithm and by choice; messages and
+    calls on objects as well. Cases depend on the seed, their number, the number of ranks and the methods alone. After
+    each, the ranks agree on the verdict, by an allreduce. Of the first that is wrong, simpler ones are tried, as long
+    as they are wrong too.
 
     Args:
         comm: this rank's communicator, or anything that has its methods; all ranks call this at the same time.
         cases: how many, or the numbers of those that are wanted: the same on all ranks.
         seed: rank 0's is used, and must be 0 to 2^32 - 1; by default another one each time.
+        methods: those that are called, for communicators that do not have all: the same on all ranks.
         progress: called with how many cases have been run, and how many there are.
 
     Raises:
         CheckError: a result is wrong, or a call raised; on every rank, with the same text, in which there is a program
             that makes the call again. Where the communicator itself has failed then, each rank says what it knows.
-        UsageError: `seed` cannot be; nothing has been sent.
+        UsageError: `seed` or `methods` cannot be; nothing has been sent.
 
     >>> import unisono as un
     >>> summary = un.launch(lambda world: un.testing.check_collectives(world, cases=50, seed=1), 2)[0]
@@ -68,12 +77,14 @@ def check_collectives(
     numbers = range(cases) if isinstance(cases, int) else cases
     if seed is not None and not 0 <= seed < SEEDS:
         raise UsageError(f"seed must be an integer, 0 to 2^32 - 1, not {seed!r}")
+    if not methods or not set(methods) <= set(METHODS):
+        raise UsageError(f"methods must be some of {', '.join(METHODS)}; got {methods!r}")
     mine = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     agreed = int(_greatest(comm, [mine if comm.rank == 0 else 0])[0])
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for done, number in enumerate(numbers, 1):
-        case = random_case(agreed, number, comm.size)
+        case = random_case(agreed, number, comm.size, methods)
         tried[case.collective] += 1
         refused[case.collective] += _judge(comm, case, f"case {number} of seed {agreed}")
         if progress is not None:
@@ -83,6 +94,33 @@ def check_collectives(
 
 def _judge(comm: Any, case: Case, what: str) -> bool:
     """Make one call and agree on the verdict; return whether it was refused."""
+    verdict = judged(comm, case)
+    if verdict.wrong:
+        if verdict.is_agreed and comm.rank == 0:
+            _log.warning("%s: %s: %s; simpler ones are tried", what, case, verdict.wrong)
+        raise _smallest(comm, case, what, verdict) from verdict.cause
+    return verdict.is_refused
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case.
+
+    Attributes:
+        wrong: what is wrong, on the lowest rank on which something is; nothing if nothing is.
+        is_agreed: whether all ranks have the same text; not if the communicator has failed.
+        is_refused: whether the algorithm that is named cannot be used here, so that nothing was sent.
+        cause: what was raised on this rank.
+    """
+
+    wrong: str
+    is_agreed: bool = True
+    is_refused: bool = False
+    cause: Exception | None = None
+
+
+def judged(comm: Any, case: Case) -> Verdict:
+    """Make one call on all ranks, and agree on what came of it."""
     wrong, is_refused = "", False
     cause: Exception | None = None
     try:
@@ -94,26 +132,44 @@ def _judge(comm: Any, case: Case, what: str) -> bool:
         wrong, cause = error.message, error
     except Exception as error:  # noqa: BLE001  (whatever a backend raises is what is wrong with it)
         wrong, cause = f"{type(error).__name__}: {error}", error
-    verdict = _verdict(comm, wrong)
-    if verdict:
-        told = CheckError(f"{what}: {verdict}\n\n{case.program(comm.size)}")
-        told.program = case.program(comm.size)
-        raise told from cause
-    return is_refused
+    wrong, is_agreed = _agreed(comm, wrong)
+    return Verdict(wrong, is_agreed, is_refused, cause)
 
 
-def _verdict(comm: Any, wrong: str) -> str:
-    """Return what is wrong on the lowest rank on which something is; nothing if nothing is."""
+def _smallest(comm: Any, case: Case, what: str, verdict: Verdict) -> CheckError:
+    """Return the error that tells of the simplest case that is wrong too, looked for while the communicator works."""
+    found = verdict
+
+    def is_wrong(simpler: Case, _: int) -> bool:
+        nonlocal found
+        # With a communicator that has failed, nothing more can be learnt.
+        if not found.is_agreed:
+            return False
+        tried = judged(comm, simpler)
+        if tried.wrong:
+            found = tried
+        return bool(tried.wrong) and tried.is_agreed
+
+    smallest, _ = shrunk(case, comm.size, is_wrong, sizes=())
+    simpler = "" if smallest == case else f"\nThe simplest that is wrong too: {found.wrong}"
+    program = source("check_case", smallest, comm.size)
+    error = CheckError(f"{what}: {verdict.wrong}{simpler}\n\n{program}")
+    error.program, error.case = program, smallest
+    return error
+
+
+def _agreed(comm: Any, wrong: str) -> tuple[str, bool]:
+    """Return what is wrong on the lowest rank on which something is, and whether all ranks have agreed on that."""
     mine = f"rank {comm.rank} of {comm.size}: {wrong}"
     try:
         lowest = comm.size - int(_greatest(comm, [comm.size - comm.rank if wrong else 0])[0])
         if lowest >= comm.size:
-            return ""
+            return "", True
         text = mine.encode()[:_TOLD] if comm.rank == lowest else b""
         told = _greatest(comm, list(text.ljust(_TOLD, b"\0")))
     except Exception as error:  # noqa: BLE001  (a communicator that has failed can agree on nothing)
-        return mine if wrong else f"{mine}the verdict was not agreed on: {type(error).__name__}: {error}"
-    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+        return mine if wrong else f"{mine}the verdict was not agreed on: {type(error).__name__}: {error}", False
+    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace"), True
 
 
 def _greatest(comm: Any, values: list[int]) -> NDArray[np.int64]:

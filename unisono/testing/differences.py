@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from unisono.dtypes import DTYPES
 from unisono.errors import UnisonoError
+from unisono.testing.cases import Case
 
 
 class CheckError(UnisonoError, AssertionError):
@@ -16,9 +17,11 @@ class CheckError(UnisonoError, AssertionError):
 
     Attributes:
         program: a program that makes the call again; None where the error is that of one rank alone.
+        case: the call that it makes.
     """
 
     program: str | None = None
+    case: Case | None = None
 
 
 def difference(found: NDArray[Any], wanted: NDArray[Any], most_ulps: int = 0) -> str:

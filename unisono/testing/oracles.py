@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
-from unisono.testing.cases import PREFIXES, Case
+from unisono.testing.cases import PREFIXES, Case, factor_of
 
 _Array = NDArray[Any]
 
 MOST_TERMS = 7
-_RANGES = {"sum": (-8, 8), "avg": (-2, 2), "land": (0, 5), "lor": (0, 1), "lxor": (0, 2)}
+# How many terms of 8 bits a sum may have: in an average no partial sum of several would be exact.
+_SUMS = {"sum": MOST_TERMS, "premul_sum": 3, "avg": 1}
+_RANGES = {"sum": (-8, 8), "premul_sum": (-8, 8), "avg": (-2, 2), "land": (0, 5), "lor": (0, 1), "lxor": (0, 2)}
 # No part of a product of these complex numbers is a zero whose sign depends on the order.
 _FACTORS: dict[str, list[Any]] = {
     "integer": [1, -1, 2, 3],
@@ -35,7 +37,7 @@ _WIDE = {"bool": np.int64, "integer": np.int64, "float": np.float64, "float8": n
 def inputs(case: Case, size: int) -> list[_Array]:
     """Return the `x` of each rank; of those that need none, something else that must not matter."""
     shapes = [case.shape(size, rank) for rank in range(size)]
-    if case.contract.reduces:
+    if case.reduces:
         stack = contributions(case.dtype, case.op, size, int(np.prod(shapes[0])), case.seed)
         return [row.reshape(shapes[0]) for row in stack]
     return [_numbered(7 * rank + case.seed, shapes[rank], case.dtype) for rank in range(size)]
@@ -54,9 +56,9 @@ def result_of(case: Case, xs: list[_Array], rank: int) -> _Array | None:
     starts = np.cumsum([0, *case.counts_of(size)])
     own = slice(starts[rank], starts[rank + 1])
     if case.name in PREFIXES:
-        return reduced(case.op, np.stack(xs[: rank + (case.name == "scan")]))
+        return _combined(case, xs[: rank + (case.name == "scan")])
     if case.contract.reduces:
-        total = reduced(case.op, np.stack(xs))
+        total = _combined(case, xs)
         return total[own] if case.name == "reduce_scatter" else total
     if case.name == "alltoall":
         cuts = [np.cumsum(case.sent(size, peer))[:-1] for peer in range(size)]
@@ -67,6 +69,13 @@ def result_of(case: Case, xs: list[_Array], rank: int) -> _Array | None:
     return whole[own] if case.name == "scatter" else whole
 
 
+def _combined(case: Case, xs: list[_Array]) -> _Array:
+    if case.op != "premul_sum":
+        return reduced(case.op, np.stack(xs))
+    scaled = [x * np.array(factor_of(case, rank), x.dtype) for rank, x in enumerate(xs)]
+    return reduced("sum", np.stack(scaled))
+
+
 def most_ulps(case: Case, size: int) -> int:
     """Return by how many units in the last place a right result may differ from `result_of`."""
     return int(case.contract.reduces and case.op == "avg" and size > MOST_TERMS)
@@ -75,7 +84,7 @@ def most_ulps(case: Case, size: int) -> int:
 def contributions(dtype: str, op: str, size: int, count: int, seed: int = 0) -> _Array:
     """Return an array (size, count) whose reduction is exact in the dtype, in any order; see `most_ulps`."""
     # The stream of a RandomState is the same in every version of numpy.
-    state = np.random.RandomState([seed, size, count, list(OPERATIONS).index(op)])
+    state = np.random.RandomState([seed, size, count, [*OPERATIONS, "premul_sum"].index(op)])
     kind, shape = DTYPES[dtype].kind, (size, count)
     if op in ("minloc", "maxloc"):
         return (state.randint(-3, 4, shape) + 1j * state.randint(0, 21, shape)).astype(dtype)
@@ -83,10 +92,10 @@ def contributions(dtype: str, op: str, size: int, count: int, seed: int = 0) -> 
         return _few(state.choice(_factors(dtype), shape), MOST_TERMS, 1).astype(dtype)
     low, high = _range(dtype, op)
     values = state.randint(low, high + 1, shape)
-    if kind == "complex" and op in ("sum", "avg"):
+    if kind == "complex" and op in _SUMS:
         values = values + 1j * state.randint(low, high + 1, shape)
-    if op in ("sum", "avg"):  # In an average of 8 bits, no partial sum of several terms would be exact.
-        values = _few(values, 1 if (kind, op) == ("float8", "avg") else MOST_TERMS, 0)
+    if op in _SUMS:
+        values = _few(values, _SUMS[op] if kind == "float8" else MOST_TERMS, 0)
     if op == "avg" and kind != "integer" and size <= MOST_TERMS:
         values = values * size
     return values.astype(dtype)

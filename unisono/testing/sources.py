@@ -1,0 +1,103 @@
+"""Programs that make calls again: text to be kept in a file and to be run by itself."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from math import ceil
+from typing import Any
+
+# How long a program goes on before it ends itself, if it is not said: no call takes a second.
+TIMEOUT_S = 60.0
+
+_PROGRAM = '''\
+"""Run this on {size} ranks: unisono run -n {size} FILE"""
+
+import faulthandler
+import signal
+
+import unisono as un
+from unisono.testing import {names}
+{imported}
+{noun} = {value}
+with un.init() as comm:  # or the communicator that is to be judged
+    faulthandler.dump_traceback_later({timeout_s:g})  # a rank that hangs tells where it is,
+    signal.alarm({end_s})  # and ends when the others have told
+    {function}({comm}, {noun})
+'''
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is judged in the place of a communicator: what the function `name` of `module` makes of one."""
+
+    module: str
+    name: str
+
+    @property
+    def make(self) -> Callable[[Any], Any]:
+        """The function; getting it imports the module."""
+        function: Callable[[Any], Any] = getattr(importlib.import_module(self.module), self.name)
+        return function
+
+
+def source(
+    function: str, value: Any, size: int, *, backend: Backend | None = None, timeout_s: float = TIMEOUT_S
+) -> str:
+    """Return a program that calls ``function(comm, value)`` on `size` ranks, and fails if that raises or hangs.
+
+    Args:
+        function: a name in `unisono.testing`, as the names of the dataclasses in `value` are.
+        value: a dataclass.
+        size: the number of ranks.
+        backend: what makes of the communicator the one that is judged.
+        timeout_s: how long the call has.
+    """
+    return _PROGRAM.format(
+        size=size,
+        names=", ".join(sorted({*_names(value), function})),
+        imported="" if backend is None else f"from {backend.module} import {backend.name}\n",
+        timeout_s=timeout_s,
+        end_s=ceil(timeout_s) + 2,
+        noun=type(value).__name__.lower(),
+        value=_lines(value),
+        function=function,
+        comm="comm" if backend is None else f"{backend.name}(comm)",
+    )
+
+
+def literal(value: Any) -> str:
+    """Return what Python reads as `value`, in which dataclasses tell what is not as it is by default."""
+    if isinstance(value, tuple) and any(is_dataclass(each) for each in value):
+        return f"({''.join(f'{literal(each)}, ' for each in value).rstrip()})"
+    return f"{type(value).__name__}({', '.join(_arguments(value))})" if is_dataclass(value) else repr(value)
+
+
+def _lines(value: Any) -> str:
+    """Return `literal(value)` with a line for each argument, or for each step where there are steps."""
+    parts = [literal(step) for step in value.steps] if hasattr(value, "steps") else _arguments(value)
+    lines = "".join(f"    {part},\n" for part in parts)
+    if hasattr(value, "steps"):
+        rest = ", ".join(["", *_arguments(value)[1:]])
+        return f"{type(value).__name__}((\n{lines}){rest})"
+    return f"{type(value).__name__}(\n{lines})"
+
+
+def _arguments(value: Any) -> list[str]:
+    each = [(field, getattr(value, field.name)) for field in fields(value)]
+    needed = [literal(given) for field, given in each if field.default is MISSING]
+    return needed + [
+        f"{field.name}={literal(given)}"
+        for field, given in each
+        if field.default is not MISSING and given != field.default
+    ]
+
+
+def _names(value: Any) -> set[str]:
+    """Return the names of the dataclasses in `value`."""
+    if isinstance(value, tuple):
+        return set().union(*(_names(each) for each in value))
+    if not is_dataclass(value):
+        return set()
+    return {type(value).__name__}.union(*(_names(getattr(value, field.name)) for field in fields(value)))
