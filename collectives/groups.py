@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives import arrays
+from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import LISTS, Caller, Given, checked_integer, spread
 from unisono.collectives.calls import Wanted, selected_by
+from unisono.collectives.functions import is_by_function
 from unisono.collectives.prepared import Prepared
 from unisono.collectives.work import Work, Works
 from unisono.errors import InternalError, UnisonoError, UsageError
@@ -92,6 +94,7 @@ class Fused:
         parts: the calls of the single arrays.
         arguments: collective, x, out, op, root and algorithm of the whole, as the cache takes them.
         prepared, sources: the whole and its INPUT, if the cache does not know it.
+        reductions: the whole, if it is a reduction by a function.
     """
 
     def __init__(self, works: Sequence[tuple[GroupWork, Given]]) -> None:
@@ -103,6 +106,7 @@ class Fused:
         self.parts = [part for _, given in works if not _is_empty(given) for part in spread(given)]
         self.arguments: _Arguments = ("", [], [], (), None, None)
         self.prepared: Prepared | None = None
+        self.reductions: Reductions | None = None
         self.sources: Sequence[AnyArray | None] = ()
         self._works = works
 
@@ -129,8 +133,9 @@ class Groups(Caller):
 
         In it, every call returns a `Work`, which has its result after the block; ``wait`` changes nothing. Calls of
         allreduce, reduce, broadcast, scan and exscan on any number of arrays, of any shapes, dtypes and operations, are
-        sent as one for each collective, root and algorithm, at the place of the first; all others keep their order.
-        Messages are started before. What is written may not be in any other array of the group.
+        sent as one for each collective, root and algorithm, at the place of the first. All others, and reductions by
+        functions, keep their order. Messages are started before. What is written may not be in any other array of the
+        group.
 
         All ranks must make the same calls in the same order. A group in a group belongs to the outer one. A plan is
         carried out at once, as if it stood before the block.
@@ -206,6 +211,9 @@ class Groups(Caller):
         """Find the fused call in the cache, or prepare it. Nothing is sent."""
         if not fused.parts:
             return
+        if is_by_function(fused.parts[0].op):
+            fused.reductions = self._reducer.prepare(self._parts(fused.parts), list)
+            return
         collective, _, _, _, root, counts, algorithm, _ = fused.parts[0]
         x = [part.x for part in fused.parts]
         op = tuple(part.op for part in fused.parts)
@@ -214,7 +222,7 @@ class Groups(Caller):
         out = [new(part.x) if part.out is None and has_out else part.out for part in fused.parts]
         fused.arguments = (collective, x, out, op, root, algorithm)
         if counts is not None or not self._cache.knows(*fused.arguments):
-            fused.prepared = self._prepared([self._part(part) for part in fused.parts], list)
+            fused.prepared = self._prepared(self._parts(fused.parts), list)
             fused.sources = fused.prepared.sources()
 
     def _run_fused(self, fused: Fused) -> Sequence[Any]:
@@ -223,6 +231,9 @@ class Groups(Caller):
             return []
         prepared, (collective, _, out, _, root, _) = fused.prepared, fused.arguments
         limit_s = float(min(map(self._limit_s, {part.timeout_s for part in fused.parts})))
+        if fused.reductions is not None:
+            self._reducer.run(fused.reductions, limit_s)
+            return [part.finish() for part in fused.reductions.parts]
         if prepared is not None:
             self._run(prepared, fused.sources, limit_s)
             self._remember(prepared, *fused.arguments)
@@ -238,7 +249,8 @@ def _fuse(works: Sequence[GroupWork]) -> list[Fused]:
     for index, work in enumerate(works):
         given = work.what
         if isinstance(given, Given):
-            key = (given.collective, given.root, given.algorithm) if given.collective in _WHOLE else index
+            is_fused = given.collective in _WHOLE and not is_by_function(given.op)
+            key = (given.collective, given.root, given.algorithm) if is_fused else index
             found.setdefault(key, []).append((work, given))
     return [Fused(alike) for alike in found.values()]
 

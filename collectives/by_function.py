@@ -1,0 +1,366 @@
+"""Reductions by functions of Python, between exchanges that the executor carries out.
+
+Theory of operation. The native core calls no Python. A reduction by a function is therefore an exchange, after which a
+rank has what all ranks contribute to its share of the elements, or of few elements to all of them; then it combines
+them, in the thread of the call; and then a second exchange, if need be, takes the results to where they belong. All
+contributions to an element so meet at one place, where they are combined in the order of ranks and always alike,
+whatever else is chosen.
+
+The first exchange has its turn among the calls of the communicator, and the signature of the call that the user made,
+by which a disagreement is found as ever. The second is made on a communicator of the same ranks that has no other
+calls: with ``wait=False``, calls that were made later may have begun on that of the user. Reductions by functions are
+carried out one after the other, so that all ranks make the second exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from unisono.collectives.calls import Calls, Kind, selected_by
+from unisono.collectives.functions import combine_all, combine_prefixes
+from unisono.collectives.prepared import Checked, Part
+from unisono.collectives.shapes import Extents, layout_of
+from unisono.collectives.turns import Turn, Turns
+from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, UnisonoError, UsageError
+from unisono.operations import Op
+from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
+from unisono.transports.reductions import numpy_dtype
+
+_log = logging.getLogger("unisono")
+
+# What a call costs before it sends anything, and what it costs to combine a byte: priors, as those of the model.
+_CALL_S = 10e-6
+_COMBINE_PER_BYTE_S = 1 / 4e9
+# Ways that are remembered.
+_MOST_WAYS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How this rank takes its part in a kind of reduction.
+
+    Attributes:
+        first: the exchange that brings contributions here.
+        second: that which takes the results on; None if the last one is that of this rank.
+        staged: rows and elements of each, of what comes here: a row for each rank, or none.
+        rows: how many of them matter, from rank 0 on.
+        has_prefixes: whether results are those of all ranks up to each, or one of all.
+        sent: how many rows of results the second exchange takes on.
+    """
+
+    first: Call
+    second: Call | None
+    staged: tuple[int, int]
+    rows: int
+    has_prefixes: bool
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reductions(Checked):
+    """A call that is right as far as this rank can tell; `ways` has one for each array."""
+
+    ways: Sequence[Way]
+
+
+class Reducer:
+    """The reductions by functions of one rank of a communicator."""
+
+    def __init__(self, executor: Executor, calls: Calls) -> None:
+        self._rank = executor.rank
+        self._size = executor.size
+        self._executor = executor
+        self._calls = calls
+        self._ways: dict[Kind, Way] = {}
+        self._starting = threading.Lock()  # so that turns are in the order of the first exchanges
+        self._turns = Turns()
+        self._returning: Executor | None = None
+        self._thread: int | None = None  # that is in a function
+
+    def prepare(self, parts: Sequence[Part], gathered: type[Any] | None) -> Reductions:
+        """Return the call on these arrays, all of which are reduced by one operation. Nothing is sent.
+
+        Raises:
+            UsageError: the operation is not defined for such a call.
+            NoAlgorithmError: an algorithm is named, or no algorithm carries out an exchange.
+        """
+        return Reductions(parts, gathered, [self._way(part.kind) for part in parts])
+
+    def run(self, reductions: Reductions, limit_s: float) -> None:
+        """Carry out a call.
+
+        Raises:
+            UsageError: a function returned something else than it must; other ranks get `AbortedError`.
+            AbortedError: a function raised, here or on another rank.
+            MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
+        """
+        turn, job = self._begin(reductions, limit_s)
+
+        def take_turn() -> None:
+            turn.do(job)
+            turn.ended.result()
+
+        self._guarded(take_turn)
+
+    def start(self, reductions: Reductions, limit_s: float) -> Operation:
+        """Start a call, which goes on by itself; its end is none of those that the executor counts."""
+        turn, job = self._begin(reductions, limit_s)
+        self._turns.do_later(turn, partial(self._guarded, job))
+        return _Reducing(self._executor, turn.ended, str(reductions.ways[0].first.signature))
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the counters of the second exchanges, by peer."""
+        return {} if self._returning is None else self._returning.traffic()
+
+    def close(self) -> None:
+        """End the calls that go on, after the executor has been closed."""
+        if self._returning is not None:
+            self._returning.close()
+        self._turns.close()
+
+    # --- how it is done --------------------------------------------------------------------------------------------
+
+    def _begin(self, reductions: Reductions, limit_s: float) -> tuple[Turn, Callable[[], None]]:
+        """Start the first exchanges; return the turn of what remains to be done, and that."""
+        if self._thread == threading.get_ident():
+            raise UsageError("the function of an operation made a call on the communicator that has called it")
+        deadline = time.monotonic() + limit_s
+        with self._starting:
+            if self._returning is None:
+                self._returning = self._executor.subgroup(range(self._size))
+            begun = [self._start_first(part, way) for part, way in zip(reductions.parts, reductions.ways, strict=True)]
+            turn = self._turns.take()
+        if not turn.is_next():
+            for operation, _ in begun:
+                operation.go_on(limit_s)
+        return turn, partial(self._finish, reductions, begun, deadline)
+
+    def _start_first(self, part: Part, way: Way) -> tuple[Operation, AnyArray]:
+        assert part.kind.dtype is not None, "an array has a dtype"
+        stage = np.empty(way.staged, numpy_dtype(part.kind.dtype))
+        return self._executor.start(way.first, part.source, stage.reshape(-1)), stage
+
+    def _finish(self, reductions: Reductions, begun: Sequence[tuple[Operation, AnyArray]], deadline: float) -> None:
+        for part, way, (operation, stage) in zip(reductions.parts, reductions.ways, begun, strict=True):
+            operation.wait(_rest_s(deadline))
+            results = self._combined(part, way, stage)
+            if way.second is not None:
+                assert self._returning is not None, "it is made before the first exchange"
+                source = results[: way.sent].reshape(-1)
+                self._returning.run(way.second, source, part.target, _rest_s(deadline))
+            elif way.rows:
+                assert part.target is not None, "who combines has a result"
+                part.target[...] = results[-1]
+
+    def _combined(self, part: Part, way: Way, stage: AnyArray) -> AnyArray:
+        """Return the results, in rows: one, or those of all ranks up to each."""
+        op, rows = part.kind.op, stage[: way.rows]
+        assert isinstance(op, Op), "no function has a name"
+        self._thread = threading.get_ident()
+        try:
+            if way.has_prefixes:
+                combine_prefixes(op, rows)
+            elif way.rows:
+                rows = combine_all(op, rows)[np.newaxis]
+        except UsageError as error:
+            self._executor.abort(error.message)
+            raise
+        except Exception as error:
+            text = f"{op.name} raised {type(error).__name__}: {error}"
+            self._executor.abort(text)
+            me = self._executor.members[self._rank]
+            undefined = "the contents of the output are undefined"
+            operation = str(way.first.signature)
+            raise AbortedError(f"rank {me}: {text}", rank=me, operation=operation, buffers=undefined) from error
+        finally:
+            self._thread = None
+        return rows
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Call `do`. If it is interrupted, the communicator ends, for it stands between two exchanges."""
+        try:
+            do()
+        except UnisonoError:
+            raise
+        except BaseException as error:
+            self._executor.abort("interrupted" if isinstance(error, KeyboardInterrupt) else f"interrupted by {error!r}")
+            raise
+
+    # --- ways ------------------------------------------------------------------------------------------------------
+
+    def _way(self, kind: Kind) -> Way:
+        """Return how this rank takes its part in calls of this kind, whatever the function."""
+        assert isinstance(kind.op, Op), "no function has a name"
+        key = kind._replace(op=kind.op.name)
+        found = self._ways.get(key)
+        if found is None:
+            if len(self._ways) >= _MOST_WAYS:
+                self._ways.clear()
+            _check(kind)
+            found = self._ways[key] = self._build(kind, self._cheapest(kind))
+        return found
+
+    def _cheapest(self, kind: Kind) -> _Draft:
+        """Return the way that is predicted to be fastest, which is the same on all ranks."""
+        drafts = [_draft_shared(kind, self._size, self._rank)]
+        if kind.collective in _WHOLE:
+            drafts.insert(0, _draft_whole(kind, self._size, self._rank))
+        costs = [self._cost_s(kind, draft) for draft in drafts]
+        best = costs.index(min(costs))
+        names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
+        shown = ", ".join(f"{name} {cost * 1e6:.1f} us" for name, cost in zip(names, costs, strict=True))
+        _log.info("%s by %s is carried out by %s; predicted: %s", kind.collective, kind.op, names[best], shown)
+        return drafts[best]
+
+    def _cost_s(self, kind: Kind, draft: _Draft) -> float:
+        assert kind.layout is not None and kind.dtype is not None, "a reduction has an array"
+        elements = kind.layout.elements[0] / (1 if draft.is_whole else self._size)
+        combined_nbytes = (self._size - 1) * elements * kind.dtype.itemsize
+        exchanges_s = sum(_CALL_S + self._calls.predicted_s(each) for each in draft.exchanges)
+        return exchanges_s + combined_nbytes * _COMBINE_PER_BYTE_S
+
+    def _build(self, kind: Kind, draft: _Draft) -> Way:
+        first, *rest = [self._calls.carrying(kind, each) for each in draft.exchanges]
+        has_prefixes = kind.collective in _PREFIXES
+        return Way(first, rest[0] if rest else None, draft.staged, draft.rows, has_prefixes, draft.sent)
+
+
+class _Reducing:
+    """A call that goes on by itself."""
+
+    def __init__(self, executor: Executor, future: Future[Any], operation: str) -> None:
+        self._executor = executor
+        self._future = future
+        self._operation = operation
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if self._future.done():
+            self._future.result()
+        return self._future.done()
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Operation.wait`."""
+        try:
+            wait([self._future], timeout_s)
+        except KeyboardInterrupt:
+            self.abort("interrupted")
+            raise
+        if not self._future.done():
+            me = self._executor.rank
+            text = f"rank {self._executor.members[me]} waited {timeout_s:g} s for the end of {self._operation}"
+            self.abort(text)
+            raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
+        self._future.result()
+
+    def go_on(self, timeout_s: float) -> None:
+        """See `Operation.go_on`; it does so from its start, with the limit that it was given then."""
+
+    def ended(self) -> bool:
+        """See `Operation.ended`."""
+        return self._future.done()
+
+    def abort(self, reason: str) -> None:
+        """See `Operation.abort`."""
+        self._executor.abort(reason)
+
+
+# --- which exchanges ------------------------------------------------------------------------------------------------
+
+# What may be done by bringing everything to everybody, or to the root; and those that have a result for each rank.
+_WHOLE = frozenset({"allreduce", "reduce", "scan", "exscan"})
+_PREFIXES = frozenset({"scan", "exscan"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A `Way` whose exchanges have not been planned; `is_whole` if every rank that combines has all elements."""
+
+    exchanges: Sequence[Kind]
+    staged: tuple[int, int]
+    rows: int
+    sent: int = 0
+    is_whole: bool = False
+
+
+def _draft_whole(kind: Kind, size: int, rank: int) -> _Draft:
+    """Return the way by which the contributions are brought to whoever has a result, which each of them combines."""
+    count = _count(kind)
+    to_root = kind.collective == "reduce"
+    exchange = _exchange(kind, "gather" if to_root else "allgather", count, size, rank)
+    rows = {"scan": rank + 1, "exscan": rank, "reduce": size if rank == kind.root else 0}.get(kind.collective, size)
+    return _Draft([exchange], (0 if to_root and not rows else size, count), rows, is_whole=True)
+
+
+def _draft_shared(kind: Kind, size: int, rank: int) -> _Draft:
+    """Return the way by which each rank combines a share of the elements."""
+    assert kind.layout is not None, "a reduction has an array"
+    count = _count(kind)
+    shares = tuple(count // size + (each < count % size) for each in range(size))
+    if kind.layout.rows is not None:
+        shares = tuple(each * kind.layout.row for each in kind.layout.rows[0])
+    mine = shares[rank]
+    to_me = (mine,) * size
+    first = _exchange(kind, "alltoall", count, size, rank, (shares, to_me))
+    # Rows that are combined, rows of results that go on, by which exchange, and what is sent and received there.
+    before = (0, *to_me[1:]), shares if rank else (0,) * size
+    rows, sent, name, counts = {
+        "allreduce": (size, 1, "allgather", (shares,)),
+        "reduce": (size, 1, "gather", (shares,)),
+        "reduce_scatter": (size, 0, None, ()),
+        "scan": (size, size, "alltoall", (to_me, shares)),
+        "exscan": (size - 1, size - 1, "alltoall", before),
+    }[kind.collective]
+    second = [] if name is None else [_exchange(kind, name, sent * mine, size, rank, counts)]
+    return _Draft([first, *second], (size, mine), rows, sent)
+
+
+def _rest_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _count(kind: Kind) -> int:
+    assert kind.layout is not None, "a reduction has an array"
+    return kind.layout.elements[0]
+
+
+def _exchange(
+    kind: Kind, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
+) -> Kind:
+    """Return an exchange of flat arrays of which this rank has `count` elements, in equal shares or by these `rows`."""
+    layout = layout_of(collective, (count,), size=size, rank=rank, rows=rows)
+    if collective == "alltoall":
+        # Of such counts no rank knows those of the others, but of these it does.
+        layout = replace(layout, whole=_count(kind))
+    root = kind.root if collective == "gather" else None
+    # The algorithm that the options name is for calls of the user.
+    return Kind(collective, layout, kind.dtype, root=root, algorithm="auto")
+
+
+def _check(kind: Kind) -> None:
+    """Check that an operation by a function can do what is wanted of a call.
+
+    Raises:
+        UsageError: it is to be accumulated in another dtype.
+        NoAlgorithmError: an algorithm is named.
+    """
+    assert isinstance(kind.op, Op), "no function has a name"
+    wanted, name = selected_by(kind.algorithm), kind.op.name
+    if wanted.accumulate is not None:
+        raise UsageError(
+            f"accumulate is not for op {name}, a function that is given x as it is: cast x before the call"
+        )
+    if wanted.algorithm is not None:
+        raise NoAlgorithmError(
+            f"{kind.collective} by {wanted.algorithm!r} combines on the way; {name} is a function of Python, which is "
+            "called where all contributions meet, in the order of ranks: leave algorithm out"
+        )
