@@ -19,18 +19,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from unisono.collectives.calls import Calls, Kind, selected_by
+from unisono.collectives.calls import Calls, Kind
+from unisono.collectives.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.functions import combine_all, combine_prefixes
 from unisono.collectives.prepared import Checked, Part
-from unisono.collectives.shapes import Extents, layout_of
 from unisono.collectives.turns import Turn, Turns
-from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, UnisonoError, UsageError
+from unisono.errors import AbortedError, CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
 from unisono.transports.reductions import numpy_dtype
@@ -46,23 +46,19 @@ _MOST_WAYS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How this rank takes its part in a kind of reduction.
+    """How this rank takes its part in a kind of reduction: a draft, and its exchanges as calls.
 
     Attributes:
+        draft: what the exchanges bring and take on.
         first: the exchange that brings contributions here.
         second: that which takes the results on; None if the last one is that of this rank.
-        staged: rows and elements of each, of what comes here: a row for each rank, or none.
-        rows: how many of them matter, from rank 0 on.
         has_prefixes: whether results are those of all ranks up to each, or one of all.
-        sent: how many rows of results the second exchange takes on.
     """
 
+    draft: Draft
     first: Call
     second: Call | None
-    staged: tuple[int, int]
-    rows: int
     has_prefixes: bool
-    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ class Reducer:
 
     def _start_first(self, part: Part, way: Way) -> tuple[Operation, AnyArray]:
         assert part.kind.dtype is not None, "an array has a dtype"
-        stage = np.empty(way.staged, numpy_dtype(part.kind.dtype))
+        stage = np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))
         return self._executor.start(way.first, part.source, stage.reshape(-1)), stage
 
     def _finish(self, reductions: Reductions, begun: Sequence[tuple[Operation, AnyArray]], deadline: float) -> None:
@@ -155,21 +151,21 @@ class Reducer:
             results = self._combined(part, way, stage)
             if way.second is not None:
                 assert self._returning is not None, "it is made before the first exchange"
-                source = results[: way.sent].reshape(-1)
+                source = results[: way.draft.sent].reshape(-1)
                 self._returning.run(way.second, source, part.target, _rest_s(deadline))
-            elif way.rows:
+            elif way.draft.rows:
                 assert part.target is not None, "who combines has a result"
                 part.target[...] = results[-1]
 
     def _combined(self, part: Part, way: Way, stage: AnyArray) -> AnyArray:
         """Return the results, in rows: one, or those of all ranks up to each."""
-        op, rows = part.kind.op, stage[: way.rows]
+        op, rows = part.kind.op, stage[: way.draft.rows]
         assert isinstance(op, Op), "no function has a name"
         self._thread = threading.get_ident()
         try:
             if way.has_prefixes:
                 combine_prefixes(op, rows)
-            elif way.rows:
+            elif way.draft.rows:
                 rows = combine_all(op, rows)[np.newaxis]
         except UsageError as error:
             self._executor.abort(error.message)
@@ -205,15 +201,15 @@ class Reducer:
         if found is None:
             if len(self._ways) >= _MOST_WAYS:
                 self._ways.clear()
-            _check(kind)
+            check(kind)
             found = self._ways[key] = self._build(kind, self._cheapest(kind))
         return found
 
-    def _cheapest(self, kind: Kind) -> _Draft:
+    def _cheapest(self, kind: Kind) -> Draft:
         """Return the way that is predicted to be fastest, which is the same on all ranks."""
-        drafts = [_draft_shared(kind, self._size, self._rank)]
-        if kind.collective in _WHOLE:
-            drafts.insert(0, _draft_whole(kind, self._size, self._rank))
+        drafts = [draft_shared(kind, self._size, self._rank)]
+        if kind.collective in WHOLE:
+            drafts.insert(0, draft_whole(kind, self._size, self._rank))
         costs = [self._cost_s(kind, draft) for draft in drafts]
         best = costs.index(min(costs))
         names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
@@ -221,17 +217,20 @@ class Reducer:
         _log.info("%s by %s is carried out by %s; predicted: %s", kind.collective, kind.op, names[best], shown)
         return drafts[best]
 
-    def _cost_s(self, kind: Kind, draft: _Draft) -> float:
-        assert kind.layout is not None and kind.dtype is not None, "a reduction has an array"
-        elements = kind.layout.elements[0] / (1 if draft.is_whole else self._size)
+    def _cost_s(self, kind: Kind, draft: Draft) -> float:
+        assert kind.dtype is not None, "a reduction has an array"
+        elements = count_of(kind) / (1 if draft.is_whole else self._size)
         combined_nbytes = (self._size - 1) * elements * kind.dtype.itemsize
         exchanges_s = sum(_CALL_S + self._calls.predicted_s(each) for each in draft.exchanges)
         return exchanges_s + combined_nbytes * _COMBINE_PER_BYTE_S
 
-    def _build(self, kind: Kind, draft: _Draft) -> Way:
+    def _build(self, kind: Kind, draft: Draft) -> Way:
         first, *rest = [self._calls.carrying(kind, each) for each in draft.exchanges]
-        has_prefixes = kind.collective in _PREFIXES
-        return Way(first, rest[0] if rest else None, draft.staged, draft.rows, has_prefixes, draft.sent)
+        return Way(draft, first, rest[0] if rest else None, kind.collective in PREFIXES)
+
+
+def _rest_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 class _Reducing:
@@ -272,95 +271,3 @@ class _Reducing:
     def abort(self, reason: str) -> None:
         """See `Operation.abort`."""
         self._executor.abort(reason)
-
-
-# --- which exchanges ------------------------------------------------------------------------------------------------
-
-# What may be done by bringing everything to everybody, or to the root; and those that have a result for each rank.
-_WHOLE = frozenset({"allreduce", "reduce", "scan", "exscan"})
-_PREFIXES = frozenset({"scan", "exscan"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A `Way` whose exchanges have not been planned; `is_whole` if every rank that combines has all elements."""
-
-    exchanges: Sequence[Kind]
-    staged: tuple[int, int]
-    rows: int
-    sent: int = 0
-    is_whole: bool = False
-
-
-def _draft_whole(kind: Kind, size: int, rank: int) -> _Draft:
-    """Return the way by which the contributions are brought to whoever has a result, which each of them combines."""
-    count = _count(kind)
-    to_root = kind.collective == "reduce"
-    exchange = _exchange(kind, "gather" if to_root else "allgather", count, size, rank)
-    rows = {"scan": rank + 1, "exscan": rank, "reduce": size if rank == kind.root else 0}.get(kind.collective, size)
-    return _Draft([exchange], (0 if to_root and not rows else size, count), rows, is_whole=True)
-
-
-def _draft_shared(kind: Kind, size: int, rank: int) -> _Draft:
-    """Return the way by which each rank combines a share of the elements."""
-    assert kind.layout is not None, "a reduction has an array"
-    count = _count(kind)
-    shares = tuple(count // size + (each < count % size) for each in range(size))
-    if kind.layout.rows is not None:
-        shares = tuple(each * kind.layout.row for each in kind.layout.rows[0])
-    mine = shares[rank]
-    to_me = (mine,) * size
-    first = _exchange(kind, "alltoall", count, size, rank, (shares, to_me))
-    # Rows that are combined, rows of results that go on, by which exchange, and what is sent and received there.
-    before = (0, *to_me[1:]), shares if rank else (0,) * size
-    rows, sent, name, counts = {
-        "allreduce": (size, 1, "allgather", (shares,)),
-        "reduce": (size, 1, "gather", (shares,)),
-        "reduce_scatter": (size, 0, None, ()),
-        "scan": (size, size, "alltoall", (to_me, shares)),
-        "exscan": (size - 1, size - 1, "alltoall", before),
-    }[kind.collective]
-    second = [] if name is None else [_exchange(kind, name, sent * mine, size, rank, counts)]
-    return _Draft([first, *second], (size, mine), rows, sent)
-
-
-def _rest_s(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
-
-
-def _count(kind: Kind) -> int:
-    assert kind.layout is not None, "a reduction has an array"
-    return kind.layout.elements[0]
-
-
-def _exchange(
-    kind: Kind, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
-) -> Kind:
-    """Return an exchange of flat arrays of which this rank has `count` elements, in equal shares or by these `rows`."""
-    layout = layout_of(collective, (count,), size=size, rank=rank, rows=rows)
-    if collective == "alltoall":
-        # Of such counts no rank knows those of the others, but of these it does.
-        layout = replace(layout, whole=_count(kind))
-    root = kind.root if collective == "gather" else None
-    # The algorithm that the options name is for calls of the user.
-    return Kind(collective, layout, kind.dtype, root=root, algorithm="auto")
-
-
-def _check(kind: Kind) -> None:
-    """Check that an operation by a function can do what is wanted of a call.
-
-    Raises:
-        UsageError: it is to be accumulated in another dtype.
-        NoAlgorithmError: an algorithm is named.
-    """
-    assert isinstance(kind.op, Op), "no function has a name"
-    wanted, name = selected_by(kind.algorithm), kind.op.name
-    if wanted.accumulate is not None:
-        raise UsageError(
-            f"accumulate is not for op {name}, a function that is given x as it is: cast x before the call"
-        )
-    if wanted.algorithm is not None:
-        raise NoAlgorithmError(
-            f"{kind.collective} by {wanted.algorithm!r} combines on the way; {name} is a function of Python, which is "
-            "called where all contributions meet, in the order of ranks: leave algorithm out"
-        )

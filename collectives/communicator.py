@@ -378,11 +378,13 @@ class Communicator(Groups, Objects, Probes):
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
 
         Raises:
-            UsageError: `nbytes`, `dtype` or `accumulate` cannot be.
+            UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
             NoAlgorithmError: no algorithm carries out such a call.
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
+        if is_by_function(op):
+            raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
         return explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +46,14 @@ def combine_all(op: Op, rows: AnyArray) -> AnyArray:
             combine(op, a, b, into=a)
         level = level[::2]
     return level[0]
+
+
+def combine_in_sequence(op: Op, arrays: Sequence[AnyArray]) -> AnyArray:
+    """Return the combination of one or more arrays, one after the other, as a new array."""
+    total = arrays[0].copy()
+    for each in arrays[1:]:
+        combine(op, total, each, into=total)
+    return total
 
 
 def combine_prefixes(op: Op, rows: AnyArray) -> None:
