@@ -15,12 +15,13 @@ carried out one after the other, so that all ranks make the second exchanges in 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,18 +100,16 @@ class Reducer:
             AbortedError: a function raised, here or on another rank.
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
-        turn, job = self._begin(reductions, limit_s)
-
-        def take_turn() -> None:
+        with self._guarded():
+            turn, job = self._begin(reductions, limit_s)
             turn.do(job)
             turn.ended.result()
 
-        self._guarded(take_turn)
-
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
         """Start a call, which goes on by itself; its end is none of those that the executor counts."""
-        turn, job = self._begin(reductions, limit_s)
-        self._turns.do_later(turn, partial(self._guarded, job))
+        with self._guarded():
+            turn, job = self._begin(reductions, limit_s)
+            self._turns.do_later(turn, job)
         return _Reducing(self._executor, turn.ended, str(reductions.ways[0].first.signature))
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -135,10 +134,15 @@ class Reducer:
                 self._returning = self._executor.subgroup(range(self._size))
             begun = [self._start_first(part, way) for part, way in zip(reductions.parts, reductions.ways, strict=True)]
             turn = self._turns.take()
-        if not turn.is_next():
+        if len(begun) > 1 or not turn.is_next():
             for operation, _ in begun:
                 operation.go_on(limit_s)
-        return turn, partial(self._finish, reductions, begun, deadline)
+
+        def finish() -> None:
+            with self._guarded():
+                self._finish(reductions, begun, deadline)
+
+        return turn, finish
 
     def _start_first(self, part: Part, way: Way) -> tuple[Operation, AnyArray]:
         assert part.kind.dtype is not None, "an array has a dtype"
@@ -146,6 +150,7 @@ class Reducer:
         return self._executor.start(way.first, part.source, stage.reshape(-1)), stage
 
     def _finish(self, reductions: Reductions, begun: Sequence[tuple[Operation, AnyArray]], deadline: float) -> None:
+        """Wait for the first exchanges, combine, and make the second ones."""
         for part, way, (operation, stage) in zip(reductions.parts, reductions.ways, begun, strict=True):
             operation.wait(_rest_s(deadline))
             results = self._combined(part, way, stage)
@@ -181,10 +186,11 @@ class Reducer:
             self._thread = None
         return rows
 
-    def _guarded(self, do: Callable[[], None]) -> None:
-        """Call `do`. If it is interrupted, the communicator ends, for it stands between two exchanges."""
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """End the communicator if the block is interrupted, for then it stands between two exchanges."""
         try:
-            do()
+            yield
         except UnisonoError:
             raise
         except BaseException as error:
@@ -240,34 +246,40 @@ class _Reducing:
         self._executor = executor
         self._future = future
         self._operation = operation
+        self._process = os.getpid()  # a child that is forked from it has no thread that would go on
 
     def poll(self) -> bool:
         """See `Operation.poll`."""
-        if self._future.done():
-            self._future.result()
-        return self._future.done()
+        if self.ended():
+            self._result()
+        return self.ended()
 
     def wait(self, timeout_s: float) -> None:
         """See `Operation.wait`."""
         try:
-            wait([self._future], timeout_s)
+            wait([self._future], 0.0 if self.ended() else timeout_s)
         except KeyboardInterrupt:
             self.abort("interrupted")
             raise
-        if not self._future.done():
+        if not self.ended():
             me = self._executor.rank
             text = f"rank {self._executor.members[me]} waited {timeout_s:g} s for the end of {self._operation}"
             self.abort(text)
             raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
-        self._future.result()
+        self._result()
 
     def go_on(self, timeout_s: float) -> None:
         """See `Operation.go_on`; it does so from its start, with the limit that it was given then."""
 
     def ended(self) -> bool:
         """See `Operation.ended`."""
-        return self._future.done()
+        return self._future.done() or os.getpid() != self._process
 
     def abort(self, reason: str) -> None:
         """See `Operation.abort`."""
         self._executor.abort(reason)
+
+    def _result(self) -> None:
+        if not self._future.done():
+            raise UsageError("this process was forked from a rank", operation=self._operation)
+        self._future.result()

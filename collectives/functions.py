@@ -50,7 +50,7 @@ def combine_all(op: Op, rows: AnyArray) -> AnyArray:
 
 def combine_in_sequence(op: Op, arrays: Sequence[AnyArray]) -> AnyArray:
     """Return the combination of one or more arrays, one after the other, as a new array."""
-    total = arrays[0].copy()
+    total: AnyArray = arrays[0].copy()
     for each in arrays[1:]:
         combine(op, total, each, into=total)
     return total
