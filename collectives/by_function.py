@@ -18,11 +18,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -78,7 +79,6 @@ class Reducer:
         self._executor = executor
         self._calls = calls
         self._ways: dict[Kind, Way] = {}
-        self._starting = threading.Lock()  # so that turns are in the order of the first exchanges
         self._turns = Turns()
         self._returning: Executor | None = None
         self._thread: int | None = None  # that is in a function
@@ -101,15 +101,20 @@ class Reducer:
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
         with self._guarded():
-            turn, job = self._begin(reductions, limit_s)
-            turn.do(job)
+            turn = self._take_turn()
+            deadline = time.monotonic() + limit_s
+            # What can be done here and now is done by the executor's quicker way.
+            at_once = turn.is_next() and len(reductions.parts) == 1
+            begun = None if at_once else self._begin(reductions, limit_s)
+            turn.do(partial(self._finish, reductions, begun, deadline))
             turn.ended.result()
 
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
         """Start a call, which goes on by itself; its end is none of those that the executor counts."""
         with self._guarded():
-            turn, job = self._begin(reductions, limit_s)
-            self._turns.do_later(turn, job)
+            turn = self._take_turn()
+            begun = self._begin(reductions, limit_s)
+            self._turns.do_later(turn, partial(self._finish, reductions, begun, time.monotonic() + limit_s))
         return _Reducing(self._executor, turn.ended, str(reductions.ways[0].first.signature))
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -124,43 +129,43 @@ class Reducer:
 
     # --- how it is done --------------------------------------------------------------------------------------------
 
-    def _begin(self, reductions: Reductions, limit_s: float) -> tuple[Turn, Callable[[], None]]:
-        """Start the first exchanges; return the turn of what remains to be done, and that."""
+    def _take_turn(self) -> Turn:
         if self._thread == threading.get_ident():
             raise UsageError("the function of an operation made a call on the communicator that has called it")
-        deadline = time.monotonic() + limit_s
-        with self._starting:
-            if self._returning is None:
-                self._returning = self._executor.subgroup(range(self._size))
-            begun = [self._start_first(part, way) for part, way in zip(reductions.parts, reductions.ways, strict=True)]
-            turn = self._turns.take()
-        if len(begun) > 1 or not turn.is_next():
-            for operation, _ in begun:
-                operation.go_on(limit_s)
+        if self._returning is None:
+            self._returning = self._executor.subgroup(range(self._size))
+        return self._turns.take()
 
-        def finish() -> None:
-            with self._guarded():
-                self._finish(reductions, begun, deadline)
+    def _begin(self, reductions: Reductions, limit_s: float) -> list[_Begun]:
+        """Start the first exchanges, and let them go on."""
+        begun = []
+        for part, way in zip(reductions.parts, reductions.ways, strict=True):
+            stage = _stage(part, way)
+            begun.append((self._executor.start(way.first, part.source, stage.reshape(-1)), stage))
+            begun[-1][0].go_on(limit_s)
+        return begun
 
-        return turn, finish
+    def _finish(self, reductions: Reductions, begun: Sequence[_Begun] | None, deadline: float) -> None:
+        """Wait for the first exchanges, or make them; combine, and make the second ones."""
+        with self._guarded():
+            for index, (part, way) in enumerate(zip(reductions.parts, reductions.ways, strict=True)):
+                if begun is None:
+                    stage = _stage(part, way)
+                    self._executor.run(way.first, part.source, stage.reshape(-1), _rest_s(deadline))
+                else:
+                    operation, stage = begun[index]
+                    operation.wait(_rest_s(deadline))
+                self._take_on(part, way, self._combined(part, way, stage), deadline)
 
-    def _start_first(self, part: Part, way: Way) -> tuple[Operation, AnyArray]:
-        assert part.kind.dtype is not None, "an array has a dtype"
-        stage = np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))
-        return self._executor.start(way.first, part.source, stage.reshape(-1)), stage
-
-    def _finish(self, reductions: Reductions, begun: Sequence[tuple[Operation, AnyArray]], deadline: float) -> None:
-        """Wait for the first exchanges, combine, and make the second ones."""
-        for part, way, (operation, stage) in zip(reductions.parts, reductions.ways, begun, strict=True):
-            operation.wait(_rest_s(deadline))
-            results = self._combined(part, way, stage)
-            if way.second is not None:
-                assert self._returning is not None, "it is made before the first exchange"
-                source = results[: way.draft.sent].reshape(-1)
-                self._returning.run(way.second, source, part.target, _rest_s(deadline))
-            elif way.draft.rows:
-                assert part.target is not None, "who combines has a result"
-                part.target[...] = results[-1]
+    def _take_on(self, part: Part, way: Way, results: AnyArray, deadline: float) -> None:
+        """Bring results, in rows, to where they belong."""
+        if way.second is not None:
+            assert self._returning is not None, "it is made before the first exchange"
+            source = results[: way.draft.sent].reshape(-1)
+            self._returning.run(way.second, source, part.target, _rest_s(deadline))
+        elif way.draft.rows:
+            assert part.target is not None, "who combines has a result"
+            part.target[...] = results[-1]
 
     def _combined(self, part: Part, way: Way, stage: AnyArray) -> AnyArray:
         """Return the results, in rows: one, or those of all ranks up to each."""
@@ -233,6 +238,15 @@ class Reducer:
     def _build(self, kind: Kind, draft: Draft) -> Way:
         first, *rest = [self._calls.carrying(kind, each) for each in draft.exchanges]
         return Way(draft, first, rest[0] if rest else None, kind.collective in PREFIXES)
+
+
+# A first exchange that has been started, and what it brings.
+_Begun: TypeAlias = tuple[Operation, AnyArray]
+
+
+def _stage(part: Part, way: Way) -> AnyArray:
+    assert part.kind.dtype is not None, "an array has a dtype"
+    return np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))
 
 
 def _rest_s(deadline: float) -> float:

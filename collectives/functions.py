@@ -73,11 +73,13 @@ def _checked(op: Op, returned: Any, like: AnyArray) -> AnyArray:
     try:
         found: AnyArray = np.asarray(returned)
     except Exception as error:
-        raise UsageError(f"{wanted}; it returned a {type(returned).__name__}, which is no array") from error
+        raise UsageError(
+            f"{wanted}; it returned something of type {type(returned).__name__}, which is no array"
+        ) from error
     if found.shape == like.shape and found.dtype == like.dtype:
         return found
     if returned is None:
         raise UsageError(f"{wanted}; it returned None")
-    what = "" if isinstance(returned, np.ndarray) else f"a {type(returned).__name__}, which is "
+    what = "" if isinstance(returned, np.ndarray) else f"something of type {type(returned).__name__}, which is "
     shape = ",".join(map(str, found.shape))
     raise UsageError(f"{wanted}; it returned {what}{found.dtype.name}[{shape}]")

@@ -25,9 +25,9 @@ class Turn:
     def do(self, job: Callable[[], None]) -> None:
         """Wait until all jobs before have ended, and do this one; raises nothing but what interrupts that wait."""
         try:
-            if self._before is not None:
+            if self._before is not None and not self._before.done():
                 wait([self._before])
-                self._before = None
+            self._before = None  # which would keep what it raised
             job()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the job gets it)
             self.ended.set_exception(error)

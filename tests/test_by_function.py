@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import signal
 import threading
 import time
@@ -33,7 +34,7 @@ PRIME = 65521
 
 
 def affine(a: Any, b: Any) -> Any:
-    """Return the maps x → m·x + c modulo a prime, packed as (m, c), that apply `a` and then `b`: a product of matrices."""
+    """Return the maps x → m·x + c modulo a prime, packed as (m, c), that apply `a` and then `b`."""
     (m, c), (n, d) = ((each.astype(np.uint64) >> 16, each.astype(np.uint64) & 0xFFFF) for each in (a, b))
     return ((m * n % PRIME) << 16 | (c * n + d) % PRIME).astype(np.uint32)
 
@@ -240,3 +241,316 @@ def test_the_generic_executor_gives_the_same(collective: str, size: int, data: A
     case = data.draw(cases(collective))
     object.__setattr__(case, "counts", data.draw(counts))
     LocalRanks(size, 8).run(locally, check, case)
+
+
+# --- beside other calls ---------------------------------------------------------------------------------------------
+
+# Few elements are combined by everybody, and many in shares.
+SIZES = (3, 300_000)
+
+
+def keep_order(world: Any, count: int) -> None:
+    op = un.Op.from_function(np.add)
+    xs = [np.full(count, world.rank + step, np.int64) for step in range(8)]
+    works = []
+    for x in xs:
+        works += [world.allreduce(x, op, wait=False), world.allreduce(x, wait=False), world.scan(x, op, wait=False)]
+        assert (world.allreduce(x, op) == world.allreduce(x)).all()
+    for x, (total, other, prefix) in zip(xs, zip(*[iter(works)] * 3, strict=True), strict=True):
+        assert (total.wait() == other.wait()).all()
+        assert (prefix.wait() == world.scan(x)).all()
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_calls_that_wait_and_that_do_not_go_together_in_any_order(ranks: NativeRanks, count: int) -> None:
+    ranks.run_calls(keep_order, count)
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_so_they_do_in_the_generic_executor(count: int) -> None:
+    LocalRanks(3, 8).run(locally, keep_order, count)
+
+
+def be_told(world: Any) -> list[Any]:
+    op = un.Op.from_function(np.add)
+    told: queue.Queue[float] = queue.Queue()
+    work = world.allreduce(np.ones(300_000), op, wait=False)
+    work.add_done_callback(lambda ended: told.put(float(ended.result()[0])))
+
+    async def waiting() -> float:
+        return float((await world.allreduce(np.ones(2), op, wait=False))[0])
+
+    return [told.get(timeout=20.0), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
+
+
+def test_works_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(be_told) == [[ranks.size, ranks.size, 0, 300_000]] * ranks.size
+
+
+def in_two_threads(world: Any) -> None:
+    op = un.Op.from_function(np.add)
+    pair = [world.dup(), world.dup()]
+    errors: list[BaseException] = []
+
+    def call(comm: Any) -> None:
+        try:
+            for step in range(30):
+                assert comm.allreduce(np.full(5, step), op).tolist() == [step * comm.size] * 5
+        except BaseException as error:  # noqa: BLE001  (it is raised again by the first thread)
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(comm,)) for comm in pair]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
+    world.barrier()
+    for comm in pair:
+        comm.close()
+
+
+def test_threads_reduce_on_communicators_of_their_own(ranks: NativeRanks) -> None:
+    ranks.run_calls(in_two_threads)
+
+
+def counted(world: Any) -> tuple[int, int]:
+    """Return how much a rank sends for many elements, and how often a function is called for none."""
+    calls = []
+
+    def fn(a: Any, b: Any) -> Any:
+        calls.append(a.size)
+        return a
+
+    before = sum(each.sent_nbytes for each in world.stats().values())
+    world.allreduce(np.ones(1 << 17), un.Op.from_function(fn))
+    sent = sum(each.sent_nbytes for each in world.stats().values()) - before
+    calls.clear()
+    world.allreduce(np.ones((0, 3)), un.Op.from_function(fn))
+    return sent, len(calls)
+
+
+def test_no_rank_sends_more_than_twice_the_array_and_nothing_is_not_reduced(ranks: NativeRanks) -> None:
+    share = (1 << 20) // ranks.size
+    for sent, calls in ranks.run_calls(counted):
+        assert sent <= 2 * (ranks.size - 1) * share + 100 * ranks.size
+        assert sent >= (ranks.size - 1) * share
+        assert calls == 0
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+OP = un.Op.from_function(np.add)
+X = np.ones(4)
+REFUSED: dict[str, tuple[type[un.UnisonoError], Callable[[Any], Any]]] = {
+    "an operation is made of a function": (un.UsageError, lambda world: un.Op.from_function("add")),  # type: ignore[arg-type]
+    "commutative must be": (un.UsageError, lambda world: un.Op.from_function(np.add, 1)),  # type: ignore[arg-type]
+    "accumulate is not for op add": (un.UsageError, lambda world: world.allreduce(X, OP, accumulate="float32")),
+    "by 'ring' combines on the way": (un.NoAlgorithmError, lambda world: world.allreduce(X, OP, algorithm="ring")),
+    "has no algorithm": (un.UsageError, lambda world: world.explain("allreduce", 8, op=OP)),
+    "out has dtype float32": (un.UsageError, lambda world: world.scan(X, OP, out=np.ones(4, np.float32))),
+    "x has 3 rows": (un.UsageError, lambda world: world.reduce_scatter(X[:3], OP)),
+    "x is not contiguous": (un.UsageError, lambda world: world.plan("allreduce", X[::2], op=OP)),
+    "timeout_s must be": (un.UsageError, lambda world: world.allreduce(X, OP, timeout_s=-1.0)),
+    "root must be": (un.UsageError, lambda world: world.reduce(X, OP, root=2)),
+    "overlap": (un.UsageError, lambda world: world.allreduce(X[:3], OP, out=X[1:])),
+}
+
+
+def refused(world: Any) -> list[tuple[str, str]]:
+    told = []
+    for _, call in REFUSED.values():
+        try:
+            call(world)
+        except un.UnisonoError as error:
+            told.append((type(error).__name__, str(error)))
+    world.allreduce(X, OP)
+    return told
+
+
+def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
+    for told in un.launch(refused, 2):
+        for (kind, text), (wanted, (error, _)) in zip(told, REFUSED.items(), strict=True):
+            assert kind == error.__name__
+            assert wanted in text
+
+
+def test_arrays_of_one_process_are_reduced_from_left_to_right() -> None:
+    dst = np.array([[1, 0], [0, 0]], order="F")
+    op = un.Op.from_function(first_nonzero, commutative=False)
+    assert un.reduce_local(dst, np.array([[2, 3], [0, 0]]), np.array([[4, 4], [4, 0]]), op=op) is dst
+    assert dst.tolist() == [[1, 3], [4, 0]]
+    wrong = un.Op.from_function(lambda a, b: a if b[0] else None)
+    with pytest.raises(
+        un.UsageError, match=r"<lambda>\(\) must return int64\[4\], like its arguments; it returned None"
+    ):
+        un.reduce_local(dst, np.ones_like(dst), np.zeros_like(dst), op=wrong)
+    with pytest.raises(ZeroDivisionError):
+        un.reduce_local(dst, dst, op=un.Op.from_function(lambda a, b: 1 / 0))
+    assert dst.tolist() == [[1, 3], [4, 0]]
+
+
+def test_an_operation_is_called_by_the_name_of_its_function() -> None:
+    assert un.Op.from_function(affine).name == "affine()"
+    assert un.Op.from_function(affine, commutative=False).name == "affine() in rank order"
+    assert un.Op.from_function(partial(np.hypot)).name == "hypot()"
+    assert un.Op.from_function(REFUSED.__contains__).name == "dict.__contains__()"  # type: ignore[arg-type]
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+def told_by(call: Callable[[], Any]) -> tuple[str, str, str]:
+    """Return the kind, the text and the cause of what a call raises."""
+    try:
+        call()
+    except (un.UnisonoError, KeyboardInterrupt) as error:
+        return type(error).__name__, str(error), repr(error.__cause__)
+    return "", "", ""
+
+
+def raise_on_one_rank(world: Any, count: int, way: str) -> list[tuple[str, str, str]]:
+    def fn(a: Any, b: Any) -> Any:
+        if world.rank == 1:
+            raise ValueError("no such thing")
+        return a
+
+    fn.__qualname__ = "fn"
+    op = un.Op.from_function(fn)
+
+    def call() -> None:
+        x = np.ones(count)
+        if way == "now":
+            world.allreduce(x, op, timeout_s=60.0)
+        elif way == "later":
+            world.allreduce(x, op, wait=False, timeout_s=60.0).wait()
+        else:
+            world.plan("allreduce", x, op=op, timeout_s=60.0)()
+        world.barrier(timeout_s=60.0)  # ranks that have returned are told by their next call
+
+    return [told_by(call), told_by(world.barrier), told_by(lambda: world.allreduce(np.ones(count), op))]
+
+
+@pytest.mark.parametrize("way", ["now", "later", "plan"])
+@pytest.mark.parametrize("count", SIZES)
+def test_what_a_function_raises_on_one_rank_is_an_error_on_all(count: int, way: str) -> None:
+    text = "fn() raised ValueError: no such thing"
+    for rank, (first, *later) in enumerate(un.launch(raise_on_one_rank, 3, count, way)):
+        assert first[0] == "AbortedError"
+        assert text in first[1]
+        assert "rank 1" in first[1]
+        assert first[2] == ("ValueError('no such thing')" if rank == 1 else "None")
+        assert [kind for kind, _, _ in later] == ["AbortedError"] * 2
+
+
+def fail_locally(executor: Any) -> tuple[str, str, str]:
+    return locally(executor, lambda world: raise_on_one_rank(world, 30, "now")[0])
+
+
+def test_so_it_is_in_the_generic_executor() -> None:
+    for kind, text, _ in LocalRanks(3, 8).run(fail_locally):
+        assert kind == "AbortedError"
+        assert "raised ValueError: no such thing" in text
+
+
+WRONG: dict[str, Callable[[Any, Any], Any]] = {
+    "it returned None": lambda a, b: None,
+    "it returned float64[2]": lambda a, b: a[:2] * 1.0,
+    "it returned int64[3,1]": lambda a, b: a[:, np.newaxis],
+    "it returned int32[3]": lambda a, b: a.astype(np.int32),
+    "it returned something of type int, which is int64[]": lambda a, b: 3,
+    "it returned something of type list, which is float64[3]": lambda a, b: [0.5] * a.size,
+    "it returned something of type list, which is no array": lambda a, b: [[1, 2], 3],
+    "assignment destination is read-only": np.copyto,
+}
+
+
+def return_wrong(world: Any, text: str) -> tuple[str, str, str]:
+    fn = WRONG.get(text, lambda a, b: world.allreduce(a, OP))
+    return told_by(lambda: world.allreduce(np.ones(3, np.int64), un.Op.from_function(fn)))
+
+
+@pytest.mark.parametrize("text", [*WRONG, "made a call on the communicator"])
+def test_what_a_function_must_not_return_or_do_is_told(text: str) -> None:
+    for kind, told, _ in LocalRanks(2, 8).run(locally, return_wrong, text):
+        assert kind in ("AbortedError", "UsageError")
+        assert text in told
+
+
+MISMATCHES: dict[str, tuple[Any, Any]] = {
+    "another function": (un.Op.from_function(np.add), un.Op.from_function(np.maximum)),
+    "another order": (un.Op.from_function(np.add), un.Op.from_function(np.add, commutative=False)),
+    "no function": (un.Op.from_function(np.add), "sum"),
+}
+
+
+def disagree(world: Any, which: str, count: int) -> tuple[str, str, str]:
+    return told_by(lambda: world.allreduce(np.ones(count), MISMATCHES[which][world.rank], timeout_s=30.0))
+
+
+@pytest.mark.parametrize(("which", "count"), [("another function", 3), ("another order", 300_000), ("no function", 3)])
+def test_ranks_that_disagree_on_the_function_are_told(which: str, count: int) -> None:
+    for kind, text, _ in un.launch(disagree, 2, which, count):
+        assert kind == "MismatchError"
+        assert "op=add()" in text
+
+
+def be_interrupted(world: un.Communicator, say: Say, wait: bool) -> None:
+    """Be in a function for long on rank 1, which is interrupted there, or waits for the call that is."""
+
+    def fn(a: Any, b: Any) -> Any:
+        if world.rank == 1:
+            say("in the function")
+            for _ in range(300):
+                time.sleep(0.1)
+        return a
+
+    def call() -> None:
+        op = un.Op.from_function(fn)
+        made = world.allreduce(np.ones(300_000), op) if wait else world.allreduce(np.ones(300_000), op, wait=False)
+        if isinstance(made, un.Work):
+            made.wait()
+
+    say([told_by(call), told_by(world.barrier)])
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_interrupt_in_a_function_ends_the_call_on_all_ranks(wait: bool, tmp_path: Path) -> None:
+    with Job(be_interrupted, 3, tmp_path, wait) as job:
+        assert job.hear(1) == "in the function"
+        time.sleep(0.3)
+        sent = time.monotonic()
+        job.signal(1, signal.SIGINT)
+        for rank in range(3):
+            first, second = job.hear(rank)
+            assert first[0] == ("KeyboardInterrupt" if rank == 1 else "AbortedError")
+            assert rank == 1 or "rank 1 aborted: interrupted" in first[1]
+            assert second[0] == "AbortedError"
+        assert time.monotonic() - sent < 20.0  # and not after the half minute of the function
+        if not wait:
+            job.signal(1, signal.SIGKILL)  # its thread is still in the function
+
+
+def be_late(world: Any, way: str) -> tuple[str, str, str]:
+    def fn(a: Any, b: Any) -> Any:
+        if world.rank == 1:
+            time.sleep(1.5)
+        return a
+
+    op = un.Op.from_function(fn)
+
+    def call() -> None:
+        if way == "call":
+            world.allreduce(np.ones(300_000), op, timeout_s=0.3)
+        else:
+            world.allreduce(np.ones(300_000), op, wait=False).wait(timeout_s=0.3)
+
+    return told_by(call)
+
+
+@pytest.mark.parametrize("way", ["call", "work"])
+def test_who_waits_too_long_for_a_function_fails_on_all_ranks(way: str) -> None:
+    kinds = [kind for kind, _, _ in un.launch(be_late, 2, way)]
+    assert "CollectiveTimeoutError" in kinds
+    assert set(kinds) <= {"CollectiveTimeoutError", "AbortedError"}
