@@ -31,7 +31,7 @@ from unisono.collectives.calls import Calls, Kind
 from unisono.collectives.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.functions import combine_all, combine_prefixes
 from unisono.collectives.prepared import Checked, Part
-from unisono.collectives.turns import Turn, Turns
+from unisono.collectives.turns import Turns
 from unisono.errors import AbortedError, CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
@@ -101,20 +101,23 @@ class Reducer:
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
         with self._guarded():
-            turn = self._take_turn()
             deadline = time.monotonic() + limit_s
+            self._get_ready()
             # What can be done here and now is done by the executor's quicker way.
-            at_once = turn.is_next() and len(reductions.parts) == 1
+            at_once = self._turns.are_over() and len(reductions.parts) == 1
             begun = None if at_once else self._begin(reductions, limit_s)
+            turn = self._turns.take()
             turn.do(partial(self._finish, reductions, begun, deadline))
             turn.ended.result()
 
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
         """Start a call, which goes on by itself; its end is none of those that the executor counts."""
         with self._guarded():
-            turn = self._take_turn()
+            deadline = time.monotonic() + limit_s
+            self._get_ready()
             begun = self._begin(reductions, limit_s)
-            self._turns.do_later(turn, partial(self._finish, reductions, begun, time.monotonic() + limit_s))
+            turn = self._turns.take()
+            self._turns.do_later(turn, partial(self._finish, reductions, begun, deadline))
         return _Reducing(self._executor, turn.ended, str(reductions.ways[0].first.signature))
 
     def traffic(self) -> Mapping[int, Traffic]:
@@ -129,12 +132,12 @@ class Reducer:
 
     # --- how it is done --------------------------------------------------------------------------------------------
 
-    def _take_turn(self) -> Turn:
+    def _get_ready(self) -> None:
+        """Check that this thread is in no function, which could wait for its own end; let there be what calls need."""
         if self._thread == threading.get_ident():
             raise UsageError("the function of an operation made a call on the communicator that has called it")
         if self._returning is None:
             self._returning = self._executor.subgroup(range(self._size))
-        return self._turns.take()
 
     def _begin(self, reductions: Reductions, limit_s: float) -> list[_Begun]:
         """Start the first exchanges, and let them go on."""
@@ -225,7 +228,8 @@ class Reducer:
         best = costs.index(min(costs))
         names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
         shown = ", ".join(f"{name} {cost * 1e6:.1f} us" for name, cost in zip(names, costs, strict=True))
-        _log.info("%s by %s is carried out by %s; predicted: %s", kind.collective, kind.op, names[best], shown)
+        what = f"{kind.collective} by a function of {count_of(kind)} elements of each rank"
+        _log.info("%s is carried out by %s; predicted: %s", what, names[best], shown)
         return drafts[best]
 
     def _cost_s(self, kind: Kind, draft: Draft) -> float:

@@ -42,10 +42,10 @@ class EqualShares(Caller):
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
     - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc", "maxloc",
-      ``Op.premul_sum(factor)``, or ``Op.from_function(fn)``. Floats of 8 and 16 bits are computed in float32 and rounded
-      once for each combination; integers wrap, also in the sum that an average divides, and its division truncates
-      towards zero; NaN propagates. Logical operations give 0 or 1. "minloc" and "maxloc" take pairs: value + 1j * index.
-      A function says itself what it does.
+      ``Op.premul_sum(factor)``, or ``Op.from_function(fn)``, which does what the function does. Floats of 8 and 16 bits
+      are computed in float32 and rounded once for each combination; integers wrap, also in the sum that an average
+      divides, and its division truncates towards zero; NaN propagates. Logical operations give 0 or 1. "minloc" and
+      "maxloc" take pairs: value + 1j * index.
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
     - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
     - `reproducible`: with True, the bits of the result depend on the contributions and their ranks alone: not on

@@ -18,10 +18,6 @@ class Turn:
         self.ended: Future[None] = Future()
         self._before = before
 
-    def is_next(self) -> bool:
-        """Return whether all jobs before have ended."""
-        return self._before is None or self._before.done()
-
     def do(self, job: Callable[[], None]) -> None:
         """Wait until all jobs before have ended, and do this one; raises nothing but what interrupts that wait."""
         try:
@@ -44,8 +40,12 @@ class Turns:
         self._waiting: deque[tuple[Turn, Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
 
+    def are_over(self) -> bool:
+        """Return whether all jobs have ended whose turns have been taken."""
+        return self._last is None or self._last.done()
+
     def take(self) -> Turn:
-        """Return the turn after all that have been taken; each must be done."""
+        """Return the turn after all that have been taken. It must be done, here or later."""
         with self._lock:
             turn = Turn(self._last)
             self._last = turn.ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import queue
 import signal
@@ -313,6 +314,37 @@ def in_two_threads(world: Any) -> None:
 
 def test_threads_reduce_on_communicators_of_their_own(ranks: NativeRanks) -> None:
     ranks.run_calls(in_two_threads)
+
+
+def elsewhere(world: Any) -> None:
+    """Reduce buffers and parts of arrays, on a communicator of some ranks in another order, by scalars of a dtype."""
+    op = un.Op.from_function(first_nonzero, commutative=False)
+    buffer = array.array("q", [0, world.rank + 1])
+    assert world.allreduce(buffer, op).tolist() == [0, 1]
+    assert world.allreduce((buffer, memoryview(buffer)), op)[1].tolist() == [0, 1]
+    assert world.allreduce(buffer, op, wait=False).wait().tolist() == [0, 1]
+    assert int(world.scan(np.array(world.rank), op)) == min(world.rank, 1)
+    wide = np.zeros((3, 6), np.float16)
+    wide[:, ::2] = world.rank + 1
+    out = np.zeros((3, 3), np.float16, order="F")
+    assert world.allreduce(wide[:, ::2].T, op).tolist() == [[1.0] * 3] * 3
+    assert (world.allreduce(np.asfortranarray(wide[:, ::2]), op, out=out) == 1).all()
+    backwards = world.split(0, key=-world.rank)
+    assert backwards.allreduce(buffer, op).tolist() == [0, world.size]
+    world.barrier()
+    backwards.close()
+
+
+def test_arrays_of_other_kinds_and_communicators_of_some_ranks_do_as_well(ranks: NativeRanks) -> None:
+    ranks.run_calls(elsewhere)
+
+
+def by_options(world: Any) -> list[int]:
+    return [int(world.allreduce(np.full(count, world.rank), OP)[0]) for count in SIZES]
+
+
+def test_the_algorithm_of_the_options_is_for_other_calls() -> None:
+    assert un.launch(by_options, 3, options=un.Options(algorithm="bruck")) == [[3, 3]] * 3
 
 
 def counted(world: Any) -> tuple[int, int]:
