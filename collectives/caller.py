@@ -20,7 +20,9 @@ from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import LISTS, Operand, list_of
+from unisono.collectives.by_function import Reducer, Reductions
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
+from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Group
 from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
@@ -79,6 +81,7 @@ class Caller:
         self._executor = executor
         self._options = options
         self._calls = Calls(self.rank, self.size, place, options)
+        self._reducer = Reducer(executor, self._calls)
         self._refusal: str | None = None
         # With debugging messages every call takes the long way, where it is timed.
         debugging = _log.isEnabledFor(logging.DEBUG)
@@ -98,6 +101,10 @@ class Caller:
             return several
         if given.counts is None and type(several) not in LISTS and not kinds.are_of_numpy(x, out):
             return self._by_views(given)
+        if is_by_function(given.op):
+            reductions = self._reductions(given)
+            self._reducer.run(reductions, self._limit_s(given.timeout_s))
+            return reductions.finish()
         prepared = self._prepare(given)
         limit_s = self._limit_s(given.timeout_s)
         self._run(prepared, prepared.sources(), limit_s)
@@ -140,6 +147,10 @@ class Caller:
         several = out if x is None else x
         if type(several) in LISTS and not several:
             return Work(self._works, None, several, limit_s, None)
+        if is_by_function(given.op):
+            reductions = self._reductions(given)
+            operation = self._reducer.start(reductions, limit_s)
+            return self._works.add(operation, None, limit_s, lambda _: reductions.finish(), is_counted=False)
         prepared = self._prepare(given)
         operation = self._executor.start(prepared.call, prepared.sources(), prepared.targets)
         operation.go_on(limit_s)
@@ -186,16 +197,26 @@ class Caller:
             NoAlgorithmError: no algorithm carries it out.
         """
         self._check_usable()
-        return self._prepared([self._part(each) for each in spread(given)], list_of(given.x, given.out))
+        return self._prepared(self._parts(spread(given)), list_of(given.x, given.out))
+
+    def _reductions(self, given: Given) -> Reductions:
+        """Return the reduction by a function that these arguments make; raises as `_prepare` does."""
+        self._check_usable()
+        return self._reducer.prepare(self._parts(spread(given)), list_of(given.x, given.out))
+
+    def _parts(self, calls: Sequence[Given]) -> list[Part]:
+        """Return what calls on single arrays that go together have of each."""
+        parts = [self._part(each) for each in calls]
+        if len(parts) > 1:
+            arrays.check_apart([(part.source, part.target) for part in parts])
+        return parts
 
     def _prepared(self, parts: Sequence[Part], gathered: type[Any] | None) -> Prepared:
         """Return the one call on these arrays."""
-        if len(parts) > 1:
-            arrays.check_apart([(part.source, part.target) for part in parts])
         call = self._calls.find(*(part.kind for part in parts))
         if any(part.is_in_place for part in parts):
             _check_in_place(call)
-        return Prepared(call, parts, gathered)
+        return Prepared(parts, gathered, call)
 
     def _part(self, given: Given) -> Part:
         """Return what a call has of one array; the call of a single array has nothing else."""

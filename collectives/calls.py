@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -183,6 +183,20 @@ class Calls:
             found = self._known[kinds] = self._make(kinds)
         return found
 
+    def carrying(self, kind: Kind, exchange: Kind) -> Call:
+        """Return the call of `exchange`, which ranks know as one of `kind`: that is what they must agree on.
+
+        Raises:
+            NoAlgorithmError: no algorithm carries it out.
+        """
+        call = self.find(exchange)
+        algorithm = f"{exchange.collective} {call.signature.algorithm}"
+        return replace(call, signature=_signature((kind,), algorithm, call.segments))
+
+    def predicted_s(self, kind: Kind) -> float:
+        """Return the predicted seconds of a call; 0 if the algorithm that the options name has no known cost."""
+        return self._choice((kind,), []).predicted_s or 0.0
+
     def question(
         self, collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], wanted: Wanted, varying: bool
     ) -> Question:
@@ -220,14 +234,11 @@ class Calls:
     def _make(self, kinds: tuple[Kind, ...]) -> Call:
         kind, layout = kinds[0], kinds[0].layout
         extents = tuple(extent for each in kinds if (extent := _extent(each)) is not None)
-        varying = layout is not None and layout.rows is not None
-        nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
-        reduced = [(extent.dtype, extent.op) for extent in extents if extent.op is not None]
-        choice = choose(self.question(kind.collective, nbytes, reduced, kind.algorithm, varying))
-        form = {"varying": True} if varying else {}
+        choice = self._choice(kinds, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
+        form = {"varying": True} if _varies(kind) else {}
         build = find(kind.collective, choice.algorithm).build
         plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kinds, choice)
+        signature = _signature(kinds, choice.algorithm, choice.segments)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
@@ -235,6 +246,15 @@ class Calls:
         counts = counts_of(CONTRACTS[kind.collective].varying, layout) if layout else {}
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
         return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
+
+    def _choice(self, kinds: tuple[Kind, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
+        kind = kinds[0]
+        nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
+        return choose(self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind)))
+
+
+def _varies(kind: Kind) -> bool:
+    return kind.layout is not None and kind.layout.rows is not None
 
 
 def _extent(kind: Kind) -> Extent | None:
@@ -253,7 +273,7 @@ def _extent(kind: Kind) -> Extent | None:
     return Extent(kind.layout.elements, kind.dtype, op)
 
 
-def _signature(kinds: tuple[Kind, ...], choice: Choice) -> Signature:
+def _signature(kinds: tuple[Kind, ...], algorithm: str, segments: int) -> Signature:
     kind = kinds[0]
     rows, selected = kind.layout.rows if kind.layout else None, selected_by(kind.algorithm)
     first, *others = [_argument(each) for each in kinds]
@@ -261,8 +281,8 @@ def _signature(kinds: tuple[Kind, ...], choice: Choice) -> Signature:
         kind.collective if rows is None else f"{kind.collective}v",
         *first,
         root=kind.root,
-        algorithm=choice.algorithm,
-        segments=choice.segments,
+        algorithm=algorithm,
+        segments=segments,
         # Of counts to send and counts to receive, no rank knows those of the others.
         counts=rows[0] if rows is not None and len(rows) == 1 else None,
         reproducible=selected.reproducible,

@@ -13,12 +13,15 @@ import numpy as np
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
+from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
+from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Message
 from unisono.collectives.groups import Groups
 from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
 from unisono.collectives.objects import Objects
+from unisono.collectives.prepared import Checked
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -263,18 +266,26 @@ class Communicator(Groups, Objects, Probes):
             raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
         wanted = selection(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        made = self._prepare(Given(name, x, out, op, root, rows, wanted))
-        if any(part.is_packed for part in made.parts):
-            raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
-        if any(part.convert is not None for part in made.parts):
-            what = f"which a {type(x).__name__} cannot bear"
-            raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
+        call = Given(name, x, out, op, root, rows, wanted)
         limit_s = self._limit_s(timeout_s)
+        if is_by_function(op):
+            reductions = self._reductions(call)
+            _check_lasting(reductions, x)
+            return partial(self._reduce_again, reductions, reductions.finish(), limit_s)
+        made = self._prepare(call)
+        _check_lasting(made, x)
         stages = made.sources()
         on_start = partial(_work_of, self._works, limit_s)
         again = self._executor.persistent(made.call, stages, made.targets, limit_s, made.finish(), on_start)
         lifts = any(part.lifting is not None for part in made.parts)
         return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
+
+    def _reduce_again(self, reductions: Reductions, result: Any, limit_s: float, wait: bool = True) -> Any:
+        """Make a planned reduction by a function."""
+        if not wait:
+            return self._works.add(self._reducer.start(reductions, limit_s), result, limit_s, is_counted=False)
+        self._reducer.run(reductions, limit_s)
+        return result
 
     def split(
         self, color: int | None, key: int | None = None, *, timeout_s: float | None = None
@@ -368,18 +379,23 @@ class Communicator(Groups, Objects, Probes):
         """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
 
         Raises:
-            UsageError: `nbytes`, `dtype` or `accumulate` cannot be.
+            UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
             NoAlgorithmError: no algorithm carries out such a call.
         """
         if nbytes < 0 or dtype not in DTYPES:
             raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
+        if is_by_function(op):
+            raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
         return explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False))
 
     def stats(self) -> Mapping[int, Traffic]:
         """Return what has been sent to and received from each peer so far, and by which transport."""
-        return self._executor.traffic()
+        totals = dict(self._executor.traffic())
+        for peer, traffic in self._reducer.traffic().items():
+            totals[peer] = totals[peer] + traffic if peer in totals else traffic
+        return totals
 
     def abort(self, reason: str) -> None:
         """Make every call in progress, and every later one, raise `AbortedError` with `reason`, on all ranks."""
@@ -398,6 +414,7 @@ class Communicator(Groups, Objects, Probes):
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
             self._works.close()
+            self._reducer.close()
             self._on_close()
 
     def refuse(self, why: str) -> None:
@@ -410,6 +427,19 @@ class Communicator(Groups, Objects, Probes):
 
 def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) -> Work[Any]:
     return works.add(operation, result, limit_s)
+
+
+def _check_lasting(call: Checked, x: Any) -> None:
+    """Check that a call can be made again and again on the memory of its arrays.
+
+    Raises:
+        UsageError: it reads a copy of one, or makes another one of its result.
+    """
+    if any(part.is_packed for part in call.parts):
+        raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
+    if any(part.convert is not None for part in call.parts):
+        what = f"which a {type(x).__name__} cannot bear"
+        raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
 
 
 def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:

@@ -41,10 +41,11 @@ class EqualShares(Caller):
     - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
       `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
       memory of `x` where the method says so; no other memory may be in both.
-    - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc", "maxloc", or
-      ``Op.premul_sum(factor)``. Floats of 8 and 16 bits are computed in float32 and rounded once for each combination;
-      integers wrap, also in the sum that an average divides, and its division truncates towards zero; NaN propagates.
-      Logical operations give 0 or 1. "minloc" and "maxloc" take pairs: value + 1j * index.
+    - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc", "maxloc",
+      ``Op.premul_sum(factor)``, or ``Op.from_function(fn)``, which does what the function does. Floats of 8 and 16 bits
+      are computed in float32 and rounded once for each combination; integers wrap, also in the sum that an average
+      divides, and its division truncates towards zero; NaN propagates. Logical operations give 0 or 1. "minloc" and
+      "maxloc" take pairs: value + 1j * index.
     - `root`: the rank that gives or gets something that the others do not; the same on every rank.
     - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
     - `reproducible`: with True, the bits of the result depend on the contributions and their ranks alone: not on
@@ -61,7 +62,8 @@ class EqualShares(Caller):
 
     - `UsageError`: the call is wrong; nothing has been sent.
     - `TransportUnavailableError`: an array is in the memory of a device; nothing has been sent.
-    - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here; nothing has been sent.
+    - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here, as none can with a function;
+      nothing has been sent.
     - `MismatchError`, `PeerLostError`, `CollectiveTimeoutError`, `AbortedError`: the call failed, on every rank; the
       contents of `out` are undefined.
     """

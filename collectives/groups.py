@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS
+from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
+from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Batch, Group, Message
-from unisono.collectives.prepared import Prepared
+from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.work import Work
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.transports.base import NO_CACHE, AnyArray
@@ -25,6 +27,21 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from unisono.collectives.caller import Arguments
+
+
+class _Anew(NamedTuple):
+    """What there is to run of a batch that the cache does not know.
+
+    Attributes:
+        parts: what each call has of its arrays.
+        prepared, sources: all of them that are not by functions as one call, and its INPUT.
+        reductions: each of those that are.
+    """
+
+    parts: Sequence[Part]
+    prepared: Prepared | None
+    sources: Sequence[AnyArray | None]
+    reductions: Sequence[Reductions]
 
 
 class Groups(Caller):
@@ -36,8 +53,8 @@ class Groups(Caller):
 
         In it, every call returns a `Work`, which has its result after the block; ``wait`` changes nothing. Calls on any
         number of arrays, of any shapes, dtypes and operations, are sent as one for each collective, root and algorithm,
-        at the place of the first; barriers and calls with counts keep their order. Messages are started before. What is
-        written may not be in any other array of the group.
+        at the place of the first, those by functions apart; barriers and calls with counts keep their order. Messages
+        are started before. What is written may not be in any other array of the group.
 
         All ranks must make the same calls in the same order. A group in a group belongs to the outer one. A plan is
         carried out at once, as if it stood before the block.
@@ -121,14 +138,14 @@ class Groups(Caller):
             message.start()
         for batch, anew in zip(batches, looked_up, strict=True):
             if anew is not None:
-                self._run_prepared(batch, *anew)
+                self._run_anew(batch, anew)
             elif not self._run_known(batch):
                 raise InternalError("a call was forgotten", operation=batch.collective)
         for message in messages:
             message.wait()
 
-    def _look_up(self, batch: Batch) -> tuple[Prepared, Sequence[AnyArray | None]] | None:
-        """Return what a batch is, prepared, and its INPUT; None if the cache knows it. Nothing is sent.
+    def _look_up(self, batch: Batch) -> _Anew | None:
+        """Return what there is to run of a batch; None if the cache knows it. Nothing is sent.
 
         Raises:
             UsageError, NoAlgorithmError: a call of it is wrong.
@@ -138,12 +155,13 @@ class Groups(Caller):
         if batch.counts is None and batch.spread() and (not batch.x or self._knows(batch)):
             return None
         given = zip(batch.x, batch.outs, batch.ops, strict=True)
-        parts = [
-            self._part(Given(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm))
-            for x, out, op in given
-        ]
-        prepared = self._prepared(parts, list)
-        return prepared, prepared.sources()
+        parts = self._parts(
+            [Given(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm) for x, out, op in given]
+        )
+        reductions = [self._reducer.prepare([part], None) for part in parts if is_by_function(part.kind.op)]
+        others = [part for part in parts if not is_by_function(part.kind.op)]
+        prepared = self._prepared(others, list) if others else None
+        return _Anew(parts, prepared, prepared.sources() if prepared else (), reductions)
 
     def _knows(self, batch: Batch) -> bool:
         return batch.counts is None and self._cache.knows(*batch.arguments())
@@ -158,8 +176,13 @@ class Groups(Caller):
         batch.end_well(batch.targets if has_output else [None] * len(batch.x))
         return True
 
-    def _run_prepared(self, batch: Batch, prepared: Prepared, sources: Sequence[AnyArray | None]) -> None:
+    def _run_anew(self, batch: Batch, anew: _Anew) -> None:
         default_s = self._options.timeout_s
-        self._run(prepared, sources, batch.limit_s(default_s) or default_s)
-        self._remember(prepared, *batch.arguments())
-        batch.end_well([part.finish() for part in prepared.parts])
+        limit_s = batch.limit_s(default_s) or default_s
+        if anew.prepared is not None:
+            self._run(anew.prepared, anew.sources, limit_s)
+        if anew.prepared is not None and not anew.reductions:
+            self._remember(anew.prepared, *batch.arguments())
+        for reductions in anew.reductions:
+            self._reducer.run(reductions, limit_s)
+        batch.end_well([part.finish() for part in anew.parts])

@@ -8,6 +8,7 @@ import numpy as np
 
 from unisono.collectives import arrays
 from unisono.collectives.arrays import Operand
+from unisono.collectives.functions import combine_in_sequence, is_by_function
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.transports.base import AnyArray
@@ -29,7 +30,8 @@ def reduce_local(dst: Array, *sources: AnyArray, op: str | Op = "sum") -> Array:
         op: an operation, or the name of one, but premul_sum, whose factor is that of a rank.
 
     Raises:
-        UsageError: an array or the operation is not like that; `dst` is as it was.
+        UsageError: an array or the operation is not like that, or what its function returned; `dst` is as it was. So it
+            is if the function raises, which is raised as it is.
 
     >>> import numpy as np, unisono as un
     >>> un.reduce_local(np.array([1, 5, 3]), np.array([4, 2, 6]), np.array([0, 9, 1]), op="max")
@@ -40,6 +42,9 @@ def reduce_local(dst: Array, *sources: AnyArray, op: str | Op = "sum") -> Array:
     if found.factor is not None:
         raise UsageError(f"{found.name} has the factor of a rank: multiply the arrays, and reduce them with op='sum'")
     operands = [_operand(source, f"sources[{index}]", target) for index, source in enumerate(sources)]
+    if is_by_function(found):
+        target.flat[...] = combine_in_sequence(found, [target.flat, *operands])
+        return dst
     reduce_into(target.flat, [target.flat, *operands], found, 1 + len(sources))
     return dst
 

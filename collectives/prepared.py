@@ -51,18 +51,28 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call that is right as far as this rank can tell.
+class Checked:
+    """The arrays of a call that is right as far as this rank can tell.
 
     Attributes:
-        call: the call, planned and chosen.
-        parts: the arrays, of which each is an extent of the call.
+        parts: the arrays.
         gathered: list or tuple, as the user gave them and gets the results; None of an array alone.
     """
 
-    call: Call
     parts: Sequence[Part]
-    gathered: type[Any] | None = None
+    gathered: type[Any] | None
+
+    def finish(self) -> Any:
+        """Return what the user gets, None where this rank gets nothing; to be called once, when the call is done."""
+        results = [part.finish() for part in self.parts]
+        return self.gathered(results) if self.gathered and results[0] is not None else results[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Checked):
+    """A call that the executor carries out, planned and chosen; each of the arrays is an extent of `call`."""
+
+    call: Call
 
     @property
     def targets(self) -> list[AnyArray | None]:
@@ -76,11 +86,6 @@ class Prepared:
             UsageError: as `Part.lifted`.
         """
         return [part.lifted(stages[index] if stages else None) for index, part in enumerate(self.parts)]
-
-    def finish(self) -> Any:
-        """Return what the user gets, None where this rank gets nothing; to be called once, when the call is done."""
-        results = [part.finish() for part in self.parts]
-        return self.gathered(results) if self.gathered and results[0] is not None else results[0]
 
     @property
     def can_be_known(self) -> bool:

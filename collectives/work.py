@@ -24,8 +24,10 @@ _log = logging.getLogger("unisono")
 
 Result = TypeVar("Result")
 
-# How long the thread of the callbacks sleeps at most, and how long `wait_any` does between two looks.
+# How long the thread of the callbacks sleeps at most, also where an end is awaited that does not wake it, and how long
+# `wait_any` does between two looks.
 _LONGEST_SLEEP_S = 1.0
+_SHORT_SLEEP_S = 0.002
 _LOOK_S = 0.0002
 # How long closing waits for callbacks, one of which may wait for whoever closes.
 _FAREWELL_S = 2.0
@@ -38,7 +40,7 @@ class Work(Generic[Result]):
     passed.
     """
 
-    __slots__ = ("_error", "_limit_s", "_made", "_operation", "_works")
+    __slots__ = ("_error", "_limit_s", "_made", "_operation", "_works", "is_counted")
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Work(Generic[Result]):
         self._made = (result, convert)  # one attribute, for several threads may wait
         self._limit_s = limit_s
         self._error: UnisonoError | None = None
+        self.is_counted = True  # its end, by the executor
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not; does not block."""
@@ -135,17 +138,25 @@ class Works:
         self._thread: threading.Thread | None = None
 
     def add(
-        self, operation: Operation, result: Any, limit_s: float, convert: Callable[[Any], Any] | None = None
+        self,
+        operation: Operation,
+        result: Any,
+        limit_s: float,
+        convert: Callable[[Any], Any] | None = None,
+        *,
+        is_counted: bool = True,
     ) -> Work[Any]:
         """Return the work of an operation that goes on by itself, and keep it until it has ended.
 
-        The user gets `result`, or, where that is not yet of the user's kind, what `convert` makes of it in the end.
+        The user gets `result`, or, where that is not yet of the user's kind, what `convert` makes of it in the end. Its
+        end is one of those that `Executor.wait_for_end` counts, or else `is_counted` must be False.
         """
         for oldest in list(itertools.islice(self._kept, 2)):
             self.drop(oldest)
             if not oldest.done():
                 self._kept[oldest] = None  # to be looked at again after all others
         work: Work[Any] = Work(self, operation, result, limit_s, convert)
+        work.is_counted = is_counted
         self._kept[work] = None
         return work
 
@@ -192,7 +203,8 @@ class Works:
                 for callback in callbacks:
                     call_back(callback, work)
             if not ended:
-                seen = self._executor.wait_for_end(seen, _LONGEST_SLEEP_S)
+                are_counted = all(work.is_counted for work in list(self._awaited))
+                seen = self._executor.wait_for_end(seen, _LONGEST_SLEEP_S if are_counted else _SHORT_SLEEP_S)
 
 
 # Those that have a thread of callbacks, whether or not their communicator is still there.

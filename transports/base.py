@@ -196,6 +196,16 @@ class Traffic:
     received_messages: int = 0
     received_nbytes: int = 0
 
+    def __add__(self, other: Traffic) -> Traffic:
+        """Return both together, by the transport of the first."""
+        return Traffic(
+            self.transport,
+            self.sent_messages + other.sent_messages,
+            self.sent_nbytes + other.sent_nbytes,
+            self.received_messages + other.received_messages,
+            self.received_nbytes + other.received_nbytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

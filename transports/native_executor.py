@@ -266,14 +266,7 @@ class NativeExecutor:
         """See `Executor.traffic`."""
         totals: dict[int, Traffic] = {}
         for peer, transport, *counts in self._endpoint.traffic():
-            before = totals.get(peer, Traffic(transport))
-            totals[peer] = Traffic(
-                transport,
-                before.sent_messages + counts[0],
-                before.sent_nbytes + counts[1],
-                before.received_messages + counts[2],
-                before.received_nbytes + counts[3],
-            )
+            totals[peer] = Traffic(transport, *counts) + totals.get(peer, Traffic(transport))
         return totals
 
     def abort(self, reason: str) -> None:

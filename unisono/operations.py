@@ -10,8 +10,11 @@ Lifting is local to a rank, and so is done before a plan sees the contribution.
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from numbers import Number
+from typing import Any
 
 from unisono.dtypes import DType
 from unisono.errors import UsageError
@@ -32,6 +35,7 @@ class Combine(enum.IntEnum):
     LXOR = 9
     MINLOC = 10
     MAXLOC = 11
+    FUNCTION = 12  # by one of Python, which the native core never sees
 
 
 class Lower(enum.IntEnum):
@@ -53,6 +57,7 @@ class Op:
             1, even of a single contribution.
         kinds: the kinds of dtype that it is defined for.
         commutative: whether operands may change places (all built-in operations: yes).
+        function: what combines two arrays; None where `combine` says it.
         factor: what this rank's contribution is multiplied by when it is lifted; None for nothing. Each rank has its
             own, so it takes no part in comparisons: operations that differ in it alone are one to everybody else.
     """
@@ -62,6 +67,7 @@ class Op:
     lower: Lower
     kinds: frozenset[str]
     commutative: bool = True
+    function: Callable[[Any, Any], Any] | None = None
     factor: complex | None = field(default=None, compare=False)
 
     @classmethod
@@ -82,12 +88,65 @@ class Op:
             raise UsageError(f"the factor of premul_sum must be a number, not {factor!r}")
         return replace(_PREMUL_SUM, factor=factor)
 
+    @classmethod
+    def from_function(cls, fn: Callable[[Any, Any], Any], commutative: bool = True) -> Op:
+        """Return the reduction by ``fn(a, b)``, a function of Python.
+
+        The function is given two flat numpy arrays of the same length and dtype, of which `a` is from lower ranks than
+        `b`: the same part of the contributions of two ranks, or of what has been made of those. It returns an array of
+        that length and dtype, or what numpy makes one of, in which each element is a combination of the two elements
+        in its place. numpy's universal functions of two arguments are such functions.
+
+        It must be associative, and give the same on all ranks. It must neither write to its arguments, which are
+        read-only, nor keep them after it has returned, nor make calls on the communicator that calls it. It is never
+        called for 0 elements or by 1 rank; by calls that wait, in their thread, and otherwise in another one.
+
+        Contributions are combined by a balanced tree in the order of ranks, in a scan one after the other; results are
+        therefore reproducible, and `fn` need not be commutative. If it raises on a rank, so does the call there, with
+        `AbortedError` from what it raised; on other ranks their calls that go on, or else the next, raise
+        `AbortedError` with the rank and the text. If what it returns is not like its arguments, the call raises
+        `UsageError`, and other ranks `AbortedError`.
+
+        Args:
+            fn: the function; ranks must agree on its qualified name.
+            commutative: whether its arguments may change places, on which ranks must agree too. The results are the
+                same whether or not it is said.
+
+        Raises:
+            UsageError: `fn` cannot be called, or `commutative` is neither True nor False.
+
+        >>> import numpy as np, unisono as un
+        >>> def first_nonzero(a, b):
+        ...     return np.where(a != 0, a, b)
+        >>> def found(world):
+        ...     x = np.array([[0, 2, 0], [1, 3, 0]][world.rank])
+        ...     return world.allreduce(x, un.Op.from_function(first_nonzero, commutative=False)).tolist()
+        >>> un.launch(found, 2)
+        [[1, 2, 0], [1, 2, 0]]
+        >>> un.reduce_local(np.array([3.0]), np.array([4.0]), op=un.Op.from_function(np.hypot))
+        array([5.])
+        """
+        if not callable(fn):
+            raise UsageError(f"an operation is made of a function of two arrays, not of {fn!r}")
+        if not isinstance(commutative, bool):
+            raise UsageError(f"commutative must be True or False, not {commutative!r}")
+        # No operation of the table is called like that.
+        name = f"{_name_of(fn)}()" if commutative else f"{_name_of(fn)}() in rank order"
+        return cls(name, Combine.FUNCTION, Lower.IDENTITY, _LOGICAL, commutative, fn)
+
     def check(self, dtype: DType) -> None:
         """Raise `UsageError` if the operation is not defined for `dtype`."""
         if dtype.kind not in self.kinds:
             kinds = f"op {self.name!r} is not defined for {dtype.name}: it takes {', '.join(sorted(self.kinds))}"
             advice = next((advice for kind, ops, advice in _ADVICE if dtype.kind in kind and self.name in ops), None)
             raise UsageError(f"{kinds}; {advice}" if advice else kinds)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    if isinstance(fn, functools.partial):
+        return _name_of(fn.func)
+    name: str = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or type(fn).__qualname__
+    return name
 
 
 _REAL = frozenset({"integer", "float", "float8"})
@@ -150,5 +209,6 @@ def operation(name: str | Op) -> Op:
         return name
     found = OPERATIONS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, or Op.premul_sum(factor); got {name!r}")
+        others = "Op.premul_sum(factor), or Op.from_function(fn)"
+        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, {others}; got {name!r}")
     return found
