@@ -147,6 +147,19 @@ def test_plans_counters_and_choices_are_those_of_the_subgroup(four: NativeRanks)
 # --- calls keep apart ----------------------------------------------------------------------------------------------
 
 
+def gather_nothing(world: un.Communicator) -> int:
+    """Gather empty arrays on a new communicator, which the first rank has left when the others begin."""
+    with world.dup() as copy:
+        if world.rank != 0:
+            time.sleep(0.3)
+        gathered = copy.gather(np.zeros(0), root=world.size - 1)
+        return -1 if gathered is None else gathered.size
+
+
+def test_who_has_nothing_to_exchange_may_leave_before_the_others_come(fresh: NativeRanks) -> None:
+    assert fresh.run_calls(gather_nothing) == [-1, -1, -1, 0]
+
+
 def interleave(world: un.Communicator, seed: int) -> bool:
     """Call the world, halves, overlapping pairs and duplicates in a random order, which is the same on all ranks."""
     pairs = [(rank, (rank + 1) % world.size) for rank in range(world.size)]

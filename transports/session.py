@@ -313,8 +313,10 @@ def _share_memory(sock: socket.socket) -> tuple[int, int, int]:
         fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
         made.append(os.eventfd(0, flags))
         made.append(os.eventfd(0, flags))
-        socket.send_fds(sock, [b"\0"], made)
-    except OSError:  # such as the limit of descriptors, or the other side's end
+        # A peer that has left the communicator has ended its calls, and the channel finds out if one needs it still.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(sock, [b"\0"], made)
+    except OSError:  # such as the limit of descriptors
         for descriptor in made:
             os.close(descriptor)
         raise
