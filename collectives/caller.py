@@ -93,8 +93,10 @@ class Caller:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
 
         The arguments are those of `Given`, and `target` is what is written where the call is known: `out`, or another
-        array or None, where that is None.
+        array or None, where that is None. In a group, the call is only taken note of, and its `Work` returned.
         """
+        if self._group is not None:
+            return self._group.notes.add(collective, x, out, target, **arguments)
         given = Given(collective, x, out, **arguments)
         several = out if x is None else x
         if type(several) in LISTS and not several:
@@ -142,6 +144,9 @@ class Caller:
         self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
     ) -> Work[Any]:
         """The same as `_long_way`, for a call that goes on by itself."""
+        if self._group is not None:
+            work: Work[Any] = self._group.notes.add(collective, x, out, target, **arguments)
+            return work
         given = Given(collective, x, out, **arguments)
         limit_s = self._limit_s(given.timeout_s)
         several = out if x is None else x

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives.by_function import Reductions
@@ -19,14 +19,8 @@ from unisono.collectives.calls import Wanted, selected_by
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Batch, Group, Message
 from unisono.collectives.prepared import Part, Prepared
-from unisono.collectives.work import Work
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.transports.base import NO_CACHE, AnyArray
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from unisono.collectives.caller import Arguments
 
 
 class _Anew(NamedTuple):
@@ -79,8 +73,6 @@ class Groups(Caller):
             return
         group = Group(self._check_common)
         cache, self._cache, self._group = self._cache, group.notes, group
-        # In the place of the method, which would cost a call as much again.
-        vars(self)["_long_way"] = group.notes.add
         try:
             yield
         except BaseException as error:
@@ -88,7 +80,6 @@ class Groups(Caller):
             raise
         finally:
             self._group = None
-            del vars(self)["_long_way"]
             self._cache = cache if self._refusal is None else NO_CACHE
         try:
             self._carry_out(group)
@@ -98,15 +89,6 @@ class Groups(Caller):
         except BaseException as error:
             group.fail(UsageError(f"this call was not made, or not to its end: its group raised {error!r}"))
             raise
-
-    def _start_long_way(
-        self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
-    ) -> Work[Any]:
-        """See `Caller._start_long_way`. In a group, the call is only taken note of, as any other."""
-        if self._group is None:
-            return super()._start_long_way(collective, x, out, target, **arguments)
-        work: Work[Any] = self._long_way(collective, x, out, target, **arguments)
-        return work
 
     def _check_common(self, root: int | None, algorithm: Wanted) -> None:
         """Check what the calls of a batch have in common; everything else is looked at when the group ends.

@@ -137,17 +137,10 @@ std::size_t number_of(PyObject* given) {
   throw nb::type_error("add has no argument of this name");
 }
 
-// By Python's own convention of calls, as CallCache's run.
-PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
+template <class Function>
+PyObject* or_error(Function make) {
   try {
-    if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
-    std::array<nb::handle, names.size()> named;
-    named.fill(Py_None);
-    const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
-    for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
-    const auto& [op, root, counts, algorithm, timeout_s] = named;
-    auto* notes = nb::inst_ptr<CallNotes>(self);
-    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s}).release().ptr();
+    return make().release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const nb::builtin_exception& error) {
@@ -158,9 +151,35 @@ PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t cou
   return nullptr;
 }
 
+// By Python's own convention of calls, as CallCache's run.
+PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
+  return or_error([&] {
+    if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
+    std::array<nb::handle, names.size()> named;
+    named.fill(Py_None);
+    const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
+    for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
+    const auto& [op, root, counts, algorithm, timeout_s] = named;
+    auto* notes = nb::inst_ptr<CallNotes>(self);
+    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s});
+  });
+}
+
 PyObject* know_nothing(PyObject*, PyObject* const*, Py_ssize_t) { Py_RETURN_FALSE; }
 
+PyTypeObject* call_notes_type = nullptr;
+
 }  // namespace
+
+bool takes_notes(PyObject* cache) { return Py_TYPE(cache) == call_notes_type; }
+
+PyObject* note(PyObject* notes, PyObject* const* given) {
+  return or_error([&] {
+    const nb::handle none = Py_None;
+    return nb::inst_ptr<CallNotes>(notes)->add(
+        {given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]});
+  });
+}
 
 void bind_call_notes(nb::module_& module) {
   static PyMethodDef methods[] = {
@@ -174,6 +193,7 @@ void bind_call_notes(nb::module_& module) {
       .def("start", [](CallNotes&, nb::args) { return nb::none(); })
       .def("knows", [](CallNotes&, nb::args) { return false; })
       .def("forget", [](CallNotes&) {});
+  call_notes_type = reinterpret_cast<PyTypeObject*>(module.attr("CallNotes").ptr());
 }
 
 }  // namespace unisono

@@ -87,8 +87,9 @@ PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_cou
   if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
     PyObject* cache = PyObject_GetAttr(given[0], cache_name);
     if (cache == nullptr) return nullptr;
+    const nb::object held = nb::steal(cache);
+    if (takes_notes(cache)) return note(cache, arguments);
     const Known known = run_known(cache, arguments);
-    Py_DECREF(cache);
     if (known == Known::failed) return nullptr;
     if (known == Known::yes) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }

@@ -65,6 +65,10 @@ inline constexpr std::size_t known_call_arguments = 7;
 enum class Known : std::uint8_t { no, yes, failed };
 // Asks `cache`, which may be an object of any type: one that is no CallCache knows nothing.
 Known run_known(PyObject* cache, PyObject* const* arguments);
+// Whether `cache` is a group's notes, and the work of a call with such arguments that is taken note of there; nullptr,
+// with Python's error set, if it cannot be.
+bool takes_notes(PyObject* cache);
+PyObject* note(PyObject* notes, PyObject* const* arguments);
 
 void bind_call_cache(nanobind::module_& module);
 void bind_known_first(nanobind::module_& module);
