@@ -22,14 +22,15 @@ MOST_GROWTH = 0.05
 MOST_GROWTH_FROM_PYTHON = 0.1
 FEW, MANY = 100, 600
 # Starting Python takes a different number of instructions each time, some millions more or less.
-MANY_FROM_PYTHON = 200_000
+MANY_FROM_PYTHON = 100_000
 # A call from Python that has been made before: the interpreter's share is counted with it.
 PYTHON_LOOP = """
 import sys, numpy as np, unisono as un
-world = un.init()
-x = np.ones(2, np.float32)
-for _ in range(int(sys.argv[1])):
-    world.allreduce(x, op="max", out=x)
+def repeat(world, times):
+    x = np.ones(2, np.float32)
+    for _ in range(times):
+        world.allreduce(x, op="max", out=x)
+repeat(un.init(), int(sys.argv[1]))
 """
 
 
