@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -419,3 +420,73 @@ def reduce_many_shapes(world: un.Communicator) -> bool:
 def test_a_program_whose_shapes_never_repeat_goes_on() -> None:
     with NativeRanks(2, "shm") as ranks:
         assert all(ranks.run_calls(reduce_many_shapes))
+
+
+# --- methods that the core stands for -------------------------------------------------------------------------------
+
+
+def call_in_many_ways(world: un.Communicator) -> list[float]:
+    """Make one call twice in each way that Python has; the second time it is known."""
+    x, out = np.full(3, world.rank + 1.0), np.empty(3)
+    by_class, bound = type(world).allreduce, world.allreduce
+    ways: list[Any] = [
+        lambda: world.allreduce(x, "max", out=out),
+        lambda: world.allreduce(x, op="max", out=out),
+        lambda: world.allreduce(out=out, op="max", x=x),
+        lambda: world.allreduce(x, "max", out=out, wait=True, reproducible=False, accumulate=None, algorithm=None),
+        lambda: world.allreduce(x, "max", out=out, timeout_s=30.0),
+        lambda: world.allreduce(x, "max", out=out, timeout_s=30),
+        lambda: world.allreduce(*(x, "max"), **{"out": out}),
+        lambda: by_class(world, x, "max", out=out),
+        lambda: bound(x, "max", out=out),
+        lambda: world.allreduce(x, "max", out=out, wait=False).wait(),
+        lambda: world.allreduce(x, "max", out=out, reproducible=True),
+    ]
+    found = []
+    for way in ways * 2:
+        out[:] = 0
+        assert way() is out
+        found.append(float(out[2]))
+    return found
+
+
+def test_a_known_call_may_be_written_in_any_way(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(call_in_many_ways) == [[float(ranks.size)] * 22] * ranks.size
+
+
+def refused(world: un.Communicator) -> list[str]:
+    x = np.ones(3)
+    world.allreduce(x, out=x)
+    calls: list[Any] = [
+        world.allreduce,
+        lambda: world.allreduce(x, "sum", x),
+        lambda: world.allreduce(x, output=x),
+        lambda: world.allreduce(x, x=x),
+        lambda: world.barrier(x),
+        lambda: world.allreduce(x, out=x, timeout_s="soon"),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises((TypeError, un.UsageError)) as raised:
+            call()
+        texts.append(str(raised.value))
+    return texts
+
+
+def test_arguments_that_a_method_has_not_are_refused_by_name(ranks: NativeRanks) -> None:
+    for missing, many, unknown, twice, barrier, limit in ranks.run_calls(refused):
+        assert "missing 1 required positional argument: 'x'" in missing
+        assert "takes from 2 to 3 positional arguments" in many
+        assert "unexpected keyword argument 'output'" in unknown
+        assert "multiple values for argument 'x'" in twice
+        assert "takes 1 positional argument" in barrier
+        assert "timeout_s" in limit
+
+
+def test_methods_look_as_they_are_written() -> None:
+    method = un.Communicator.allreduce
+    assert list(inspect.signature(method).parameters)[:4] == ["self", "x", "op", "out"]
+    assert method.__name__ == "allreduce"
+    assert (method.__doc__ or "").startswith("Combine the arrays of all ranks")
+    assert inspect.isroutine(method)
+    assert not hasattr(method, "no_such_attribute")
