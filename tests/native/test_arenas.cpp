@@ -300,25 +300,50 @@ void slots_are_filled_exactly_whatever_the_alignment() {
     if (round % 2 == 0)
       copy_streaming(to.data() + begin, from.data() + source, nbytes);
     else
-      policy.fill(to.data() + begin, from.data() + source, nbytes);
+      policy.fill(to.data() + begin, from.data() + source, nbytes,
+                  round % 4 == 1 ? Stores::streaming : Stores::ordinary);
     fence_streaming_stores();
     CHECK(to[begin - 1] == std::byte{77} && to[begin + nbytes] == std::byte{77});
     CHECK(std::memcmp(to.data() + begin, from.data() + source, nbytes) == 0);
   }
 }
 
-void slow_stores_are_replaced_and_fast_ones_come_back() {
+// How often each way is chosen of 320 times, where writing and reading 64 KiB take so long.
+std::array<int, store_ways> chosen(StorePolicy& policy, std::array<int, store_ways> write_ns,
+                                   const StorePolicy::ReadTimes& read_ns) {
+  std::array<int, store_ways> times{};
+  for (int i = 0; i < 320; ++i) {
+    const Stores stores = policy.choose(64 << 10, read_ns);
+    const auto way = static_cast<std::size_t>(stores);
+    ++times[way];
+    // Now and then something interrupts.
+    policy.observe(stores, std::chrono::nanoseconds(i % 7 == 0 ? 900'000 : write_ns[way]), 64 << 10);
+  }
+  return times;
+}
+
+void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
+  CHECK(StorePolicy().choose(100, {1, 1}) == Stores::ordinary);
   StorePolicy policy;
-  const auto observe = [&](std::initializer_list<std::uint32_t> samples) {
-    for (const std::uint32_t ns : samples) policy.observe(ns);
-    return policy.streaming();
-  };
-  CHECK(!observe({80, 900, 90}));        // one sample was interrupted
-  CHECK(!observe({900, 900}));           // or two
-  CHECK(observe({900}));                 // but not three
-  CHECK(observe({140, 140, 140, 140}));  // neither slow nor fast: as before
-  CHECK(!observe({90}));
-  CHECK(!observe({140, 140, 140, 140}));
+  const auto near = chosen(policy, {5000, 4000}, {1500, 3500});
+#if defined(__x86_64__)
+  CHECK(near[0] > 295 && near[1] >= 10);
+  const auto far = chosen(policy, {26000, 2000}, {3000, 3500});  // the cores have been moved
+  CHECK(far[1] > 250 && far[0] >= 9);
+  const auto slow_reader = chosen(policy, {6000, 4000}, {4000, 9000});  // quicker to write, and slower as a whole
+  CHECK(slow_reader[0] > 250 && slow_reader[1] >= 9);
+  StorePolicy another;
+  const auto alike = chosen(another, {6000, 5900}, {4000, 4000});  // not worth a change
+  CHECK(alike[0] > 295);
+#else
+  CHECK(near[0] == 320);
+#endif
+}
+
+void nothing_is_decided_before_the_reader_has_spoken() {
+  StorePolicy policy;
+  const auto unknown = chosen(policy, {26000, 2000}, {0, 0});
+  CHECK(unknown[0] > 295);
 }
 
 }  // namespace
@@ -338,7 +363,9 @@ int main() {
       {"references outside what was passed are refused", references_outside_what_was_passed_are_refused},
       {"what is passed wrongly is refused and closed", what_is_passed_wrongly_is_refused_and_closed},
       {"scribbled references do no harm", scribbled_references_do_no_harm},
-      {"slow stores are replaced and fast ones come back", slow_stores_are_replaced_and_fast_ones_come_back},
+      {"the quicker way of storing is used and the other one tried",
+       the_quicker_way_of_storing_is_used_and_the_other_one_tried},
+      {"nothing is decided before the reader has spoken", nothing_is_decided_before_the_reader_has_spoken},
       {"slots are filled exactly whatever the alignment", slots_are_filled_exactly_whatever_the_alignment},
   });
 }

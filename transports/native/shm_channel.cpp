@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "doorbell.h"
 #include "fence.h"
@@ -38,6 +39,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 // One direction of a channel, in shared memory. All zeros is its valid initial state.
 struct ShmDirection {
   alignas(apart) std::atomic<std::uint64_t> consumed;
+  std::atomic<std::uint32_t> read_ns[store_ways];  // how long the receiver takes over 64 KiB, by how they were stored
   alignas(apart) std::atomic<std::uint32_t> sender_waits;
   alignas(apart) std::atomic<std::uint32_t> receiver_waits;
   ShmSlot ring[slots];
@@ -91,7 +93,7 @@ bool ShmChannel::open_slot() {
   if (published_ - known_consumed_ >= slots) return false;
   slot_open_ = true;
   slot_filled_ = 0;
-  streamed_ = false;
+  stored_ = Stores::ordinary;
   return true;
 }
 
@@ -128,7 +130,9 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
     std::byte* room =
         label_.header.nbytes <= SlotLabel::small_capacity ? label_.small : out_rooms_[published_ % slots].data;
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
-    streamed_ |= stores_.fill(room + slot_filled_, data + taken, part);
+    stored_ = stores_.choose(
+        part, {out_->read_ns[0].load(std::memory_order_relaxed), out_->read_ns[1].load(std::memory_order_relaxed)});
+    stores_.fill(room + slot_filled_, data + taken, part, stored_);
     slot_filled_ += part;
     taken += part;
     out_left_ -= part;
@@ -146,8 +150,8 @@ bool ShmChannel::flush() {
 }
 
 void ShmChannel::publish_slot() {
-  if (streamed_) fence_streaming_stores();
-  if (!referred_) label_.nbytes = static_cast<std::uint32_t>(slot_filled_);
+  if (!referred_)
+    label_.nbytes = static_cast<std::uint32_t>(slot_filled_) | (stored_ == Stores::streaming ? SlotLabel::streamed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
   // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
   ShmSlot& slot = out_->slot(published_);
@@ -191,7 +195,11 @@ bool ShmChannel::take_slot() {
 }
 
 void ShmChannel::take_fragment(const ShmSlot& slot, std::uint32_t nbytes) {
-  slot_nbytes_ = nbytes;
+  slot_nbytes_ = nbytes & ~SlotLabel::streamed;
+  if (slot_nbytes_ >= least_timed_nbytes) {
+    slot_stored_ = (nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
+    slot_taken_at_ = Clock::now();
+  }
   if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
     throw ProtocolError("a fragment in shared memory has an impossible length");
   slot_data_ = in_header_.nbytes <= SlotLabel::small_capacity ? slot.label.small : in_rooms_[released_ % slots].data;
@@ -213,11 +221,19 @@ void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
   in_left_ -= nbytes;
   if (slot_used_ < slot_nbytes_) return;
+  if (slot_taken_at_) note_read();
   slot_taken_ = false;
   if (in_left_ == 0) message_open_ = false;
   ++released_;
   in_->consumed.store(released_, std::memory_order_release);
   wake_peer_if(in_->sender_waits);
+}
+
+// Tells the sender how long it took to read a slot.
+void ShmChannel::note_read() {
+  const auto way = static_cast<std::size_t>(slot_stored_);
+  read_[way].add(Clock::now() - *std::exchange(slot_taken_at_, std::nullopt), slot_nbytes_);
+  in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
 // What the peer has left behind in the socket does not matter: only that it hangs up.

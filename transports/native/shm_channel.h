@@ -18,7 +18,10 @@
 // copied once and checked before it is used.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <optional>
 
 #include "arena_link.h"
 #include "channel.h"
@@ -34,9 +37,10 @@ struct ShmSlot;
 // What a slot says of its fragment.
 struct SlotLabel {
   static constexpr std::size_t small_capacity = 16;
-  static constexpr std::uint32_t reference = ~std::uint32_t{0};  // instead of `nbytes`: `small` is a reference
-  Header header;                                                 // of the message that it belongs to
-  std::uint32_t nbytes;                                          // of the fragment
+  static constexpr std::uint32_t reference = ~std::uint32_t{0};      // instead of `nbytes`: `small` is a reference
+  static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
+  Header header;                                                     // of the message that it belongs to
+  std::uint32_t nbytes;                                              // of the fragment
   std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
   std::byte small[small_capacity];  // a payload that fits here lies here, and a reference
 };
@@ -70,6 +74,8 @@ class ShmChannel final : public Channel {
   void cancel_sleep() override;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool open_slot();
   bool send_reference(const Header& header, const std::byte* whole);
   void publish_slot();
@@ -77,6 +83,7 @@ class ShmChannel final : public Channel {
   bool take_slot();
   void take_fragment(const ShmSlot& slot, std::uint32_t nbytes);
   void take_reference(const SlotLabel& label);
+  void note_read();
   void wake_peer_if(const std::atomic<std::uint32_t>& waits) const;
 
   ShmDirection* out_ = nullptr;
@@ -95,8 +102,8 @@ class ShmChannel final : public Channel {
   SlotLabel label_{};
   std::size_t out_left_ = 0;  // bytes of the message not yet taken
   bool slot_open_ = false;
-  bool referred_ = false;  // the message is a reference that the peer has not let go of
-  bool streamed_ = false;  // into the open slot
+  bool referred_ = false;             // the message is a reference that the peer has not let go of
+  Stores stored_ = Stores::ordinary;  // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
 
@@ -109,6 +116,9 @@ class ShmChannel final : public Channel {
   std::size_t in_left_ = 0;  // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
+  Stores slot_stored_ = Stores::ordinary;
+  std::optional<Clock::time_point> slot_taken_at_;  // if it is timed
+  std::array<RecentTimes, store_ways> read_;
   TakenArenas taken_arenas_;
 };
 

@@ -1,7 +1,6 @@
 #include "store_policy.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -10,15 +9,11 @@
 namespace unisono {
 namespace {
 
-// A fill that is shorter is not worth a decision.
-constexpr std::size_t least_fill = 8 << 10;
-constexpr std::size_t sample_nbytes = 2 << 10;
-// A sample that speaks against the present way is followed by another one at once.
-constexpr std::uint32_t fills_per_sample = 16;
-// Nanoseconds of a sample from which ordinary stores are too slow, and below which they are fast enough again.
-// Measured: 70 to 100 with a common cache, 200 to 700 without.
-constexpr std::uint32_t slow_ns = 160;
-constexpr std::uint32_t fast_ns = 120;
+// One fill of so many is made in the way that seems worse; the first ones take turns.
+constexpr std::uint32_t fills_per_trial = 32;
+constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
+// The other way must be better by this factor.
+constexpr double clearly_better = 0.93;
 
 #if defined(__x86_64__)
 constexpr bool has_streaming_stores = true;
@@ -60,42 +55,37 @@ void fence_streaming_stores() {}
 
 #endif
 
-bool StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes) {
-  if (!has_streaming_stores || nbytes < least_fill) {
+Stores StorePolicy::choose(std::size_t nbytes, const ReadTimes& read) {
+  if (!has_streaming_stores || nbytes < least_timed_nbytes) return Stores::ordinary;
+  const Stores other = better_ == Stores::ordinary ? Stores::streaming : Stores::ordinary;
+  const auto cost = [&](Stores stores) -> double {
+    const std::size_t way = static_cast<std::size_t>(stores);
+    const std::uint32_t written = written_[way].smallest();
+    return written == 0 || read[way] == 0 ? 0 : static_cast<double>(written) + read[way];
+  };
+  ++fills_;
+  if (fills_ <= first_trials) return fills_ % 2 == 0 ? Stores::streaming : Stores::ordinary;
+  if (const double others = cost(other); others != 0 && others < cost(better_) * clearly_better) {
+    better_ = other;
+    return better_;
+  }
+  return fills_ % fills_per_trial == 0 ? other : better_;
+}
+
+void StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores) {
+  if (nbytes < least_timed_nbytes) {
     std::memcpy(dst, src, nbytes);
-    return false;
+    return;
   }
-  std::size_t done = 0;
-  if (fills_until_sample_-- == 0) {
-    sample(dst, src);
-    done = sample_nbytes;
-  }
-  if (!streaming_) {
-    std::memcpy(dst + done, src + done, nbytes - done);
-    return false;
-  }
-  copy_streaming(dst + done, src + done, nbytes - done);
-  return true;
-}
-
-void StorePolicy::sample(std::byte* dst, const std::byte* src) {
   using Clock = std::chrono::steady_clock;
-  std::byte staged[sample_nbytes];  // so that reading the source is not measured
-  std::memcpy(staged, src, sample_nbytes);
   const auto before = Clock::now();
-  std::memcpy(dst, staged, sample_nbytes);
-#if defined(__x86_64__)
-  _mm_mfence();  // the stores have been carried out, and not only begun
-#endif
-  const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - before).count();
-  observe(static_cast<std::uint32_t>(std::min<std::int64_t>(took, UINT32_MAX)));
-}
-
-void StorePolicy::observe(std::uint32_t ns) {
-  recent_ns_[samples_++ % kept] = ns;
-  const std::uint32_t limit_ns = streaming_ ? fast_ns : slow_ns;
-  fills_until_sample_ = (ns > limit_ns) == streaming_ ? fills_per_sample - 1 : 0;
-  streaming_ = *std::min_element(recent_ns_, recent_ns_ + kept) > limit_ns;
+  if (stores == Stores::streaming) {
+    copy_streaming(dst, src, nbytes);
+    fence_streaming_stores();
+  } else {
+    std::memcpy(dst, src, nbytes);
+  }
+  observe(stores, Clock::now() - before, nbytes);
 }
 
 }  // namespace unisono

@@ -2,12 +2,16 @@
 //
 // Theory of operation. An ordinary store must first own its cache line, which the reader's core holds since it read
 // the slot the last time. Between cores that share a cache this is quick, and what has been stored is then near the
-// reader; between cores that do not, each line costs a journey, and stores that go past the caches are several times
-// as fast. A virtual machine's cores may be moved from one situation to the other at any time. So now and then the
-// first bytes of a slot are stored in the ordinary way under the clock, and the times of the last few such samples
-// decide: the smallest of them, because whatever interrupts a sample only makes it longer.
+// reader; between cores that do not, each line costs a journey, and stores that go past the caches may be several times
+// as fast, but what they stored comes from further away. Which is better depends on the processor, and a virtual
+// machine's cores may be moved from one situation to the other at any time. So both ways are tried again and again: the
+// writer times its fills, the reader tells how long it took over them, and the way with the smaller sum is used. Of the
+// last few times the smallest decides, because whatever interrupts one only makes it longer.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,24 +22,45 @@ namespace unisono {
 void copy_streaming(std::byte* dst, const std::byte* src, std::size_t nbytes);
 void fence_streaming_stores();
 
-class StorePolicy {
- public:
-  // Fills memory that a peer has read since it was filled the last time. What it stored may become visible to others
-  // in any order; whoever publishes it must call `fence_streaming_stores` if this has returned true.
-  bool fill(std::byte* dst, const std::byte* src, std::size_t nbytes);
+enum class Stores : std::uint8_t { ordinary, streaming };
+inline constexpr std::size_t store_ways = 2;
+// What is shorter is stored in the ordinary way, and not timed.
+inline constexpr std::size_t least_timed_nbytes = 8 << 10;
 
-  // Takes in the time of a sample.
-  void observe(std::uint32_t ns);
-  bool streaming() const { return streaming_; }
+// The smallest of the last few times, in nanoseconds for each 64 KiB.
+class RecentTimes {
+ public:
+  static constexpr std::size_t kept = 3;
+
+  void add(std::chrono::nanoseconds took, std::size_t nbytes) {
+    const double each = static_cast<double>(took.count()) * (64 << 10) / static_cast<double>(nbytes);
+    times_[added_++ % kept] = static_cast<std::uint32_t>(std::clamp(each, 1.0, 1e9));
+  }
+  // 0 as long as there are too few.
+  std::uint32_t smallest() const { return added_ < kept ? 0 : *std::min_element(times_.begin(), times_.end()); }
 
  private:
-  void sample(std::byte* dst, const std::byte* src);
+  std::array<std::uint32_t, kept> times_{};
+  std::uint64_t added_ = 0;
+};
 
-  static constexpr std::size_t kept = 3;
-  std::uint32_t recent_ns_[kept] = {};
-  std::uint32_t samples_ = 0;
-  std::uint32_t fills_until_sample_ = 0;
-  bool streaming_ = false;
+class StorePolicy {
+ public:
+  using ReadTimes = std::array<std::uint32_t, store_ways>;
+
+  // How `nbytes` are to be stored next. `read` is how long the reader takes, by the way of storing; 0: it is not known.
+  Stores choose(std::size_t nbytes, const ReadTimes& read);
+  // Fills memory that a peer has read since it was filled the last time, and takes the time.
+  void fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores);
+  // Takes in how long a fill took.
+  void observe(Stores stores, std::chrono::nanoseconds took, std::size_t nbytes) {
+    written_[static_cast<std::size_t>(stores)].add(took, nbytes);
+  }
+
+ private:
+  std::array<RecentTimes, store_ways> written_;
+  std::uint32_t fills_ = 0;
+  Stores better_ = Stores::ordinary;
 };
 
 }  // namespace unisono
