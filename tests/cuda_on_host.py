@@ -20,7 +20,7 @@ COMPILER = os.environ.get("CXX", "c++")
 TIMEOUT_S = 240
 # Accesses that are not aligned, which processors allow and GPUs do not, end the process.
 OPTIONS = (
-    *("-std=c++20", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-DUNISONO_ISA=cuda"),
+    *("-std=c++20", "-shared", "-fPIC", "-O0", "-ffp-contract=off", "-fno-strict-aliasing", "-DUNISONO_ISA=cuda"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"),
     *("-fsanitize=alignment,bounds,shift,signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
     *(f"-I{KERNELS}", f"-I{SHARED}", f"-I{ROOT / 'tests' / 'native'}"),
@@ -62,7 +62,11 @@ def _built(source: str, options: Sequence[str]) -> Path:
 
 def _hash(source: str, command: Sequence[str]) -> str:
     version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-    files = [*sorted(KERNELS.glob("*.cuh")), *sorted(SHARED.glob("*.h")), *sorted((ROOT / "tests/native").glob("cuda*.h"))]
+    files = [
+        *sorted(KERNELS.glob("*.cuh")),
+        *sorted(SHARED.glob("*.h")),
+        *sorted((ROOT / "tests/native").glob("cuda*.h")),
+    ]
     parts = [source, *command, version, *(path.read_text() for path in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

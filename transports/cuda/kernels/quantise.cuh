@@ -26,8 +26,9 @@ struct Int8Codes {
   static float decode(uint8_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
 };
 
-template <class Conversion>
+template <class Conversion, int greatest>
 struct Float8Codes {
+  static constexpr float greatest_code = greatest;
   static uint8_t encode(float value) { return static_cast<uint8_t>(Conversion::encode(value, 0.0f)); }
   static float decode(uint8_t code) {
     float value, beside;
@@ -35,12 +36,8 @@ struct Float8Codes {
     return value;
   }
 };
-struct E4M3Codes : Float8Codes<Float8Pairs<Float8E4M3>> {
-  static constexpr float greatest_code = 448.0f;
-};
-struct E5M2Codes : Float8Codes<Float8Pairs<Float8E5M2>> {
-  static constexpr float greatest_code = 57344.0f;
-};
+using E4M3Codes = Float8Codes<Float8Pairs<Float8E4M3>, 448>;
+using E5M2Codes = Float8Codes<Float8Pairs<Float8E5M2>, 57344>;
 
 // The codes of the elements of a pack, which are stored by one instruction.
 template <int n>
