@@ -1,8 +1,8 @@
 // Kernels for GPUs on the host: what they use of CUDA, with loops in place of the threads of a grid.
 //
-// UNISONO_ON_HOST(kernel) makes kernel_on_host(blocks, arguments), which runs a kernel as cuLaunchKernel does: arguments
-// are the addresses of its parameters. The threads of a block run one after the other or, of kernels whose threads
-// exchange values (UNISONO_WARPS), as the coroutines of a warp.
+// UNISONO_ON_HOST(kernel) makes kernel_on_host(blocks, arguments), which runs a kernel as cuLaunchKernel does:
+// arguments are the addresses of its parameters. The threads of a block run one after the other or, of kernels whose
+// threads exchange values (UNISONO_WARPS), as the coroutines of a warp.
 #pragma once
 
 #include <stddef.h>
@@ -112,8 +112,10 @@ void launch(void (*kernel)(Parameters...), uint32_t blocks, void* const* argumen
 
 }  // namespace on_host
 
-#define UNISONO_ON_HOST(kernel) \
-  extern "C" void kernel##_on_host(uint32_t blocks, void* const* arguments) { on_host::launch(kernel, blocks, arguments); }
+#define UNISONO_ON_HOST(kernel)                                               \
+  extern "C" void kernel##_on_host(uint32_t blocks, void* const* arguments) { \
+    on_host::launch(kernel, blocks, arguments);                               \
+  }
 
 #ifdef UNISONO_WARPS
 

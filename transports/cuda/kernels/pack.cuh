@@ -23,7 +23,8 @@ struct Lanes {
   T values[n];
 };
 
-// An address that was read from memory could be any; loads are faster where it is known to be one of the device's memory.
+// An address that was read from memory could be any; loads are faster where it is known to be one of the device's
+// memory.
 inline Pack load_pack(const void* from, uint64_t i) {
   __builtin_assume(__isGlobal(from));
   return static_cast<const Pack*>(from)[i];

@@ -137,11 +137,11 @@ void dequantise(void* dst, const uint8_t* codes, const float* scales, uint64_t c
 
 }  // namespace unisono::cuda
 
-#define UNISONO_QUANTISE(name, ...)                                                          \
-  UNISONO_KERNEL name(uint8_t* codes, float* scales, const void* source, uint64_t count) {   \
-    unisono::cuda::quantise<__VA_ARGS__>(codes, scales, source, count);                      \
+#define UNISONO_QUANTISE(name, ...)                                                        \
+  UNISONO_KERNEL name(uint8_t* codes, float* scales, const void* source, uint64_t count) { \
+    unisono::cuda::quantise<__VA_ARGS__>(codes, scales, source, count);                    \
   }
-#define UNISONO_DEQUANTISE(name, ...)                                                            \
-  UNISONO_KERNEL name(void* dst, const uint8_t* codes, const float* scales, uint64_t count) {   \
-    unisono::cuda::dequantise<__VA_ARGS__>(dst, codes, scales, count);                           \
+#define UNISONO_DEQUANTISE(name, ...)                                                         \
+  UNISONO_KERNEL name(void* dst, const uint8_t* codes, const float* scales, uint64_t count) { \
+    unisono::cuda::dequantise<__VA_ARGS__>(dst, codes, scales, count);                        \
   }

@@ -24,9 +24,13 @@ struct Sources {
 // Of how many sources kernels of their own are made; a loop goes over more of them, and loads as many at a time.
 inline constexpr int most_sources = 8;
 
-// The packs of each source that a thread loads at a time: 8 to 16 in all.
-template <int k>
-inline constexpr int unroll = k <= 2 ? 8 : k <= 4 ? 4 : 2;
+// The packs of each source that a thread loads at a time: 8 to 16 in all, and half as many of elements of 8 bits, of
+// whose states a pack makes so many that the registers would not do.
+template <class Element, int k>
+inline constexpr int unroll = (k <= 2   ? 8
+                               : k <= 4 ? 4
+                                        : 2) /
+                              (Element::itemsize == 1 ? 2 : 1);
 
 // Elements [0, head) come before the first pack, and those from head + packs · lanes on behind the last.
 struct Split {
@@ -95,10 +99,10 @@ void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t 
 
 template <class Element, class Op, int k>
 void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
-  constexpr uint64_t tile = block_threads * unroll<k>;
+  constexpr uint64_t tile = block_threads * unroll<Element, k>;
   const uint64_t tiles = packs / tile;
   for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
-    reduce_tile<Element, Op, k, unroll<k>>(dst, sources, t * tile + threadIdx.x, divisor);
+    reduce_tile<Element, Op, k, unroll<Element, k>>(dst, sources, t * tile + threadIdx.x, divisor);
   for (uint64_t p = tiles * tile + thread_of_grid(); p < packs; p += threads_of_grid())
     reduce_tile<Element, Op, k, 1>(dst, sources, p, divisor);
 }
@@ -171,8 +175,8 @@ void reduce_many(void* dst, const void* const* sources, uint64_t sources_count, 
   }
 
 // The kernel `name` for any number of sources.
-#define UNISONO_REDUCE_MANY(name, parts, ...)                                                               \
-  UNISONO_KERNEL name(void* dst, const void* const* sources, uint64_t sources_count, uint64_t count,        \
-                      uint64_t divisor) {                                                                   \
-    unisono::cuda::reduce_many<__VA_ARGS__>(dst, sources, sources_count, parts * count, divisor);           \
+#define UNISONO_REDUCE_MANY(name, parts, ...)                                                        \
+  UNISONO_KERNEL name(void* dst, const void* const* sources, uint64_t sources_count, uint64_t count, \
+                      uint64_t divisor) {                                                            \
+    unisono::cuda::reduce_many<__VA_ARGS__>(dst, sources, sources_count, parts * count, divisor);    \
   }
