@@ -14,8 +14,8 @@ from typing import Any
 from unisono.errors import InternalError, TransportUnavailableError
 from unisono.transports.cuda.catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel
 
-MACHINES = ("sm_80", "sm_90", "sm_100")
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
+MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())
 
 # The arithmetic is that of the definition: no product is fused with a sum. What is not marked is for the device, as
 # the headers that are shared with processors mark nothing. The resources that a kernel takes are reported in the log.
