@@ -33,7 +33,13 @@ REDUCTIONS = [
     *(("bfloat16", "sum", k) for k in (2, 4, 8, MANY)),
     *(("float8_e4m3fn", "sum", k) for k in (2, 8, MANY)),
     *(("float16", "avg", 2), ("float8_e5m2", "max", 2), ("float64", "max", 2), ("int8", "prod", 2)),
-    *(("int64", "avg", 2), ("uint8", "land", 4), ("bool", "lor", 2), ("uint16", "bxor", 8)),
+    *(
+        ("int64", "avg", 2),
+        ("uint8", "land", 4),
+        ("bool", "lor", 2),
+        ("float8_e4m3fn", "lxor", 8),
+        ("uint16", "bxor", 8),
+    ),
     *(("complex64", "sum", 2), ("complex64", "prod", 4), ("complex128", "minloc", 3)),
 ]
 REST = [

@@ -65,6 +65,13 @@ _OF_BOOLEANS = {
     Combine.LOR: Combine.BOR,
     Combine.LXOR: Combine.BXOR,
 }
+_TRUTHS = {
+    "float16": "Narrow<Truths<Float16, uint16_t>>",
+    "bfloat16": "Narrow<Truths<BFloat16, uint16_t>>",
+    "float8_e4m3fn": "Narrow<Truths<Float8E4M3, uint8_t>>",
+    "float8_e5m2": "Narrow<Truths<Float8E5M2, uint8_t>>",
+}
+_LOGICAL = (Combine.LAND, Combine.LOR, Combine.LXOR)
 _BITWISE = (Combine.BAND, Combine.BOR, Combine.BXOR)
 
 
@@ -99,7 +106,7 @@ def _text(file: str, call: str = "") -> str:
 def _element(dtype: DType, combine: Combine) -> tuple[int, str]:
     """Return of how many parts an element consists that are combined one by one, and the C++ type of such a part."""
     if dtype.name in _NARROW:
-        return 1, _NARROW[dtype.name]
+        return 1, (_TRUTHS if combine in _LOGICAL else _NARROW)[dtype.name]
     if dtype.kind == "complex" and combine is Combine.SUM:
         return 2, f"Plain<{_CPP['float32' if dtype.itemsize == 8 else 'float64']}>"
     return 1, f"{'Bitwise' if combine in _BITWISE else 'Plain'}<{_CPP[dtype.name]}>"

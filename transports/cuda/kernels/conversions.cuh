@@ -28,6 +28,23 @@ struct Pairs {
   }
 };
 
+// For logical operations, which see only whether an element is zero, and give 0 or 1: the signs of zeros are left out,
+// and nothing is converted, which would take too many registers.
+template <class Format, class Bits_>
+struct Truths {
+  using Bits = Bits_;
+  static constexpr int width = 8 * static_cast<int>(sizeof(Bits));
+  static constexpr uint32_t magnitude = (1u << (width - 1)) - 1;
+  static void decode(uint32_t pair, float& low, float& high) {
+    low = (pair & magnitude) != 0 ? 1.0f : 0.0f;
+    high = (pair >> width & magnitude) != 0 ? 1.0f : 0.0f;
+  }
+  static uint32_t encode(float low, float high) {
+    const uint32_t one = Format::encode(1.0f);
+    return (low != 0.0f ? one : 0) | (high != 0.0f ? one << width : 0);
+  }
+};
+
 using BFloat16Arithmetic = Pairs<BFloat16, uint16_t>;
 using Float16Arithmetic = Pairs<Float16, uint16_t>;
 
