@@ -31,7 +31,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test torch coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
+.PHONY: setup demo test torch cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -42,6 +42,8 @@ test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run 
 	@$(BIN)/pytest -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
+
+cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
 coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
 	$(BIN)/coverage erase
@@ -56,7 +58,7 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 	$(BIN)/mypy examples/*.py tests/typing/*.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cpp,$(NATIVE)) tests/native/*.h tests/native/*.cpp \
-	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp
+	  tests/native/fuzz/*.h tests/native/fuzz/*.cpp transports/cuda/kernels/*.cuh
 
 # Warnings are judged by the ordinary build: gcc adds its own about what the thread sanitizer cannot follow.
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers
@@ -124,11 +126,15 @@ $(TOOLS):
 	@touch $@
 
 # Warnings are errors for those who change the code, not for those who only use it with a compiler newer than ours.
-$(STAMPS)/dev-$(KEY): CONFIG := -Ccmake.define.UNISONO_WERROR=ON
+$(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY): CONFIG := -Ccmake.define.UNISONO_WERROR=ON
 
 # The version is fixed because the newest brings gigabytes that no test here needs.
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
 	$(PIP) install torch==2.13.0
+	@touch $@
+
+$(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install --no-build-isolation $(CONFIG) --editable ".[cuda]" --group disassembler
 	@touch $@
 
 $(STAMPS)/%-$(KEY): $(TOOLS)

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from bit_patterns import assert_same_values, random_bits
 from hypothesis import given, settings, strategies as st
 
 from unisono.dtypes import DTYPES
@@ -41,24 +42,6 @@ def assert_like_numpy(rows: Any, op: str, size: int | None = None) -> None:
     reduce_into(wanted, list(rows), OPERATIONS[op], size, lower=True)
     native(got, list(rows), op, size)
     assert_same_values(got, wanted)
-
-
-def assert_same_values(got: Any, wanted: Any) -> None:
-    """Every bit must agree, except those of a NaN, which IEEE 754 leaves to the processor."""
-    if wanted.dtype.kind == "c":
-        got, wanted = got.view(wanted.real.dtype), wanted.view(wanted.real.dtype)
-    if DTYPES[wanted.dtype.name].kind in ("float", "float8"):
-        nan = np.isnan(wanted)
-        assert np.array_equal(np.isnan(got), nan)
-        got, wanted = got[~nan], wanted[~nan]
-    assert got.tobytes() == wanted.tobytes()
-
-
-def random_bits(generator: np.random.Generator, rows: int, count: int, dtype: str) -> Any:
-    """Return an array of any bit patterns: NaNs, infinities, subnormals and the extremes of integers among them."""
-    # Booleans of other bytes than 0 and 1 do not exist.
-    raw = generator.integers(0, 2 if dtype == "bool" else 256, (rows, count * DTYPES[dtype].itemsize), dtype=np.uint8)
-    return raw.view(dtype) if count else np.zeros((rows, 0), dtype)
 
 
 def all_halves(dtype: str) -> Any:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.transports.cuda.catalogue import KERNELS, SHARED_HEADERS
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 NATIVE_SOURCES = (".cpp", ".h", "CMakeLists.txt")
@@ -64,7 +66,12 @@ def check_wheel(wheel: Path) -> None:
     for folder in FOLDERS:
         assert f"unisono/{folder}/__init__.py" in names
     assert [name for name in names if name.startswith("unisono/transports/_core.") and name.endswith(".so")]
-    assert not [name for name in names if name.endswith(NATIVE_SOURCES)]
+    for_gpus = {
+        f"unisono/transports/cuda/kernels/{path.relative_to(KERNELS)}" for path in KERNELS.rglob("*") if path.is_file()
+    }
+    for_gpus |= {f"unisono/transports/native/{name}" for name in SHARED_HEADERS}
+    assert for_gpus <= set(names)
+    assert not [name for name in set(names) - for_gpus if name.endswith(NATIVE_SOURCES)]
     assert {name.partition("/")[0] for name in names if not name.startswith("unisono-")} == {"unisono"}
 
 

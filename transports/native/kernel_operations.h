@@ -1,5 +1,5 @@
-// How two elements are combined, for the kernels of one instruction set: see kernels_isa.cpp, which alone includes
-// this.
+// How two elements are combined, and sums divided, for the kernels of one instruction set (see kernels_isa.cpp) and of
+// GPUs (transports/cuda/kernels), where NVRTC compiles this as it stands.
 #pragma once
 
 #include <stddef.h>
@@ -37,6 +37,22 @@ struct Arithmetic<int64_t> {
 
 template <class T>
 inline constexpr bool is_float = T(0.5) != T(0);
+
+// Processors have no vectors of integer quotients. Those of floats are exact after truncation where the significand is
+// longer than the integer.
+template <class T>
+T divide(T value, uint64_t divisor) {
+  if constexpr (is_float<T>)
+    return value / static_cast<T>(divisor);
+  else if constexpr (sizeof(T) <= 2)
+    return static_cast<T>(static_cast<int32_t>(static_cast<float>(value) / static_cast<float>(divisor)));
+  else if constexpr (sizeof(T) == 4)
+    return static_cast<T>(static_cast<int64_t>(static_cast<double>(value) / static_cast<double>(divisor)));
+  else if constexpr (T(-1) < T(0))
+    return static_cast<T>(value / static_cast<int64_t>(divisor));
+  else
+    return static_cast<T>(value / divisor);
+}
 
 // What operations have in common: the state is not divided, and a single source is its own result.
 struct Operation {

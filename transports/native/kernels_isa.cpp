@@ -41,22 +41,6 @@ struct Array<Complex<T>> {
   }
 };
 
-// Processors have no vectors of integer quotients. Those of floats are exact after truncation where the significand is
-// longer than the integer.
-template <class T>
-T divide(T value, uint64_t divisor) {
-  if constexpr (is_float<T>)
-    return value / static_cast<T>(divisor);
-  else if constexpr (sizeof(T) <= 2)
-    return static_cast<T>(static_cast<int32_t>(static_cast<float>(value) / static_cast<float>(divisor)));
-  else if constexpr (sizeof(T) == 4)
-    return static_cast<T>(static_cast<int64_t>(static_cast<double>(value) / static_cast<double>(divisor)));
-  else if constexpr (T(-1) < T(0))
-    return static_cast<T>(value / static_cast<int64_t>(divisor));
-  else
-    return static_cast<T>(value / divisor);
-}
-
 template <class T>
 void divide_all(byte* dst, size_t count, uint64_t divisor) {
   auto* out = reinterpret_cast<Unaligned<T>*>(dst);

@@ -1,5 +1,6 @@
-// Floats of 8 and 16 bits and their conversions from and to float32, for the kernels of one instruction set: see
-// kernels_isa.cpp, which alone includes this. Encoding rounds to nearest even, once.
+// Floats of 8 and 16 bits and their conversions from and to float32, for the kernels of one instruction set (see
+// kernels_isa.cpp) and of GPUs (transports/cuda/kernels), where NVRTC compiles this as it stands. Encoding rounds to
+// nearest even, once.
 #pragma once
 
 #include <stddef.h>

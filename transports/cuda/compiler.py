@@ -1,0 +1,130 @@
+"""Kernels are compiled by NVRTC, which needs neither a GPU nor a driver: to machine code, or to PTX for newer GPUs.
+
+Machine code of a GPU runs on those of the same major compute capability and of the same or a higher minor one. For
+others there is PTX, of which the driver makes machine code when it is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import InternalError, TransportUnavailableError
+from unisono.transports.cuda.catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel
+
+_CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
+MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())
+
+# The arithmetic is that of the definition: no product is fused with a sum. What is not marked is for the device, as
+# the headers that are shared with processors mark nothing. The resources that a kernel takes are reported in the log.
+OPTIONS = ("-std=c++20", "-fmad=false", "-default-device", "-DUNISONO_ISA=cuda", "--ptxas-options=-v")
+_STANDARD = KERNELS / "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made.
+
+    Attributes:
+        code: a cubin, or PTX as text that ends with a zero.
+        log: what the compiler said: the registers, the stack and the spills of the kernel if it made a cubin.
+    """
+
+    code: bytes
+    log: str
+
+
+def target_for(capability: tuple[int, int]) -> str:
+    """Return what to compile for a GPU: ``sm_…``, machine code that runs on it, or else ``compute_…``, PTX.
+
+    Args:
+        capability: its compute capability, major and minor.
+
+    Raises:
+        TransportUnavailableError: it is older than all that there is code for.
+    """
+    older = [known for known in _CAPABILITIES if known <= capability]
+    if not older:
+        major, minor = capability
+        raise TransportUnavailableError(f"GPUs of compute capability {major}.{minor} are too old: 8.0 is needed")
+    nearest = max(older)
+    return f"{'sm' if nearest[0] == capability[0] else 'compute'}_{_CAPABILITIES[nearest]}"
+
+
+def is_ptx(target: str) -> bool:
+    """Return whether PTX is made for `target`, and not machine code."""
+    return target.startswith("compute_")
+
+
+def compile_kernel(kernel: Kernel, target: str) -> Compiled:
+    """Compile `kernel` for `target`, as `target_for` returns it.
+
+    Raises:
+        TransportUnavailableError: NVRTC is not installed; says what to install.
+        InternalError: the kernel cannot be compiled; says what the compiler said.
+    """
+    nvrtc = _nvrtc()
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(kernel.source.encode(), f"{kernel.name}.cu".encode(), 0, [], []))
+    try:
+        options = [f"-arch={target}", *OPTIONS, *(f"-I{folder}" for folder in (KERNELS, _STANDARD, SHARED))]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _fetched(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        said = log.rstrip(b"\0").decode(errors="replace").strip()
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise InternalError(f"the kernel {kernel.name} cannot be compiled for {target}: {said or result.name}")
+        size, get = (
+            (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+            if is_ptx(target)
+            else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        )
+        return Compiled(_fetched(nvrtc, size, get, program), said)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def fingerprint(kernel: Kernel, target: str) -> str:
+    """Return a hash of everything that decides what `compile_kernel` makes: the sources, the options and the compiler.
+
+    Raises:
+        TransportUnavailableError: NVRTC is not installed; says what to install.
+    """
+    nvrtc = _nvrtc()
+    major, minor = nvrtc.nvrtcVersion()[1:]
+    found = hashlib.sha256()
+    for part in (f"NVRTC {major}.{minor}", target, *OPTIONS, kernel.source, *(path.read_text() for path in _files())):
+        found.update(f"{len(part)} {part}".encode())
+    return found.hexdigest()
+
+
+def _files() -> list[Path]:
+    headers = [*KERNELS.glob("*.cuh"), *_STANDARD.iterdir()]
+    return [*sorted(headers), *(SHARED / name for name in SHARED_HEADERS)]
+
+
+def _nvrtc() -> Any:
+    """Return the binding of NVRTC, if it and the library are there."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()  # loads the library
+    except (ImportError, OSError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise TransportUnavailableError(
+            f"kernels for GPUs cannot be compiled, because NVRTC was not found ({why}): pip install 'unisono[cuda]'"
+        ) from error
+    return nvrtc
+
+
+def _checked(nvrtc: Any, returned: tuple[Any, ...]) -> Any:
+    result, *values = returned
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise InternalError(f"NVRTC failed: {result.name}")
+    return values[0] if values else None
+
+
+def _fetched(nvrtc: Any, size_of: Any, get: Any, program: Any) -> bytes:
+    buffer = bytes(_checked(nvrtc, size_of(program)))
+    _checked(nvrtc, get(program, buffer))
+    return buffer

@@ -1,0 +1,49 @@
+// 16 bytes, which a thread loads or stores by one instruction, and who the threads of a grid are.
+//
+// Everything here is compiled for the device without being marked so (NVRTC's -default-device). Grids and blocks have
+// one dimension, and blocks have `block_threads` threads.
+#pragma once
+
+#include <stdint.h>
+#ifndef __CUDACC_RTC__
+#include "cuda_on_host.h"
+#endif
+
+namespace unisono::cuda {
+
+inline constexpr uint32_t block_threads = 512;
+inline constexpr uint64_t pack_nbytes = 16;
+
+struct alignas(pack_nbytes) Pack {
+  uint32_t words[4];
+};
+
+template <class T, int n>
+struct Lanes {
+  T values[n];
+};
+
+// An address that was read from memory could be any; loads are faster where it is known to be one of the device's
+// memory.
+inline Pack load_pack(const void* from, uint64_t i) {
+  __builtin_assume(__isGlobal(from));
+  return static_cast<const Pack*>(from)[i];
+}
+inline void store_pack(void* to, uint64_t i, const Pack& pack) { static_cast<Pack*>(to)[i] = pack; }
+
+inline uint64_t thread_of_grid() { return static_cast<uint64_t>(blockIdx.x) * block_threads + threadIdx.x; }
+inline uint64_t threads_of_grid() { return static_cast<uint64_t>(gridDim.x) * block_threads; }
+
+inline const void* shifted(const void* address, uint64_t nbytes) { return static_cast<const char*>(address) + nbytes; }
+inline void* shifted(void* address, uint64_t nbytes) { return static_cast<char*>(address) + nbytes; }
+
+// How far an address is from being a multiple of `unit`, a power of two.
+inline uint64_t misalignment(const void* address, uint64_t unit) {
+  return reinterpret_cast<uintptr_t>(address) & (unit - 1);
+}
+
+}  // namespace unisono::cuda
+
+// One block of 512 threads on a multiprocessor is all that is asked for: with that, the compiler has the 128 registers
+// for every thread without which it would not keep all loads under way.
+#define UNISONO_KERNEL extern "C" __global__ void __launch_bounds__(512, 1)

@@ -1,0 +1,182 @@
+// Reductions: dst[i] = sources[0][i] ∘ … ∘ sources[k - 1][i] for i < count, of an average divided by a divisor.
+//
+// Sources are combined in their order, in the accumulation type, and rounded once. Arrays begin at multiples of the
+// size of their parts, which are their elements, or the real and the imaginary parts. dst may be the same as a source,
+// and must not overlap one otherwise.
+//
+// A reduction moves k + 1 bytes for each byte of its result and computes next to nothing, so its speed is that of the
+// memory, if enough of it is under way: each thread loads some packs of every source before it combines the first two.
+// What the compiler makes of that is tested in its output. Where the arrays are not aligned alike, elements are taken
+// one by one, as are those before the first pack and behind the last.
+#pragma once
+
+#include <stdint.h>
+
+#include "elements.cuh"
+
+namespace unisono::cuda {
+
+template <int k>
+struct Sources {
+  const void* at[k];
+};
+
+// Of how many sources kernels of their own are made; a loop goes over more of them, and loads as many at a time.
+inline constexpr int most_sources = 8;
+
+// The packs of each source that a thread loads at a time: 8 to 16 in all, and half as many of elements of 8 bits, of
+// whose states a pack makes so many that the registers would not do.
+template <class Element, int k>
+inline constexpr int unroll = (k <= 2   ? 8
+                               : k <= 4 ? 4
+                                        : 2) /
+                              (Element::itemsize == 1 ? 2 : 1);
+
+// Elements [0, head) come before the first pack, and those from head + packs · lanes on behind the last.
+struct Split {
+  uint64_t head;
+  uint64_t packs;
+};
+
+template <class Element>
+Split split(const void* dst, const void* const* sources, uint64_t sources_count, uint64_t count) {
+  const uint64_t before = (pack_nbytes - misalignment(dst, pack_nbytes)) % pack_nbytes;
+  bool aligned = before % Element::itemsize == 0 && before / Element::itemsize <= count;
+  for (uint64_t s = 0; s < sources_count; ++s)
+    aligned = aligned && misalignment(sources[s], pack_nbytes) == misalignment(dst, pack_nbytes);
+  if (!aligned) return {count, 0};
+  const uint64_t head = before / Element::itemsize;
+  return {head, (count - head) / Element::lanes};
+}
+
+// What an operation makes of states: of the first one, of one more, and of the last.
+template <class Op>
+struct Fold {
+  template <class T, int n>
+  static void combine(Lanes<T, n>& states, const Lanes<T, n>& operands) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) states.values[i] = Op::apply(states.values[i], operands.values[i]);
+  }
+  // A single state of a logical operation is lowered by what "x or x" says.
+  template <class T, int n>
+  static void lower(Lanes<T, n>& states, uint64_t sources_count, uint64_t divisor) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if constexpr (Op::logical)
+        if (sources_count == 1) states.values[i] = LogicalOr::apply(states.values[i], states.values[i]);
+      if constexpr (Op::averages) states.values[i] = divide(states.values[i], divisor);
+    }
+  }
+};
+
+// Sum may be divided, but a kernel that never does has more registers.
+namespace {
+struct PlainSum : Sum {
+  static constexpr bool averages = false;
+};
+}  // namespace
+
+template <class Element, class Op, int k>
+Pack reduce_packs(const Pack (&loaded)[k], uint64_t divisor) {
+  auto states = Element::unpack(loaded[0]);
+#pragma unroll
+  for (int s = 1; s < k; ++s) Fold<Op>::combine(states, Element::unpack(loaded[s]));
+  Fold<Op>::lower(states, k, divisor);
+  return Element::pack(states);
+}
+
+template <class Element, class Op, int k, int u>
+void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t divisor) {
+  Pack loaded[u][k];
+#pragma unroll
+  for (int j = 0; j < u; ++j)
+#pragma unroll
+    for (int s = 0; s < k; ++s) loaded[j][s] = load_pack(sources.at[s], first + j * block_threads);
+#pragma unroll
+  for (int j = 0; j < u; ++j)
+    store_pack(dst, first + j * block_threads, reduce_packs<Element, Op, k>(loaded[j], divisor));
+}
+
+template <class Element, class Op, int k>
+void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
+  constexpr uint64_t tile = block_threads * unroll<Element, k>;
+  const uint64_t tiles = packs / tile;
+  for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
+    reduce_tile<Element, Op, k, unroll<Element, k>>(dst, sources, t * tile + threadIdx.x, divisor);
+  for (uint64_t p = tiles * tile + thread_of_grid(); p < packs; p += threads_of_grid())
+    reduce_tile<Element, Op, k, 1>(dst, sources, p, divisor);
+}
+
+template <class Element, class Op, int k>
+void reduce(void* dst, const Sources<k>& sources, uint64_t count, uint64_t divisor) {
+  using State = typename Element::State;
+  const Split parts = split<Element>(dst, sources.at, k, count);
+  const uint64_t between = parts.packs * Element::lanes;
+  for (uint64_t t = thread_of_grid(); t < count - between; t += threads_of_grid()) {
+    const uint64_t i = t < parts.head ? t : t + between;
+    State loaded[k];
+#pragma unroll
+    for (int s = 0; s < k; ++s) loaded[s] = Element::load(sources.at[s], i);
+    Lanes<State, 1> state = {loaded[0]};
+#pragma unroll
+    for (int s = 1; s < k; ++s) Fold<Op>::combine(state, Lanes<State, 1>{loaded[s]});
+    Fold<Op>::lower(state, k, divisor);
+    Element::store(dst, i, state.values[0]);
+  }
+  Sources<k> packed;
+#pragma unroll
+  for (int s = 0; s < k; ++s) packed.at[s] = shifted(sources.at[s], parts.head * Element::itemsize);
+  reduce_all_packs<Element, Op, k>(shifted(dst, parts.head * Element::itemsize), packed, parts.packs, divisor);
+}
+
+// Of any number of sources, whose addresses lie in the memory of the device.
+template <class Element, class Op>
+Pack reduce_many_packs(const void* const* sources, uint64_t sources_count, uint64_t offset, uint64_t divisor) {
+  auto states = Element::unpack(load_pack(shifted(sources[0], offset), 0));
+  for (uint64_t first = 1; first < sources_count; first += most_sources) {
+    Pack loaded[most_sources];
+#pragma unroll
+    for (int s = 0; s < most_sources; ++s)
+      if (first + s < sources_count) loaded[s] = load_pack(shifted(sources[first + s], offset), 0);
+#pragma unroll
+    for (int s = 0; s < most_sources; ++s)
+      if (first + s < sources_count) Fold<Op>::combine(states, Element::unpack(loaded[s]));
+  }
+  Fold<Op>::lower(states, sources_count, divisor);
+  return Element::pack(states);
+}
+
+template <class Element, class Op>
+void reduce_many(void* dst, const void* const* sources, uint64_t sources_count, uint64_t count, uint64_t divisor) {
+  using State = typename Element::State;
+  const Split parts = split<Element>(dst, sources, sources_count, count);
+  const uint64_t between = parts.packs * Element::lanes;
+  for (uint64_t t = thread_of_grid(); t < count - between; t += threads_of_grid()) {
+    const uint64_t i = t < parts.head ? t : t + between;
+    Lanes<State, 1> state = {Element::load(sources[0], i)};
+    for (uint64_t s = 1; s < sources_count; ++s)
+      Fold<Op>::combine(state, Lanes<State, 1>{Element::load(sources[s], i)});
+    Fold<Op>::lower(state, sources_count, divisor);
+    Element::store(dst, i, state.values[0]);
+  }
+  const uint64_t start = parts.head * Element::itemsize;
+  for (uint64_t p = thread_of_grid(); p < parts.packs; p += threads_of_grid()) {
+    const uint64_t offset = start + p * pack_nbytes;
+    store_pack(shifted(dst, offset), 0, reduce_many_packs<Element, Op>(sources, sources_count, offset, divisor));
+  }
+}
+
+}  // namespace unisono::cuda
+
+// The kernel `name` for k sources of an element type that consists of `parts` parts.
+#define UNISONO_REDUCE(name, parts, k, ...)                                                             \
+  UNISONO_KERNEL name(void* dst, unisono::cuda::Sources<k> sources, uint64_t count, uint64_t divisor) { \
+    unisono::cuda::reduce<__VA_ARGS__, k>(dst, sources, parts * count, divisor);                        \
+  }
+
+// The kernel `name` for any number of sources.
+#define UNISONO_REDUCE_MANY(name, parts, ...)                                                        \
+  UNISONO_KERNEL name(void* dst, const void* const* sources, uint64_t sources_count, uint64_t count, \
+                      uint64_t divisor) {                                                            \
+    unisono::cuda::reduce_many<__VA_ARGS__>(dst, sources, sources_count, parts * count, divisor);    \
+  }
