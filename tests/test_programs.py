@@ -200,7 +200,7 @@ def test_calls_of_any_kind_on_any_communicators_may_be_in_flight_and_waited_for_
 def test_calls_that_are_mixed_up_in_flight_are_found_with_a_short_program(tmp_path: Path) -> None:
     ranks = Processes(2, "shm", Backend("faulty_backends", "Confused"))
     with contextlib.closing(ranks), pytest.raises(CheckError, match=r"step \d: element") as raised:
-        make_calls(ranks, 100)
+        make_calls(ranks, 400)
     program = raised.value.program
     assert program is not None
     assert program.count("Make(Case(") == 2
