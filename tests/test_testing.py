@@ -311,14 +311,14 @@ def test_the_command_fails_with_the_simplest_program_that_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
 ) -> None:
     simplest, text, error = FAULTS[fault]
-    arguments = ["--seed", "5", "--backend", f"faulty_backends:{fault}", "--timeout", "3", "--json"]
+    arguments = ["--seed", "5", "--backend", f"faulty_backends:{fault}", "--timeout", "8", "--json"]  # busy ranks begin late
     assert main(["test", "-n", "3", *arguments]) == 1
     output = capsys.readouterr()
     told = json.loads(output.out)["error"]
     assert told["message"] in output.err
     assert told["message"].endswith(told["program"])
     assert text in told["message"]
-    assert told["program"] == source("check_case", simplest, 2, backend=Backend("faulty_backends", fault), timeout_s=3)
+    assert told["program"] == source("check_case", simplest, 2, backend=Backend("faulty_backends", fault), timeout_s=8)
     ended = run_program(told["program"], tmp_path)
     assert ended.returncode != 0
     assert error in ended.stderr
