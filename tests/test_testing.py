@@ -311,7 +311,8 @@ def test_the_command_fails_with_the_simplest_program_that_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str
 ) -> None:
     simplest, text, error = FAULTS[fault]
-    arguments = ["--seed", "5", "--backend", f"faulty_backends:{fault}", "--timeout", "8", "--json"]  # busy ranks begin late
+    # Busy ranks begin late.
+    arguments = ["--seed", "5", "--backend", f"faulty_backends:{fault}", "--timeout", "8", "--json"]
     assert main(["test", "-n", "3", *arguments]) == 1
     output = capsys.readouterr()
     told = json.loads(output.out)["error"]
