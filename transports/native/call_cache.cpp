@@ -454,19 +454,6 @@ class PersistentCall {
 
 namespace {
 
-// What `call` returns, or `failed`, with Python's error set, if it throws.
-template <class Result, class Function>
-Result or_error(Result failed, Function call) {
-  try {
-    return call();
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return failed;
-}
-
 // A method by Python's own convention of calls, which is tens of nanoseconds quicker than nanobind's.
 PyObject* run_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != static_cast<Py_ssize_t>(known_call_arguments)) {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -137,23 +136,9 @@ std::size_t number_of(PyObject* given) {
   throw nb::type_error("add has no argument of this name");
 }
 
-template <class Function>
-PyObject* or_error(Function make) {
-  try {
-    return make().release().ptr();
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const nb::builtin_exception& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
 // By Python's own convention of calls, as CallCache's run.
 PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
-  return or_error([&] {
+  return or_error(static_cast<PyObject*>(nullptr), [&] {
     if (count != places) throw nb::type_error("add takes collective, x, out and target, and the others by their names");
     std::array<nb::handle, names.size()> named;
     named.fill(Py_None);
@@ -161,7 +146,7 @@ PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t cou
     for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
     const auto& [op, root, counts, algorithm, timeout_s] = named;
     auto* notes = nb::inst_ptr<CallNotes>(self);
-    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s});
+    return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s}).release().ptr();
   });
 }
 
@@ -174,10 +159,12 @@ PyTypeObject* call_notes_type = nullptr;
 bool takes_notes(PyObject* cache) { return Py_TYPE(cache) == call_notes_type; }
 
 PyObject* note(PyObject* notes, PyObject* const* given) {
-  return or_error([&] {
+  return or_error(static_cast<PyObject*>(nullptr), [&] {
     const nb::handle none = Py_None;
-    return nb::inst_ptr<CallNotes>(notes)->add(
-        {given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]});
+    return nb::inst_ptr<CallNotes>(notes)
+        ->add({given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]})
+        .release()
+        .ptr();
   });
 }
 

@@ -43,11 +43,11 @@ struct KnownFirst {
   PyObject_HEAD;
   vectorcallfunc call;
   PyObject* method;
-  PyObject* collective;
   Py_ssize_t parameters;
   Py_ssize_t positional;
   bool returns_out;
-  PyObject* if_not_given[known_call_arguments];  // what the cache is asked for; nullptr: it must be given
+  // What the cache is asked for, the collective first; nullptr: it must be given.
+  PyObject* if_not_given[known_call_arguments];
   Parameter parameter[most_parameters];
 
   const Parameter* find(PyObject* name) const {
@@ -97,7 +97,7 @@ PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_cou
 }
 
 void add_parameter(KnownFirst& self, nb::handle parameter) {
-  if (self.parameters == most_parameters) throw std::invalid_argument("a method with that many parameters");
+  if (self.parameters == most_parameters) throw nb::type_error("a method with that many parameters");
   const auto name = nb::cast<std::string>(nb::object(parameter.attr("name")));
   const nb::object by_default = parameter.attr("default");
   const bool needed = by_default.is(parameter.attr("empty"));
@@ -110,35 +110,33 @@ void add_parameter(KnownFirst& self, nb::handle parameter) {
   if (!kind.equal(parameter.attr("KEYWORD_ONLY"))) self.positional = self.parameters;
 }
 
-PyObject* make(PyTypeObject* type, PyObject* given, PyObject* names) {
+void describe(KnownFirst& self) {
+  const nb::handle method = self.method;
+  const nb::object signature = nb::module_::import_("inspect").attr("signature")(method);
+  bool is_self = true;
+  for (nb::handle parameter : signature.attr("parameters").attr("values")())
+    if (!std::exchange(is_self, false)) add_parameter(self, parameter);
+  std::fill_n(self.if_not_given + 1, known_call_arguments - 1, Py_None);
+  self.if_not_given[0] = nb::object(method.attr("__name__")).release().ptr();
+  for (Py_ssize_t i = 0; i < self.parameters; ++i)
+    if (self.parameter[i].index != no_place)
+      self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
+  self.returns_out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr()) != nullptr;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
+  static const char* names[] = {"method", nullptr};
   PyObject* method = nullptr;
-  if (names != nullptr || !PyArg_ParseTuple(given, "O", &method)) return nullptr;
-  PyObject* object = type->tp_alloc(type, 0);
-  if (object == nullptr) return nullptr;
-  auto& self = *reinterpret_cast<KnownFirst*>(object);
-  self.call = call;
-  self.method = Py_NewRef(method);
-  try {
-    const nb::object signature = nb::module_::import_("inspect").attr("signature")(nb::handle(method));
-    bool is_self = true;
-    for (nb::handle parameter : signature.attr("parameters").attr("values")())
-      if (!std::exchange(is_self, false)) add_parameter(self, parameter);
-    self.collective = nb::object(nb::handle(method).attr("__name__")).release().ptr();
-    std::fill_n(self.if_not_given, known_call_arguments, Py_None);
-    self.if_not_given[0] = self.collective;
-    for (Py_ssize_t i = 0; i < self.parameters; ++i)
-      if (self.parameter[i].index != no_place)
-        self.if_not_given[self.parameter[i].index] = self.parameter[i].if_not_given;
-    const Parameter* out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr());
-    self.returns_out = out != nullptr;
-    return object;
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  }
-  Py_DECREF(object);
-  return nullptr;
+  if (!PyArg_ParseTupleAndKeywords(given, named, "O:KnownFirst", const_cast<char**>(names), &method)) return nullptr;
+  return or_error(static_cast<PyObject*>(nullptr), [&] {
+    nb::object made = nb::steal(type->tp_alloc(type, 0));
+    if (!made) throw nb::python_error();
+    auto& self = *reinterpret_cast<KnownFirst*>(made.ptr());
+    self.call = call;
+    self.method = Py_NewRef(method);
+    describe(self);
+    return made.release().ptr();
+  });
 }
 
 void destroy(PyObject* object) {
@@ -148,7 +146,7 @@ void destroy(PyObject* object) {
     Py_XDECREF(self.parameter[i].if_not_given);
   }
   Py_XDECREF(self.method);
-  Py_XDECREF(self.collective);
+  Py_XDECREF(self.if_not_given[0]);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);

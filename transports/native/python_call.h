@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <exception>
 #include <span>
 #include <utility>
 #include <vector>
@@ -69,6 +70,21 @@ Known run_known(PyObject* cache, PyObject* const* arguments);
 // with Python's error set, if it cannot be.
 bool takes_notes(PyObject* cache);
 PyObject* note(PyObject* notes, PyObject* const* arguments);
+
+// What `call` returns, or `failed`, with Python's error set, if it throws: for what Python calls without nanobind.
+template <class Result, class Function>
+Result or_error(Result failed, Function call) {
+  try {
+    return call();
+  } catch (nanobind::python_error& error) {
+    error.restore();
+  } catch (const nanobind::builtin_exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return failed;
+}
 
 void bind_call_cache(nanobind::module_& module);
 void bind_known_first(nanobind::module_& module);
