@@ -48,9 +48,10 @@ class Launch:
         rank, size: this rank and the number of ranks.
         local_rank, local_size: the same among the ranks of this host, as the launcher placed them.
         store: URL of the store, or None for a job of one rank that nobody launched.
-        job: the job's id, 16 bytes, equal on all ranks; not secret.
+        job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
         key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun" or "none".
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", "none", or in other words
+            who calls `init` with a store of its own.
     """
 
     rank: int
@@ -165,6 +166,11 @@ def _job(text: str) -> bytes:
     if len(job) != JOB_NBYTES:
         raise UsageError(f"{_JOB}={text!r} cannot be used: it must be {2 * JOB_NBYTES} hexadecimal digits")
     return job
+
+
+def job_of_key(key: bytes) -> bytes:
+    """Return the id of a job that has no other; it tells nothing of the key."""
+    return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
 
 
 def _digest(text: str) -> bytes:
