@@ -1,7 +1,12 @@
 """Unisono for torch: importing this registers the backend "unisono" of torch.distributed."""
 
-from unisono.frameworks.torch.options import Options as Options
-from unisono.frameworks.torch.process_group import ProcessGroup as ProcessGroup
-from unisono.frameworks.torch.registration import register as register
+from unisono.frameworks.torch.errors import CallError
+from unisono.frameworks.torch.hooks import ddp_hook
+from unisono.frameworks.torch.monitored import monitored_barrier
+from unisono.frameworks.torch.options import Options
+from unisono.frameworks.torch.process_group import ProcessGroup
+from unisono.frameworks.torch.registration import register
+
+__all__ = ["CallError", "Options", "ProcessGroup", "ddp_hook", "monitored_barrier", "register"]
 
 register()

@@ -25,7 +25,7 @@ from unisono import Communicator, Op, UnisonoError, UsageError
 from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.operations import operation
 from unisono.frameworks.torch.tensors import Array, Stage
-from unisono.frameworks.torch.work import Kept, Pending, Work
+from unisono.frameworks.torch.work import Kept, Work
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -70,7 +70,8 @@ class Collectives:
         if tensor.is_sparse:
             from unisono.frameworks.torch import sparse
 
-            return sparse.allreduce(self._communicator, self._run, tensor, opts)
+            work = sparse.allreduce(self._communicator, tensor, opts, self._kept)
+            return work if opts.asyncOp else _waited(work)
         stage = Stage()
         x = stage.write(tensor)
         op, rounding = self._op(opts, tensor.dtype)
@@ -254,7 +255,7 @@ class Collectives:
         """Make a call of the communicator; return its work, or None if it has ended."""
         limit_s = self._limit_s if opts.timeout == _UNSET else opts.timeout.total_seconds()
         limits = _NOTHING if limit_s is None else {"timeout_s": limit_s}
-        if opts.asyncOp:
+        if opts.asyncOp or self._kept.are_coalesced:
             return Work(start(wait=False, **limits), results, stage.finish, self._kept)
         start(**limits)
         stage.finish()
@@ -302,6 +303,10 @@ class Collectives:
             raise UsageError(f"splits {list(splits)} are not {size} numbers of rows whose sum is {tensor.size(0)}")
         row = tensor.numel() // tensor.size(0) if tensor.size(0) else 0
         return [rows * row for rows in splits]
+
+
+def _waited(work: Work) -> None:
+    work.wait()
 
 
 def _listed(tensors: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from unisono import ANY_SOURCE, Communicator
 from unisono.frameworks.torch.collectives import call
 from unisono.frameworks.torch.tensors import Stage
-from unisono.frameworks.torch.work import Kept, Work
+from unisono.frameworks.torch.work import Kept, ReceivedFrom, Work
 
 
 class Messages:

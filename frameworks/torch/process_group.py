@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.messages import Messages
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.registration import DEVICES, NAME
-from unisono.frameworks.torch.work import THREADS, Kept, Several, Work
+from unisono.frameworks.torch.work import THREADS, Kept, Work
 
 # How long leaving waits for the callbacks of futures, one of which may wait for whoever leaves.
 _FAREWELL_S = 2.0
@@ -65,7 +66,8 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         self._kept = Kept()
         self._rounding = options.rounding()
         self._limit_s = None
-        self._coalesced: list[Any] | None = None
+        self._opening = store.add(f"unisono/groups/{rank}", 1)  # a store may outlive groups of the same name
+        self._places: Counter[str] = Counter()
         try:
             self._communicator: Communicator = unisono.init(
                 options.settings(timeout), store=store, rank=rank, size=size
@@ -114,9 +116,20 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         """Return torch's store, for the values of this group alone."""
         return self._store
 
+    def next_place(self, purpose: str) -> str:
+        """Return the beginning of keys in the store that all ranks know which call this for a purpose equally often."""
+        self._places[purpose] += 1
+        return f"unisono/{purpose}/{self._opening}/{self._places[purpose]}"
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Let calls that say nothing else take so long from now on."""
         self._limit_s = timeout.total_seconds()
+
+    def _start_coalescing(self, _device: Any) -> None:
+        self._kept.start_coalescing()
+
+    def _end_coalescing(self, _device: Any) -> Work:
+        return self._kept.end_coalescing()
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

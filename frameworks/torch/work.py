@@ -46,10 +46,28 @@ class Kept:
 
     def __init__(self) -> None:
         self._works: dict[Work, None] = {}
+        self._together: list[Work] | None = None
+
+    @property
+    def are_coalesced(self) -> bool:
+        """Whether the works of all calls are to become one, as between `start_coalescing` and `end_coalescing`."""
+        return self._together is not None
+
+    def start_coalescing(self) -> None:
+        """Let the works of calls become one from now on."""
+        self._together = []
+
+    def end_coalescing(self) -> Work:
+        """Return the work of all calls since `start_coalescing`."""
+        works, self._together = self._together or [], None
+        results = [tensor for work in works for tensor in work.results]
+        return Work(Several([work.pending for work in works]), results, lambda: _finish_all(works), self)
 
     def keep(self, work: Work) -> None:
         """Keep a work until it is waited for, or has ended long since."""
         self._works[work] = None
+        if self._together is not None:
+            self._together.append(work)
         if len(self._works) > _MOST_KEPT:
             oldest = next(iter(self._works))
             self.drop(oldest)
@@ -69,13 +87,16 @@ class Work(dist.Work):  # type: ignore[misc]
         results: the tensors that the call writes.
         finish: is called when it has ended well, before anybody learns of it, perhaps by several threads.
         kept: where to keep the work.
+
+    Attributes:
+        pending, results, finish: the same.
     """
 
     def __init__(self, pending: Pending, results: list[Any], finish: Callable[[], None], kept: Kept) -> None:
         super().__init__()
-        self._pending = pending
-        self._results = results
-        self._finish = finish
+        self.pending = pending
+        self.results = results
+        self.finish = finish
         self._kept = kept
         self._error: Exception | None = None
         self._future: Any = None
@@ -88,8 +109,8 @@ class Work(dist.Work):  # type: ignore[misc]
             dist.DistBackendError: it failed.
         """
         try:
-            self._pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
-            self._finish()
+            self.pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
+            self.finish()
         except UnisonoError as error:
             self._error = translated(error)
             raise self._error from error
@@ -103,7 +124,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Return whether the call has ended, well or not."""
-        return self._pending.done()
+        return self.pending.done()
 
     def is_success(self) -> bool:
         """Return whether the call has ended well."""
@@ -121,7 +142,7 @@ class Work(dist.Work):  # type: ignore[misc]
     def result(self) -> list[Any]:
         """Return the tensors that the call has written; waits for it."""
         self.wait()
-        return self._results
+        return self.results
 
     def get_future(self) -> Any:
         """Return the future of the tensors that the call writes."""
@@ -143,8 +164,8 @@ class ReceivedFrom(Work):
     def _source_rank(self) -> int:
         """Return the rank that has sent what was received; waits for it."""
         self.wait()
-        message = self._pending.message()
-        return message.source
+        source: int = self.pending.message().source  # type: ignore[attr-defined]
+        return source
 
     source_rank = _source_rank
 
@@ -163,6 +184,11 @@ class Several:
         """See `Pending.wait`."""
         for call in self._calls:
             call.wait(timeout_s)
+
+
+def _finish_all(works: Sequence[Work]) -> None:
+    for work in works:
+        work.finish()
 
 
 class Threads:
