@@ -1,9 +1,12 @@
 """What goes between torch's own process groups and a communicator of ours."""
 
-from __future__ import annotations
+# DDP reads the annotations of hooks, which must therefore not be text.
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from unisono import Communicator
 from unisono.frameworks.torch.tensors import Stage
@@ -18,7 +21,7 @@ def ddp_hook(communicator: Communicator) -> Callable[[Any, Any], Any]:
     """
     kept = Kept()
 
-    def average(_: Any, bucket: Any) -> Any:
+    def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor, stage = bucket.buffer(), Stage()
         x = stage.write(tensor)
         work = Work(communicator.allreduce(x, "avg", out=x, wait=False), [tensor], stage.finish, kept)

@@ -29,8 +29,8 @@ def reductions() -> Iterator[tuple[str, Call]]:
     operations = [getattr(dist.ReduceOp, name) for name in ("SUM", "PRODUCT", "MIN", "MAX")]
     for dtype, op in itertools.product(REAL, operations):
         yield f"all_reduce {dtype} {op}", lambda group, d=dtype, o=op: in_place(data(2, 3, dtype=d), group, o)
-    for dtype, op in itertools.product((torch.int32, torch.uint8, torch.bool), ("BAND", "BOR", "BXOR")):
-        op = getattr(dist.ReduceOp, op)
+    for dtype, name in itertools.product((torch.int32, torch.uint8, torch.bool), ("BAND", "BOR", "BXOR")):
+        op = getattr(dist.ReduceOp, name)
         yield f"all_reduce {dtype} {op}", lambda group, d=dtype, o=op: in_place(data(7, dtype=d), group, o)
     yield "all_reduce bool", lambda group: in_place(data(7) > 2, group, dist.ReduceOp.MAX)
     yield "all_reduce complex", lambda group: in_place(data(3, dtype=torch.complex64), group, dist.ReduceOp.SUM)
@@ -215,7 +215,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def main() -> None:
-    global RANK, SIZE  # noqa: PLW0603 (of the process)
+    global RANK, SIZE
     RANK, SIZE = meet()
     ranks = list(range(SIZE))
     gloo, unisono = dist.new_group(ranks, backend="gloo"), dist.new_group(ranks, backend="unisono")

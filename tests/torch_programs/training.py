@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook as power
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch_programs.meeting import meet
 
 import unisono as un
@@ -39,7 +39,7 @@ def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False) -> 
     losses = []
     for step, (x, y) in enumerate(BATCHES):
         own_x, own_y = share(x), share(y)
-        if accumulate and isinstance(model, DDP):
+        if accumulate and isinstance(model, DistributedDataParallel):
             with model.no_sync():
                 (torch.nn.functional.cross_entropy(model(own_x), own_y) / 2).backward()
             (torch.nn.functional.cross_entropy(model(own_x), own_y) / 2).backward()
@@ -48,7 +48,7 @@ def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False) -> 
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
-            inner = model.module if isinstance(model, DDP) else model
+            inner = model.module if isinstance(model, DistributedDataParallel) else model
             if hasattr(inner, "step"):
                 inner.step = step
             losses.append(float(torch.nn.functional.cross_entropy(inner(x), y)))
@@ -60,7 +60,7 @@ def check(name: str, found: list[float], expected: list[float], tolerance: float
     print(f"{name}: {'equal' if worst <= tolerance else f'{found}, alone {expected}'}")
 
 
-def bf16_hook(state: Any, bucket: Any) -> Any:
+def bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
     """Torch's own, which DDP knows by its name and refuses where there is no CUDA."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -73,7 +73,7 @@ def main() -> None:
         return batch.chunk(size)[rank]
 
     def ddp(model: Any = MODEL, hook: Any = None, state: Any = None, **arguments: Any) -> Any:
-        wrapped = DDP(copy.deepcopy(model), **arguments)
+        wrapped = DistributedDataParallel(copy.deepcopy(model), **arguments)
         if hook is not None:
             wrapped.register_comm_hook(state, hook)
         return wrapped
