@@ -20,8 +20,9 @@ class Messages:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
         (tensor,) = tensors
-        work = self._communicator.send(Stage().read(tensor), dst, tag, wait=False)
-        return Work(work, tensors, _nothing, self._kept)
+        stage = Stage()
+        work = self._communicator.send(stage.read(tensor), dst, tag, wait=False)
+        return Work(work, tensors, stage.finish, self._kept)
 
     @call
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -38,7 +39,3 @@ class Messages:
         stage = Stage()
         work = self._communicator.recv(stage.write(tensor), ANY_SOURCE, tag, wait=False)
         return ReceivedFrom(work, tensors, stage.finish, self._kept)
-
-
-def _nothing() -> None:
-    pass

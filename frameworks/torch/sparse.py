@@ -40,6 +40,7 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, kept: Kept) ->
     def finish() -> None:
         indices, values = gathered
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
+        stage.finish()
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 

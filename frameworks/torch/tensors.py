@@ -1,47 +1,52 @@
-"""Tensors as collectives take them: flat numpy arrays in the same memory, or in a copy where that cannot be.
+"""Tensors as collectives take them: flat numpy arrays at the same address, or a copy where that cannot be.
 
-What is written here is not told to autograd, as with torch's own backends: FSDP gathers parameters into memory that
+`Tensor.numpy` will not do: it makes the tensor's memory one that can never be resized, which FSDP does all the time.
+Nor is what is written here told to autograd, as with torch's own backends: FSDP gathers parameters into memory that
 autograd has views of, and expects that no version changes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from unisono import UsageError
+from unisono.dtypes import DTYPES
 
 Array: TypeAlias = NDArray[Any]
 
-# Types that `Tensor.numpy` does not know: the integers that stand for them on the way, and numpy's types.
-_BITS: dict[Any, tuple[Any, np.dtype[Any]]] = {
-    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
-    torch.float8_e4m3fn: (torch.int8, np.dtype(ml_dtypes.float8_e4m3fn)),
-    torch.float8_e5m2: (torch.int8, np.dtype(ml_dtypes.float8_e5m2)),
-    # These are moved and not reduced, and so may be anything.
-    torch.float8_e4m3fnuz: (torch.int8, np.dtype(np.int8)),
-    torch.float8_e5m2fnuz: (torch.int8, np.dtype(np.int8)),
-    torch.float8_e8m0fnu: (torch.int8, np.dtype(np.int8)),
-    torch.complex32: (torch.int32, np.dtype(np.int32)),
+_TYPES: dict[Any, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in DTYPES}
+# Types that are moved and not reduced, and so may be anything of their size.
+ONLY_MOVED: dict[Any, np.dtype[Any]] = {
+    torch.float8_e4m3fnuz: np.dtype(np.uint8),
+    torch.float8_e5m2fnuz: np.dtype(np.uint8),
+    torch.float8_e8m0fnu: np.dtype(np.uint8),
+    torch.complex32: np.dtype(np.uint32),
 }
-ONLY_MOVED = frozenset({torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.complex32})
+_ALL_TYPES = {**_TYPES, **ONLY_MOVED}
+
+# Arrays by address, number of elements and type. They own nothing: each is used only while a tensor lies there.
+_arrays: dict[tuple[int, int, Any], Array] = {}
+_MOST_ARRAYS = 4096
 
 # Copies are short, and only one thread may make those of a call.
 _finishing = threading.Lock()
 
 
 class Stage:
-    """The memory of one call, and what must be copied to tensors when it has ended."""
+    """The memory of one call, which this keeps alive, and what must be copied to tensors when it has ended."""
 
-    __slots__ = ("_copies",)
+    __slots__ = ("_copies", "_used")
 
     def __init__(self) -> None:
+        self._used: list[Any] = []
         self._copies: list[tuple[Any, Any]] = []
 
     def read(self, tensor: Any) -> Array:
@@ -50,19 +55,22 @@ class Stage:
         Raises:
             UsageError: it is sparse, or of a type that cannot be moved.
         """
-        return _flat(_on_host(tensor))
+        return self._array(tensor if _is_flat(tensor) else _copy(tensor))
 
     def write(self, tensor: Any) -> Array:
         """Return memory whose elements a tensor gets in the end; they are its own now. Raises what `read` does."""
-        host = _on_host(tensor)
-        if host is not tensor and not (tensor.is_cpu and host.data_ptr() == tensor.data_ptr()):
-            self._copies.append((tensor, host))
-        return _flat(host)
+        if _is_flat(tensor):
+            return self._array(tensor)
+        host = _copy(tensor)
+        self._copies.append((tensor, host))
+        return self._array(host)
 
     def read_all(self, tensors: Sequence[Any]) -> Array:
         """Return the elements of tensors, one after the other. Raises what `read` does, and if the types differ."""
         joined = _joined(tensors)
-        return _flat(torch.cat([_on_host(each).reshape(-1) for each in tensors]) if joined is None else joined)
+        if joined is None:
+            joined = torch.cat([_copy(each).reshape(-1) for each in tensors])
+        return self._array(joined)
 
     def write_all(self, tensors: Sequence[Any]) -> Array:
         """Return memory whose elements tensors get in the end, one after the other; raises what `read_all` does."""
@@ -71,7 +79,7 @@ class Stage:
             joined = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
             parts = joined.split([each.numel() for each in tensors])
             self._copies += [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
-        return _flat(joined)
+        return self._array(joined)
 
     def finish(self) -> None:
         """Copy what must be copied; to be called when the call has ended, by as many threads as want to."""
@@ -81,28 +89,39 @@ class Stage:
                     tensor.copy_(host)
                 self._copies = []
 
+    def _array(self, tensor: Any) -> Array:
+        """Return the array at the address of a contiguous tensor."""
+        self._used.append(tensor)
+        place = tensor.data_ptr(), tensor.numel(), tensor.dtype
+        array = _arrays.get(place)
+        return _array_at(*place) if array is None else array
 
-def _on_host(tensor: Any) -> Any:
-    """Return the tensor itself, or one in the same memory, if it is contiguous on the host; or else a copy that is."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+
+def _is_flat(tensor: Any) -> bool:
+    """Return whether a tensor lies on the host as an array would."""
     if tensor.layout is not torch.strided:
         raise UsageError(
             f"a tensor of the layout {tensor.layout} goes through all_reduce alone: pass tensor.to_dense()"
         )
-    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        return tensor
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu", memory_format=torch.contiguous_format).contiguous()
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
 
 
-def _flat(tensor: Any) -> Array:
-    bits = _BITS.get(tensor.dtype)
-    array: Array
-    try:
-        array = tensor.numpy() if bits is None else tensor.view(bits[0]).numpy().view(bits[1])
-    except TypeError as error:
-        raise UsageError(f"a tensor of {tensor.dtype} cannot be moved: {error}") from None
-    return array if array.ndim == 1 else array.reshape(-1)
+def _copy(tensor: Any) -> Any:
+    """Return a contiguous tensor on the host with the same elements, a copy unless it is one."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _array_at(address: int, count: int, dtype: Any) -> Array:
+    found = _ALL_TYPES.get(dtype)
+    if found is None:
+        raise UsageError(f"tensors of {dtype} cannot be moved: convert them")
+    if count == 0:
+        return np.empty(0, found)
+    if len(_arrays) >= _MOST_ARRAYS:
+        _arrays.clear()
+    memory = (ctypes.c_byte * (count * found.itemsize)).from_address(address)
+    array = _arrays[address, count, dtype] = np.frombuffer(memory, found)
+    return array
 
 
 def _joined(tensors: Sequence[Any]) -> Any:
@@ -119,9 +138,9 @@ def _joined(tensors: Sequence[Any]) -> Any:
         return tensors[0].detach().reshape(-1).cpu()
     first, end = full[0], full[0].data_ptr()
     for each in full:
-        if not (each.is_cpu and each.layout is torch.strided and each.is_contiguous() and each.data_ptr() == end):
+        if not _is_flat(each) or each.data_ptr() != end:
             return None
-        if each.is_conj() or each.is_neg() or each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        if each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
             return None
         end += each.numel() * each.element_size()
     return first.detach().as_strided((sum(each.numel() for each in full),), (1,))

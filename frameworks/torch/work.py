@@ -112,10 +112,10 @@ class Work(dist.Work):  # type: ignore[misc]
             self.pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
             self.finish()
         except UnisonoError as error:
+            self._kept.drop(self)
             self._error = translated(error)
             raise self._error from error
-        finally:
-            self._kept.drop(self)
+        self._kept.drop(self)
         return True
 
     def synchronize(self) -> None:

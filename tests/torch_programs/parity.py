@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch_programs.meeting import meet
 
 warnings.simplefilter("ignore", FutureWarning)
 
@@ -214,19 +213,15 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def main() -> None:
+def compare(rank: int, size: int) -> None:
+    """Write the calls whose results differ."""
     global RANK, SIZE
-    RANK, SIZE = meet()
+    RANK, SIZE = rank, size
     ranks = list(range(SIZE))
     gloo, unisono = dist.new_group(ranks, backend="gloo"), dist.new_group(ranks, backend="unisono")
-    calls = [*reductions(), *moves()]
-    for name, call in calls:
+    for name, call in [*reductions(), *moves()]:
         expected, found = call(gloo), call(unisono)
         if len(expected) != len(found) or not all(map(same, expected, found)):
             print(f"{name}: Gloo {expected}, Unisono {found}")
-    print(f"{len(calls)} calls")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    dist.destroy_process_group(gloo)
+    dist.destroy_process_group(unisono)
