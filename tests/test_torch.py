@@ -59,7 +59,7 @@ def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
             assert (kind in kinds.split(","), its_cause, words in text) == (True, cause, True), told[name]
         assert {name: told[name] for name in WELL} == {name: ["nothing"] for name in WELL}
         assert " Timed out " in told["late"][2]
-        assert told["cycles"] == ["0", "0"], "threads or descriptors stay"
+        assert all(int(more) <= 0 for more in told["cycles"]), "threads or descriptors stay"
 
 
 def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> None:
