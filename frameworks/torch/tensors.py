@@ -32,6 +32,8 @@ ONLY_MOVED: dict[Any, np.dtype[Any]] = {
 }
 _ALL_TYPES = {**_TYPES, **ONLY_MOVED}
 
+_STRIDED = torch.strided
+
 # Arrays by address, number of elements and type. They own nothing: each is used only while a tensor lies there.
 _arrays: dict[tuple[int, int, Any], Array] = {}
 _MOST_ARRAYS = 4096
@@ -46,8 +48,8 @@ class Stage:
     __slots__ = ("_copies", "_used")
 
     def __init__(self) -> None:
-        self._used: list[Any] = []
-        self._copies: list[tuple[Any, Any]] = []
+        self._used: Any = None  # one tensor, mostly; of several, a chain of pairs
+        self._copies: Sequence[tuple[Any, Any]] = ()
 
     def read(self, tensor: Any) -> Array:
         """Return the elements of a tensor, which is not written.
@@ -62,7 +64,7 @@ class Stage:
         if _is_flat(tensor):
             return self._array(tensor)
         host = _copy(tensor)
-        self._copies.append((tensor, host))
+        self._copies = (*self._copies, (tensor, host))
         return self._array(host)
 
     def read_all(self, tensors: Sequence[Any]) -> Array:
@@ -78,7 +80,8 @@ class Stage:
         if joined is None:
             joined = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
             parts = joined.split([each.numel() for each in tensors])
-            self._copies += [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
+            copies = [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
+            self._copies = (*self._copies, *copies)
         return self._array(joined)
 
     def finish(self) -> None:
@@ -87,11 +90,11 @@ class Stage:
             with _finishing, torch.no_grad():
                 for tensor, host in self._copies:
                     tensor.copy_(host)
-                self._copies = []
+                self._copies = ()
 
     def _array(self, tensor: Any) -> Array:
         """Return the array at the address of a contiguous tensor."""
-        self._used.append(tensor)
+        self._used = tensor if self._used is None else (self._used, tensor)
         place = tensor.data_ptr(), tensor.numel(), tensor.dtype
         array = _arrays.get(place)
         return _array_at(*place) if array is None else array
@@ -99,11 +102,12 @@ class Stage:
 
 def _is_flat(tensor: Any) -> bool:
     """Return whether a tensor lies on the host as an array would."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not _STRIDED:
         raise UsageError(
             f"a tensor of the layout {tensor.layout} goes through all_reduce alone: pass tensor.to_dense()"
         )
-    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+    is_flat: bool = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+    return is_flat
 
 
 def _copy(tensor: Any) -> Any:
@@ -120,7 +124,8 @@ def _array_at(address: int, count: int, dtype: Any) -> Array:
     if len(_arrays) >= _MOST_ARRAYS:
         _arrays.clear()
     memory = (ctypes.c_byte * (count * found.itemsize)).from_address(address)
-    array = _arrays[address, count, dtype] = np.frombuffer(memory, found)
+    array: Array = np.frombuffer(memoryview(memory), found)
+    _arrays[address, count, dtype] = array
     return array
 
 

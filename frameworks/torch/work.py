@@ -42,31 +42,31 @@ class Kept:
     """The works of a process group that nobody has waited for.
 
     Of a work that Python hands on to C++ only the half in C++ would survive, which does not know its methods.
+
+    Attributes:
+        are_coalesced: whether the works of all calls are to become one, as between `start_coalescing` and
+            `end_coalescing`.
     """
 
     def __init__(self) -> None:
         self._works: dict[Work, None] = {}
-        self._together: list[Work] | None = None
-
-    @property
-    def are_coalesced(self) -> bool:
-        """Whether the works of all calls are to become one, as between `start_coalescing` and `end_coalescing`."""
-        return self._together is not None
+        self.are_coalesced = False
+        self._together: list[Work] = []
 
     def start_coalescing(self) -> None:
         """Let the works of calls become one from now on."""
-        self._together = []
+        self.are_coalesced = True
 
     def end_coalescing(self) -> Work:
         """Return the work of all calls since `start_coalescing`."""
-        works, self._together = self._together or [], None
+        works, self._together, self.are_coalesced = self._together, [], False
         results = [tensor for work in works for tensor in work.results]
         return Work(Several([work.pending for work in works]), results, lambda: _finish_all(works), self)
 
     def keep(self, work: Work) -> None:
         """Keep a work until it is waited for, or has ended long since."""
         self._works[work] = None
-        if self._together is not None:
+        if self.are_coalesced:
             self._together.append(work)
         if len(self._works) > _MOST_KEPT:
             oldest = next(iter(self._works))
