@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-
 # The environment variable that names the backend.
 BACKEND = "BENCH_TORCH_BACKEND"
 
