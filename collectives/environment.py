@@ -168,6 +168,15 @@ def _job(text: str) -> bytes:
     return job
 
 
+def key_of_file(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key in the file that `environ` names, or None if it names none.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    return _key_from_file(environ[_KEY_FILE]) if _KEY_FILE in environ else None
+
+
 def job_of_key(key: bytes) -> bytes:
     """Return the id of a job that has no other; it tells nothing of the key."""
     return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
@@ -182,9 +191,7 @@ def _key(environ: Mapping[str, str], job: bytes) -> bytes | None:
         if job not in _inherited_keys:
             _inherited_keys[job] = _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
         return _inherited_keys[job]
-    if _KEY_FILE in environ:
-        return _key_from_file(environ[_KEY_FILE])
-    return None
+    return key_of_file(environ)
 
 
 def _key_from_descriptor(descriptor: int) -> bytes:

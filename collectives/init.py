@@ -15,7 +15,7 @@ from typing import Any
 from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.environment import Launch, agree_on_key, detect, job_of_key
+from unisono.collectives.environment import Launch, agree_on_key, detect, job_of_key, key_of_file
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports import _core
@@ -112,7 +112,7 @@ def _launch(store: Any, rank: int | None, size: int | None) -> Launch:
     if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
         raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
     if not isinstance(store, str):
-        return Launch(rank, size, 0, 1, None, b"", None, "a program with a store")
+        return Launch(rank, size, 0, 1, None, b"", key_of_file(os.environ), "a program with a store")
     place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": store}
     # Who launches by hand says nothing of hosts; each rank finds its own by the roster.
     return detect({**place, "UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "1"})

@@ -10,9 +10,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
-from torch_ranks import lines_of, run, started
-
-IMPORT_S = 60
+from torch_ranks import DEADLINE_S, lines_of, run, started
 
 
 def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
@@ -78,5 +76,14 @@ def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
         "print(dist.is_backend_available('unisono'), 'unisono.collectives' in sys.modules)"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "torch_ddp.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recognised = done.stdout.splitlines()[-1].removeprefix("recognised: ").removesuffix("%")
+    assert int(recognised) > 80
