@@ -1,7 +1,7 @@
 """Data-parallel training by torch over Unisono: a small network learns scikit-learn's handwritten digits.
 
-Run it by ``torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py``. The one word that makes it Unisono's is the
-name of the backend.
+Run it by ``torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py``. What makes it Unisono's is the name of
+the backend.
 """
 
 from __future__ import annotations
