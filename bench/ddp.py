@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -53,7 +54,7 @@ def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) ->
     dist.init_process_group("unisono", init_method=url, rank=world.rank, world_size=world.size)
     groups = {backend: dist.new_group(list(range(world.size)), backend=backend) for backend in BACKENDS}
     models = {backend: _model(layers, group) for backend, group in groups.items()}
-    steps: dict[str, Callable[[], None]] = {name: lambda m=model: _step(m) for name, model in models.items()}
+    steps: dict[str, Callable[[], None]] = {name: partial(_step, model) for name, model in models.items()}
 
     def alone() -> None:
         with models["unisono"].no_sync():

@@ -21,7 +21,7 @@ def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
 def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
     outputs = lines_of(run("training", 2, tmp_path))
     for rank, lines in enumerate(outputs):
-        assert len(lines) == 11
+        assert len(lines) == 12
         assert lines[-1] == f"join: {2 + rank} of {2 + rank}"
         assert [line for line in lines[:-1] if not line.endswith(": equal")] == []
 

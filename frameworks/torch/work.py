@@ -1,9 +1,10 @@
 """Calls that go on: `Work`, and its futures.
 
 Theory of operation. A future must not be completed by the only thread that could complete others, for callbacks that
-run there may wait for those: each future has a thread of its own until it is completed, of a pool that grows whenever
-nobody in it is free. Nor may a future be ended by `set_exception`: to C++ the exception would be the value. So the
-future that is handed out comes of one that only says that the call has ended, by a callback that returns or raises.
+run there may wait for those: each is completed by a thread of its own, of a pool that grows whenever nobody in it is
+free. Until the call has ended, no thread waits for it, which might take a core from those who compute. Nor may a future
+be ended by `set_exception`: to C++ the exception would be the value. So the future that is handed out comes of one that
+only says that the call has ended, by a callback that returns or raises.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class Pending(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until it has ended; raises its error."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback(self)`` when it has ended, in whatever thread."""
 
 
 class Kept:
@@ -149,7 +153,7 @@ class Work(dist.Work):  # type: ignore[misc]
         if self._future is None:
             ended: Any = Future()
             self._future = ended.then(lambda _: self.result())
-            THREADS.do(lambda: self._complete(ended))
+            self.pending.add_done_callback(lambda _: THREADS.do(lambda: self._complete(ended)))
         return self._future
 
     def _complete(self, ended: Any) -> None:
@@ -184,6 +188,22 @@ class Several:
         """See `Pending.wait`."""
         for call in self._calls:
             call.wait(timeout_s)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """See `Pending.add_done_callback`."""
+        left, lock = list(self._calls), threading.Lock()
+
+        def count(_: Any) -> None:
+            with lock:
+                left.pop()
+                is_last = not left
+            if is_last:
+                callback(self)
+
+        for call in self._calls:
+            call.add_done_callback(count)
+        if not self._calls:
+            callback(self)
 
 
 def _finish_all(works: Sequence[Work]) -> None:

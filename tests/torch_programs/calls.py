@@ -166,6 +166,10 @@ def counters() -> None:
     dist.all_reduce(torch.ones(1 << 16))
     sent = sum(each.sent_nbytes for each in group.communicator.stats().values()) - before
     expect("bytes of an all_reduce", sent >= (1 << 18) * (SIZE - 1) // SIZE, True)
+    before = sum(each.sent_nbytes for each in group.communicator.stats().values())
+    dist.reduce_scatter_tensor(torch.zeros(1 << 16), torch.ones(SIZE << 16))
+    sent = sum(each.sent_nbytes for each in group.communicator.stats().values()) - before
+    expect("bytes of a reduce_scatter", sent <= (1 << 18) * (SIZE - 1) * 1.01, True)
     expect("backend", (dist.get_backend(), type(group)), ("unisono", un.torch.ProcessGroup))
     with torch.profiler.profile() as profiled:
         dist.all_reduce(torch.ones(4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ def bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annot
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
+def backends() -> set[str]:
+    """Return the backends of all groups there are, and of all threads that Gloo has started."""
+    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    groups = {name for name, _ in dist.distributed_c10d._world.pg_map.values()}
+    return groups | {name for name in names if "gloo" in name.lower()}
+
+
 def main() -> None:
     rank, size = meet()
     alone = train(copy.deepcopy(MODEL), lambda batch: batch)
@@ -100,6 +108,7 @@ def main() -> None:
             x, y = BATCHES[step]
             torch.nn.functional.cross_entropy(joined(share(x)), share(y)).backward()
             seen += 1
+    print(f"backends: {'equal' if backends() == {'unisono'} else backends()}")
     print(f"join: {seen} of {2 + rank}")
     dist.destroy_process_group()
 
