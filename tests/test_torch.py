@@ -28,7 +28,7 @@ def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
 
 def test_training_with_shards_is_that_of_one_process(tmp_path: Path) -> None:
     for lines in lines_of(run("sharded", 2, tmp_path)):
-        assert len(lines) == 8
+        assert len(lines) == 9
         assert [line for line in lines if not line.endswith(": equal")] == []
 
 

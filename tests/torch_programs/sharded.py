@@ -21,6 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs.meeting import meet
 
+import unisono as un
+
 warnings.simplefilter("ignore")
 
 STEPS = 3
@@ -91,6 +93,12 @@ def shard_with_fsdp2(share: Callable[[Any], Any], mesh: Any, alone: list[float])
     checkpoint.load(state, checkpoint_id=place)
     same = all(torch.equal(tensor.full_tensor(), saved[name]) for name, tensor in state.items())
     print(f"checkpoint: {'equal' if same else 'another state'}")
+    mapped = copy.deepcopy(MODEL)
+    for layer in (mapped[0], mapped[2]):
+        fully_shard(layer, mesh=mesh)
+        layer.set_custom_all_gather(un.torch.AllGather())
+        layer.set_custom_reduce_scatter(un.torch.ReduceScatter())
+    check("FSDP2 in mapped memory", losses_of(mapped, share), alone)
     mixed = copy.deepcopy(MODEL)
     fully_shard(mixed, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     check("FSDP2 in bfloat16", losses_of(mixed, share), alone, 0.05)
