@@ -32,6 +32,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 # What torch sets where no timeout was given.
 _UNSET = timedelta(milliseconds=-1)
 _NOTHING: Mapping[str, Any] = {}
+_NO_TENSORS = Stage()
 _is_profiled = torch.autograd._profiler_enabled
 
 
@@ -240,7 +241,7 @@ class Collectives:
     @call
     def barrier(self, opts: Any = None) -> Any:
         """Wait until all ranks have called it."""
-        return self._run(self._communicator.barrier, opts or c10d.BarrierOptions(), [], Stage())
+        return self._run(self._communicator.barrier, opts or c10d.BarrierOptions(), [], _NO_TENSORS)
 
     # The same under the names that torch has given them before.
     _reduce_scatter_base = reduce_scatter_single
