@@ -29,7 +29,7 @@ ALLOWED = {
     ),
     "frameworks": ("unisono.frameworks", *PUBLIC, *VOCABULARY),
     "bench": ("unisono.bench", *PUBLIC, *VOCABULARY),
-    "examples": PUBLIC,
+    "examples": (*PUBLIC, "unisono.torch"),
 }
 
 # File → the names that it may import beyond its folder's rule, and why.
