@@ -44,7 +44,7 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
-	@$(BIN)/pytest -m "not packaging and not slow" $(PYTEST)
+	@$(BIN)/pytest -n 2 --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
