@@ -30,6 +30,8 @@ FUZZERS := frames plans shm tcp
 BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 PYTEST ?=
+# Processes in which tests run at the same time; 0 runs them one by one.
+WORKERS ?= 0
 # Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
 FUZZ_S ?= 15
 UPDATE ?=
@@ -44,7 +46,7 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
-	@$(BIN)/pytest -n 2 --dist worksteal -m "not packaging and not slow" $(PYTEST)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
 
