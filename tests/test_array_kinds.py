@@ -151,7 +151,9 @@ def test_what_is_seen_is_the_memory_itself_and_is_kept_alive(lender: str) -> Non
     assert seen.tolist() == [7, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=str)
+@pytest.mark.parametrize(
+    "lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=lambda lent: type(lent).__name__
+)
 def test_what_is_read_only_can_be_read_and_is_refused_as_out(alone: un.Communicator, lent: Any) -> None:
     assert alone.allreduce(lent).tolist() == [97, 98, 99]
     with pytest.raises(un.UsageError, match="read-only"):
