@@ -87,8 +87,15 @@ def kind_of(x: Any, name: str) -> Kind:
     if kind is not None:
         return kind
     what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    advice = f"list({name}.values())" if isinstance(x, Mapping) else f"numpy.asarray({name})"
-    raise UsageError(f"{name} must be an array, not {what}: pass {advice}")
+    raise UsageError(f"{name} must be an array, not {what}: {_advice(x, name)}")
+
+
+def _advice(x: Any, name: str) -> str:
+    if isinstance(x, Mapping):
+        return f"pass list({name}.values())"
+    return (
+        "broadcast_object takes any object, and so do its like" if isinstance(x, str) else f"pass numpy.asarray({name})"
+    )
 
 
 # --- numpy, and what only the protocols tell about -----------------------------------------------------------------
