@@ -136,7 +136,7 @@ def _explained(judges: Judges, case: Case, ranks: int, text: str, source_of: Cal
     judges.close()
     if not _verdict(judges, case, ranks)[0]:
         text += "\nBy itself it is right: it depends on the cases before it, which the same --seed runs again."
-    is_wrong = while_searching(lambda *each: bool(_verdict(judges, *each, BRIEF_S)[0]))
+    is_wrong = while_searching(lambda case, ranks: bool(_verdict(judges, case, ranks, BRIEF_S)[0]))
     simplest, fewest = shrunk(case, ranks, is_wrong, {1, 2, 3, ranks // 2, ranks - 1} - {0})
     if judges.timeout_s > BRIEF_S and not _verdict(judges, simplest, fewest)[0]:  # it was only slow
         simplest, fewest = case, ranks
