@@ -38,7 +38,7 @@ UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test torch cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
+.PHONY: setup demo test torch jax cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -49,6 +49,8 @@ test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run 
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
+
+jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, likewise
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -138,6 +140,10 @@ $(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY): CONFIG := -Ccmake.define.UNISONO_WER
 # The version is fixed because the newest brings gigabytes that no test here needs.
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
 	$(PIP) install torch==2.13.0
+	@touch $@
+
+$(STAMPS)/jax-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install jax
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)
