@@ -101,13 +101,17 @@ ONE_CCL = {
 # mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
+GLOO = {"BENCH_TORCH_BACKEND": "gloo", "GLOO_SOCKET_IFNAME": "lo"}
+UNISONO_IN_TORCH = {"BENCH_TORCH_BACKEND": "unisono"}
 UNISONO_RUN = "{python} -m unisono run -n {ranks} --no-label -- {worker}"
 TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node {ranks} --monitor-interval 5 --no-python"
 
 PEERS: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("gloo", "gloo", f"{TORCHRUN} {{worker}}", "RANK", "gloo", {"GLOO_SOCKET_IFNAME": "lo"}, binds=False),
+        Library("gloo", "torch_distributed", f"{TORCHRUN} {{worker}}", "RANK", "gloo", GLOO, binds=False),
+        # Unisono called through torch, in the environment that this process runs in, if that has torch.
+        Library("unisono-torch", "torch_distributed", f"{TORCHRUN} {{worker}}", "RANK", None, UNISONO_IN_TORCH),
         Library("openmpi", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", AS_ROOT),
         Library(
             "openmpi-single", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", {**AS_ROOT, **SINGLE}

@@ -152,6 +152,7 @@ class Communicator(Groups, Objects, Probes):
             out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
             source: another rank, or `ANY_SOURCE`; `probe` says before from which the next message is.
             tag: as in `send`, or `ANY_TAG`. A message that several receives want goes to the one that was called first.
+                Of a call that does not wait, `Work.message` tells which it was.
             timeout_s: as in `send`.
             wait: as in `send`; until the call has ended, `out` must not be read.
 
@@ -169,7 +170,7 @@ class Communicator(Groups, Objects, Probes):
         operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
         if not wait:
             operation.go_on(limit_s)
-            return self._works.add(operation, out, limit_s)
+            return self._works.add(operation, out, limit_s, found=operation.found)
         operation.wait(limit_s)
         return out
 

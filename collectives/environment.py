@@ -48,9 +48,10 @@ class Launch:
         rank, size: this rank and the number of ranks.
         local_rank, local_size: the same among the ranks of this host, as the launcher placed them.
         store: URL of the store, or None for a job of one rank that nobody launched.
-        job: the job's id, 16 bytes, equal on all ranks; not secret.
+        job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
         key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun" or "none".
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", "none", or in other words
+            who calls `init` with a store of its own.
     """
 
     rank: int
@@ -167,6 +168,20 @@ def _job(text: str) -> bytes:
     return job
 
 
+def key_of_file(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key in the file that `environ` names, or None if it names none.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    return _key_from_file(environ[_KEY_FILE]) if _KEY_FILE in environ else None
+
+
+def job_of_key(key: bytes) -> bytes:
+    """Return the id of a job that has no other; it tells nothing of the key."""
+    return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
+
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:JOB_NBYTES]
 
@@ -176,9 +191,7 @@ def _key(environ: Mapping[str, str], job: bytes) -> bytes | None:
         if job not in _inherited_keys:
             _inherited_keys[job] = _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
         return _inherited_keys[job]
-    if _KEY_FILE in environ:
-        return _key_from_file(environ[_KEY_FILE])
-    return None
+    return key_of_file(environ)
 
 
 def _key_from_descriptor(descriptor: int) -> bytes:

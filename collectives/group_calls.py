@@ -19,7 +19,7 @@ from unisono.collectives.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports import _core
-from unisono.transports.base import Operation
+from unisono.transports.base import Message as MessageFacts, Operation
 
 # Collectives on arrays, of which any number is as good as one.
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)
@@ -52,6 +52,12 @@ class Outcome:
             raise self._error
         return self._results[index]
 
+    def message(self) -> MessageFacts | None:
+        """Return which message a receive that has ended has got; None of any other call. Raises as `result` does."""
+        if self._error is not None:
+            raise self._error
+        return None
+
     def await_end(self, callback: Callable[[Work[Any]], object], work: Work[Any]) -> None:
         """Call ``callback(work)`` when the calls end; at once, if they have."""
         if self.is_over:
@@ -83,6 +89,11 @@ class GroupWork(Work[Any]):
         self._check_over()
         return self._outcome.result(self._index)
 
+    def message(self) -> MessageFacts | None:
+        """See `Work.message`."""
+        self._check_over()
+        return self._outcome.message()
+
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
         """See `Work.add_done_callback`; in the block, the callback is called at its end, by its thread."""
         self._outcome.await_end(callback, self)
@@ -110,6 +121,12 @@ class Message(Outcome):
     def start(self) -> None:
         """Start it."""
         self._operation = self._start()
+
+    def message(self) -> MessageFacts | None:
+        """See `Outcome.message`."""
+        super().message()
+        found: Callable[[], MessageFacts | None] = getattr(self._operation, "found", lambda: None)
+        return found()
 
     def wait(self) -> None:
         """Wait until it has ended; raises as `Operation.wait`."""

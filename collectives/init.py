@@ -10,17 +10,18 @@ import time
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.environment import Launch, agree_on_key, detect
+from unisono.collectives.environment import Launch, agree_on_key, detect, job_of_key, key_of_file
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.hello import KEY_NBYTES
 from unisono.transports.native_executor import NativeExecutor
-from unisono.transports.rendezvous import host_and_port, open_store
+from unisono.transports.rendezvous import given_store, host_and_port, open_store
 from unisono.transports.rendezvous.roster import Member, Roster, join
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
@@ -54,7 +55,7 @@ _open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDic
 
 
 def init(
-    options: Options | None = None, *, store: str | None = None, rank: int | None = None, size: int | None = None
+    options: Options | None = None, *, store: Any = None, rank: int | None = None, size: int | None = None
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
@@ -65,7 +66,8 @@ def init(
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transport`,
             `algorithm`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`.
-        store: where the ranks meet, ``tcp://host:port`` (served by rank 0) or ``file:///directory``.
+        store: where the ranks meet, ``tcp://host:port`` (served by rank 0) or ``file:///directory``; or a store of
+            torch.distributed, which the ranks of this job alone use at its prefix, and which hands over the job's key.
         rank: this rank; with `store` only.
         size: the number of ranks; with `store` only.
 
@@ -76,14 +78,15 @@ def init(
     """
     settings = Options.from_environment(os.environ) if options is None else options
     launch = _launch(store, rank, size)
-    log.configure(settings.log, launch.rank, launch.size)
+    if not _open_worlds:  # of several, the first gives the process its name
+        log.configure(settings.log, launch.rank, launch.size)
     began = time.perf_counter()
     server = _serve(launch)
     meeting: Store | None = None
     session: Session | None = None
     try:
-        meeting, key = _open(launch, settings)
-        identity = Identity(key, launch.job, 0, launch.rank, launch.size)
+        meeting, key = _open(launch, settings, store)
+        identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size)
         session = Session(identity, settings.bind_address)
         world = _join(session, meeting, launch, settings, _Job(session, meeting, server))
     except BaseException as error:
@@ -100,7 +103,7 @@ def init(
     return world
 
 
-def _launch(store: str | None, rank: int | None, size: int | None) -> Launch:
+def _launch(store: Any, rank: int | None, size: int | None) -> Launch:
     given = (store is not None, rank is not None, size is not None)
     if not any(given):
         return detect(os.environ)
@@ -108,7 +111,9 @@ def _launch(store: str | None, rank: int | None, size: int | None) -> Launch:
         raise UsageError("store, rank and size must be given together, or none of them")
     if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
         raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
-    place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": str(store)}
+    if not isinstance(store, str):
+        return Launch(rank, size, 0, 1, None, b"", key_of_file(os.environ), "a program with a store")
+    place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": store}
     # Who launches by hand says nothing of hosts; each rank finds its own by the roster.
     return detect({**place, "UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "1"})
 
@@ -119,12 +124,15 @@ def _serve(launch: Launch) -> StoreServer | None:
     return StoreServer(*host_and_port(launch.store), key=launch.key, job=launch.job)
 
 
-def _open(launch: Launch, options: Options) -> tuple[Store | None, bytes]:
-    """Return the store, if there is one, and the job's key."""
-    if launch.store is None:
-        return None, os.urandom(KEY_NBYTES)
+def _open(launch: Launch, options: Options, given: Any) -> tuple[Store | None, bytes]:
+    """Return the store, if there is one, and the job's key. `given` is the store that the program has, or names."""
     limit_s = options.rendezvous_timeout_s
-    store = open_store(launch.store, rank=launch.rank, key=launch.key, job=launch.job, timeout_s=limit_s)
+    if launch.store is not None:
+        store = open_store(launch.store, rank=launch.rank, key=launch.key, job=launch.job, timeout_s=limit_s)
+    elif given is not None:
+        store = given_store(given, launch.rank)
+    else:
+        return None, os.urandom(KEY_NBYTES)
     try:
         return store, launch.key or agree_on_key(store, launch.rank, limit_s)
     except BaseException:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from unisono.errors import UnisonoError, UsageError
-from unisono.transports.base import Executor, Operation
+from unisono.transports.base import Executor, Message, Operation
 
 _log = logging.getLogger("unisono")
 
@@ -39,7 +39,7 @@ class Work(Generic[Result]):
     passed.
     """
 
-    __slots__ = ("_error", "_limit_s", "_made", "_operation", "_works", "is_counted")
+    __slots__ = ("_error", "_found", "_limit_s", "_made", "_operation", "_works", "is_counted")
 
     def __init__(
         self,
@@ -48,11 +48,13 @@ class Work(Generic[Result]):
         result: Any,
         limit_s: float,
         convert: Callable[[Any], Result] | None,
+        found: Callable[[], Message | None] = lambda: None,
     ) -> None:
         self._works = works
         self._operation = operation  # None if there is nothing to wait for
         self._made = (result, convert)  # one attribute, for several threads may wait
         self._limit_s = limit_s
+        self._found = found
         self._error: UnisonoError | None = None
         self.is_counted = True  # its end, by the executor
 
@@ -100,6 +102,22 @@ class Work(Generic[Result]):
             raise UsageError("the call has not ended: wait() for it")
         return self.wait()
 
+    def message(self) -> Message | None:
+        """Return which message a `recv` that has ended has got; None of any other call. Raises as `result` does.
+
+        >>> import numpy as np, unisono as un
+        >>> def ask_for_anything(world):
+        ...     if world.rank > 0:
+        ...         return world.send(np.full(world.rank, 0.5), 0, tag=7)
+        ...     work = world.recv(np.empty(1), un.ANY_SOURCE, un.ANY_TAG, wait=False)
+        ...     work.wait()
+        ...     return work.message()
+        >>> un.launch(ask_for_anything, 2)[0]
+        Message(source=1, tag=7, dtype='float64', count=1)
+        """
+        self.result()
+        return self._found()
+
     def add_done_callback(self, callback: Callable[[Work[Result]], object]) -> None:
         """Call ``callback(self)`` when the call has ended, in a thread of its own; at once, here, if it has ended.
 
@@ -146,17 +164,19 @@ class Works:
         convert: Callable[[Any], Any] | None = None,
         *,
         is_counted: bool = True,
+        found: Callable[[], Message | None] = lambda: None,
     ) -> Work[Any]:
         """Return the work of an operation that goes on by itself, and keep it until it has ended.
 
         The user gets `result`, or, where that is not yet of the user's kind, what `convert` makes of it in the end. Its
-        end is one of those that `Executor.wait_for_end` counts, or else `is_counted` must be False.
+        end is one of those that `Executor.wait_for_end` counts, or else `is_counted` must be False. `found` tells of a
+        receive what it has got.
         """
         for oldest in list(itertools.islice(self._kept, 2)):
             self.drop(oldest)
             if not oldest.done():
                 self._kept[oldest] = None  # to be looked at again after all others
-        work: Work[Any] = Work(self, operation, result, limit_s, convert)
+        work: Work[Any] = Work(self, operation, result, limit_s, convert, found)
         work.is_counted = is_counted
         self._kept[work] = None
         return work

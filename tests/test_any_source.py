@@ -144,8 +144,9 @@ class Model:
             if enough > len(posted):
                 out = np.zeros(3, np.int64)
                 posted.append((want, out, self.executor.recv(out, INT64, *want)))
-        for _, _, operation in posted:
+        for _, out, operation in posted:
             operation.wait(WAIT_S)
+            assert operation.found() == Message(int(out[0]), int(out[1]), "int64", 3)
         self.check([(want, *map(int, out)) for want, out, _ in posted])
 
     def check(self, got: list[tuple[Wanted, int, int, int]]) -> None:
@@ -180,7 +181,9 @@ def run_dtypes(executor: Any) -> list[tuple[str, int]]:
                 probe = executor.probe(None, None, once=False)
                 probe.wait(WAIT_S)
                 assert (probe.found().source, probe.found().tag) == (2, 9)
-                executor.recv(array, dtype, None, 9).wait(WAIT_S)
+                receive = executor.recv(array, dtype, None, 9)
+                receive.wait(WAIT_S)
+                assert receive.found() == probe.found()
                 told.append((probe.found().dtype, probe.found().count))
     return told
 
@@ -236,7 +239,10 @@ def gather_by_works(world: un.Communicator) -> Any:
         world.send(np.full(4, world.rank), 0, tag=world.rank)
         return None
     works = [world.recv(np.zeros(4, int), un.ANY_SOURCE, un.ANY_TAG, wait=False) for _ in range(3)]
-    return sorted(x.tolist() for x in un.wait_all(works))
+    arrays = [x.tolist() for x in un.wait_all(works)]
+    messages = [work.message() for work in works]
+    assert messages == [Message(source, source, "int64", 4) for source, *_ in arrays]
+    return sorted(arrays)
 
 
 def test_works_receive_from_any(four: NativeRanks) -> None:

@@ -87,6 +87,7 @@ def test_an_option_that_names_no_algorithm_is_refused_and_the_nearest_are_named(
         ({"store": "file:///tmp/x", "rank": -1, "size": 2}, "rank=-1"),
         ({"store": "file:///tmp/x", "rank": 0, "size": 0}, "size=0"),
         ({"store": "ftp://host", "rank": 0, "size": 2}, "ftp"),
+        ({"store": {}, "rank": 0, "size": 2}, "a store of torch"),
         ({"store": "tcp://127.0.0.1", "rank": 0, "size": 2}, "port"),
     ],
 )

@@ -20,7 +20,7 @@ from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.roster import Member, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
-from unisono.transports.rendezvous.torch_store import TorchStore
+from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
 KEY = bytes(range(32))
 JOB = b"j" * 16
@@ -38,7 +38,9 @@ def opened(request, tmp_path):
         elif request.param == "torch":
             torch = pytest.importorskip("torch.distributed")
             served = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            yield lambda: stack.enter_context(contextlib.closing(TorchStore("127.0.0.1", served.port, DEADLINE_S)))
+            yield lambda: stack.enter_context(
+                contextlib.closing(TorchStore(connect("127.0.0.1", served.port, DEADLINE_S)))
+            )
         else:
             key = KEY if request.param == "tcp with a key" else None
             server = stack.enter_context(contextlib.closing(StoreServer("127.0.0.1", 0, key=key, job=JOB)))

@@ -221,10 +221,10 @@ class Message:
 
 
 class Probe(Operation, Protocol):
-    """A started look for a message."""
+    """A started look for a message, or a receive of one."""
 
     def found(self) -> Message | None:
-        """Return the message that a probe which is done has found; None only if it was to look once."""
+        """Return the message that was found or received, once this is done; None if it was to look only once."""
 
 
 class CallCache(Protocol):
@@ -333,7 +333,7 @@ class Executor(Protocol):
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
         """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Operation:
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Probe:
         """Start receiving into the flat `array` from rank `source` the next message of that tag.
 
         None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. A message that several receives

@@ -59,7 +59,7 @@ from unisono.transports.base import (
 )
 from unisono.transports.checks import MESSAGES, WRITES, check_plan
 from unisono.transports.lane import Lane, Posted
-from unisono.transports.matching import Matching, signature_of
+from unisono.transports.matching import Matching, Receive, signature_of
 from unisono.transports.memory import Memory, View, as_bytes, checked, flat, scatter
 from unisono.transports.reductions import reduce_into
 
@@ -146,15 +146,17 @@ class GenericExecutor:
             self._check_message(signature, dest)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]
             request = self._matching.send(dest, tag, signature, pieces)
-            return self._launch(_Message(self, signature, [dest], request, writes=False))
+            return self._launch(_Message(self, signature, [dest], request))
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Operation:
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> _Receive:
         signature = signature_of(dtype, array.size)
         with self._lock:
             self._check_message(signature, source)
             pieces = [as_bytes(checked("array", array, dtype, array.size))]
             request = self._matching.receive(source, tag, signature, pieces)
-            return self._launch(_Message(self, signature, self._matching.sources(source), request, writes=True))
+            receive = _Receive(self, signature, self._matching.sources(source), request)
+            self._launch(receive)
+            return receive
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> _Probe:
         signature = Signature("probe", None, None, "C", None, None, "direct", 1)
@@ -347,12 +349,11 @@ class _Message(_Running):
     """A message outside collectives, to or from one of `peers`."""
 
     def __init__(
-        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request, *, writes: bool
+        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request
     ) -> None:
         super().__init__(executor, signature)
         self._peers = peers
         self._request = request
-        self._writes = writes
 
     def advance(self) -> bool:
         self._finished = self._request.done()
@@ -365,7 +366,24 @@ class _Message(_Running):
         return ()
 
     def has_written(self) -> bool:
-        return self._writes
+        return False
+
+
+class _Receive(_Message):
+    """A message from one of `peers`."""
+
+    def __init__(
+        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
+    ) -> None:
+        super().__init__(executor, signature, peers, receive)
+        self._receive = receive
+
+    def found(self) -> Message | None:
+        """See `Probe.found`."""
+        return self._receive.message
+
+    def has_written(self) -> bool:
+        return True
 
 
 class _Probe(_Running):

@@ -25,6 +25,7 @@ class Receive:
 
     Attributes:
         source, tag: what it accepts; None for any.
+        message: what it gets, once that is known.
     """
 
     matching: Matching
@@ -33,6 +34,7 @@ class Receive:
     signature: Signature
     pieces: Sequence[memoryview]
     request: Request | None = None
+    message: Message | None = None
 
     def done(self) -> bool:
         if self.request is None:
@@ -64,7 +66,7 @@ class Matching:
 
     def receive(
         self, source: int | None, tag: int | None, signature: Signature, pieces: Sequence[memoryview]
-    ) -> Request:
+    ) -> Receive:
         """Post a receive, from any other rank or of any tag that is not reserved where None is given."""
         receive = Receive(self, source, tag, signature, pieces)
         if source is None or tag is None or any(map(receive.may_want_same, self._queue)):
@@ -134,6 +136,7 @@ class Matching:
 
     def _assign(self, receive: Receive, source: int, tag: int) -> None:
         identity = self._next(self._received, source, tag)
+        receive.message = _message(source, identity, receive.signature)
         receive.request = self._transport.post_recv(source, identity, receive.signature, receive.pieces)
 
     def _next(self, numbers: Counter[tuple[int, int]], peer: int, tag: int) -> Identity:

@@ -130,7 +130,7 @@ class NativeOperation:
 
 
 class NativeProbe(NativeOperation):
-    """A look for a message."""
+    """A look for a message, or a receive of one."""
 
     def found(self) -> Message | None:
         """See `Probe.found`."""
@@ -248,10 +248,10 @@ class NativeExecutor:
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
         return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> NativeOperation:
+    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> NativeProbe:
         """See `Executor.recv`."""
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype))
-        return NativeOperation(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
+        return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
         """See `Executor.probe`."""

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono import testing as testing
+    from unisono import testing as testing, torch as torch
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
@@ -68,14 +68,15 @@ _NAMES = {
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
-# Those that are modules themselves.
+# Those that are modules themselves, and those among them that need another library.
 _MODULES = ("testing",)
+_FRAMEWORKS = ("torch",)
 
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
+    if name in _MODULES or name in _FRAMEWORKS:
         return importlib.import_module(f"unisono.{name}")
     module = _NAMES.get(name)
     if module is None:
@@ -86,4 +87,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES, *_MODULES})
+    return sorted({*globals(), *_NAMES, *_MODULES, *_FRAMEWORKS})

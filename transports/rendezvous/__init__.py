@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from unisono.errors import UsageError
@@ -43,6 +44,23 @@ def open_store(url: str, *, rank: int, key: bytes | None, job: bytes, timeout_s:
     )
 
 
+def given_store(store: Any, rank: int) -> Store:
+    """Return a store of torch.distributed that the program has, as one of ours, for the values of one job alone.
+
+    The n-th opening by a rank sees what other ranks set in their n-th opening, whichever processes open it.
+
+    Raises:
+        UsageError: it is none.
+        RendezvousError: it cannot be used.
+    """
+    if not all(hasattr(store, name) for name in ("compare_set", "check", "add")):
+        raise UsageError(f"store must be a URL or a store of torch.distributed, not {store!r}")
+    from unisono.transports.rendezvous.torch_store import TorchStore
+
+    opened = TorchStore(store)
+    return PrefixStore(opened, f"unisono/{opened.count(f'unisono/openings/{rank}')}/")
+
+
 def host_and_port(url: str) -> tuple[str, int]:
     """Return the host and the port in `url`; raises `UsageError` if either is missing."""
     parts = urlsplit(url)
@@ -73,9 +91,9 @@ def _file(parts: SplitResult, _key: bytes | None, _job: bytes, _timeout_s: float
 
 
 def _torch(parts: SplitResult, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
-    from unisono.transports.rendezvous.torch_store import TorchStore
+    from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
-    return TorchStore(*host_and_port(parts.geturl()), timeout_s)
+    return TorchStore(connect(*host_and_port(parts.geturl()), timeout_s))
 
 
 _SCHEMES: dict[str, Callable[[SplitResult, bytes | None, bytes, float], Store]] = {

@@ -1,6 +1,7 @@
-"""The store behind ``torch://host:port``: the TCPStore that torchrun's agent serves.
+"""The stores of torch.distributed: behind ``torch://host:port`` the TCPStore that torchrun's agent serves, and others.
 
-It has no authentication: who can reach its port can read and write it. docs/security.md states that trust.
+They have no authentication: who can reach a TCPStore's port, or read a FileStore's file, can read and write what is in
+it. docs/security.md states that trust.
 """
 
 from __future__ import annotations
@@ -13,22 +14,38 @@ from unisono.errors import RendezvousError
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
 
-class TorchStore:
-    """A client of the TCPStore at `host`:`port`, which must be served already; `Store` says what its methods do.
+def connect(host: str, port: int, timeout_s: float) -> Any:
+    """Return a client of the TCPStore at `host`:`port`, which must be served already.
 
     Raises:
         RendezvousError: torch cannot be imported, or the store cannot be reached within `timeout_s` seconds.
     """
+    try:
+        from torch.distributed import TCPStore
+    except ImportError as error:
+        raise RendezvousError(f"the store of torchrun needs torch, which cannot be imported: {error}") from error
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise RendezvousError(f"the store of torchrun at {host}:{port} cannot be reached: {error}") from error
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+
+class TorchStore:
+    """A store of torch.distributed as one of ours; `Store` says what its methods do."""
+
+    def __init__(self, store: Any) -> None:
+        self._store: Any = store
+
+    def count(self, key: str) -> int:
+        """Return how often this has been called for `key`, by whomever, now included.
+
+        Raises:
+            RendezvousError: the store is out of reach.
+        """
         try:
-            from torch.distributed import TCPStore
-        except ImportError as error:
-            raise RendezvousError(f"the store of torchrun needs torch, which cannot be imported: {error}") from error
-        try:
-            self._store: Any = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+            return int(self._store.add(key, 1))
         except RuntimeError as error:
-            raise RendezvousError(f"the store of torchrun at {host}:{port} cannot be reached: {error}") from error
+            raise _gone(error) from error
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store.set`."""
@@ -39,7 +56,7 @@ class TorchStore:
             if self._store.compare_set(key, "", value) != value:
                 raise already_set(key)
         except RuntimeError as error:
-            raise RendezvousError(f"the store of torchrun is gone: {error}") from error
+            raise _gone(error) from error
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
@@ -57,4 +74,8 @@ class TorchStore:
         try:
             return bytes(self._store.get(key)) if self._store.check([key]) else None
         except RuntimeError as error:
-            raise RendezvousError(f"the store of torchrun is gone: {error}") from error
+            raise _gone(error) from error
+
+
+def _gone(error: RuntimeError) -> RendezvousError:
+    return RendezvousError(f"the store of torch is gone: {error}")

@@ -1,22 +1,27 @@
-"""Gloo, as users of torch.distributed call it: collectives on CPU tensors."""
+"""A backend of torch.distributed, as its users call it: collectives on CPU tensors."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+# The environment variable that names the backend.
+BACKEND = "BENCH_TORCH_BACKEND"
 
-class GlooAdapter:
-    """The default process group of torch.distributed, over Gloo; the launcher's variables say who is in it."""
+
+class TorchAdapter:
+    """The default process group of torch.distributed; the launcher's variables say who is in it."""
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         self._distributed = importlib.import_module("torch.distributed")
-        self._distributed.init_process_group("gloo")
+        backend = os.environ[BACKEND]
+        self._distributed.init_process_group(backend)
         self.size = self._distributed.get_world_size()
-        self.version = f"Gloo of torch {self._torch.__version__}"
+        self.version = f"{backend.capitalize()} of torch {self._torch.__version__}"
         self.barrier = self._distributed.barrier
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
@@ -26,8 +31,8 @@ class GlooAdapter:
             "allreduce": partial(self._distributed.all_reduce, tensor),
             "reduce": partial(self._distributed.reduce, tensor, 0),
             "broadcast": partial(self._distributed.broadcast, tensor, 0),
-            "allgather": partial(self._distributed.all_gather_into_tensor, result, tensor),
-            "reduce_scatter": partial(self._distributed.reduce_scatter_tensor, result, tensor),
+            "allgather": partial(self._distributed.all_gather_single, result, tensor),
+            "reduce_scatter": partial(self._distributed.reduce_scatter_single, result, tensor),
             "alltoall": partial(self._distributed.all_to_all_single, result, tensor),
             "barrier": self._distributed.barrier,
         }
@@ -43,4 +48,4 @@ class GlooAdapter:
         return self._torch.from_numpy(array)
 
 
-connect = GlooAdapter
+connect = TorchAdapter

@@ -1,0 +1,92 @@
+"""Measure the steps of DDP over Unisono and over Gloo: ``python -m unisono.bench.ddp [-n 2] [--layers 3] [--json]``.
+
+A transformer is trained by `DistributedDataParallel`: in every round one step over each backend in turn, and one that
+does not communicate. What a step takes longer than that is the communication that is exposed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import unisono as un
+
+BACKENDS = ("unisono", "gloo")
+_WARM_UPS = 2
+_WIDTH = 512
+_TOKENS = 64
+
+
+def main() -> None:
+    """Measure and print what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", "--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=3, help="of 3.2 million parameters each")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    row = measure(options.ranks, options.layers, options.rounds)
+    lines = [json.dumps(row)] if options.json else [f"{name:>20} {number:.1f}" for name, number in row.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def measure(ranks: int, layers: int, rounds: int) -> dict[str, float]:
+    """Return medians over rounds, of the slowest rank, in milliseconds; `exposed_…` are differences to `alone_ms`."""
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        told = un.launch(_measure_rank, ranks, f"file://{folder}/meeting", layers, rounds)
+    row: dict[str, float] = {name: max(one[name] for one in told) for name in told[0]}
+    return {**row, **{f"exposed_{name}": row[name] - row["alone_ms"] for name in row if name != "alone_ms"}}
+
+
+def _measure_rank(world: un.Communicator, url: str, layers: int, rounds: int) -> dict[str, float]:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
+    dist.init_process_group("unisono", init_method=url, rank=world.rank, world_size=world.size)
+    groups = {backend: dist.new_group(list(range(world.size)), backend=backend) for backend in BACKENDS}
+    models = {backend: _model(layers, group) for backend, group in groups.items()}
+    steps: dict[str, Callable[[], None]] = {name: partial(_step, model) for name, model in models.items()}
+
+    def alone() -> None:
+        with models["unisono"].no_sync():
+            _step(models["unisono"])
+
+    steps["alone"] = alone
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_WARM_UPS + rounds):
+        for name, step in steps.items():
+            world.barrier()
+            began = time.perf_counter()
+            step()
+            taken[name].append((time.perf_counter() - began) * 1e3)
+    dist.destroy_process_group()
+    return {f"{name}_ms": median(times[_WARM_UPS:]) for name, times in taken.items()}
+
+
+def _model(layers: int, group: Any) -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(_WIDTH, 8, dim_feedforward=4 * _WIDTH, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+
+
+def _step(model: Any) -> None:
+    import torch
+
+    model(torch.ones(1, _TOKENS, _WIDTH)).sum().backward()
+    model.zero_grad()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Messages from rank to rank, as torch.distributed calls for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono import ANY_SOURCE, Communicator
+from unisono.frameworks.torch.collectives import call
+from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.work import Kept, ReceivedFrom, Work
+
+
+class Messages:
+    """Sends and receives over a communicator, which the process group sets. They never wait for collectives."""
+
+    _communicator: Communicator
+    _kept: Kept
+
+    @call
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Send a tensor to a rank of the group."""
+        (tensor,) = tensors
+        stage = Stage()
+        work = self._communicator.send(stage.read(tensor), dst, tag, wait=False)
+        return Work(work, tensors, stage.finish, self._kept)
+
+    @call
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receive a tensor, of the dtype and number of elements that are sent, from a rank of the group."""
+        (tensor,) = tensors
+        stage = Stage()
+        work = self._communicator.recv(stage.write(tensor), src, tag, wait=False)
+        return Work(work, tensors, stage.finish, self._kept)
+
+    @call
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive a tensor from whichever rank has sent one with this tag; the work tells from which."""
+        (tensor,) = tensors
+        stage = Stage()
+        work = self._communicator.recv(stage.write(tensor), ANY_SOURCE, tag, wait=False)
+        return ReceivedFrom(work, tensors, stage.finish, self._kept)

@@ -1,0 +1,67 @@
+"""A barrier that tells which ranks have not come. It goes by torch's store, and works where calls have failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.frameworks.torch.errors import CallError
+from unisono.frameworks.torch.process_group import ProcessGroup
+
+_PASSED = b"passed"
+_PAUSE_S = 0.001
+# How much longer other ranks wait for what rank 0 has found out.
+_GRACE_S = 5.0
+
+
+def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    """Wait until all ranks of a group have called it, or tell which have not; what Gloo's does, for our groups.
+
+    Args:
+        group: a group of the backend "unisono"; by default that of all ranks.
+        timeout: how long to wait; by default half an hour, as torch does.
+        wait_all_ranks: whether the error names all ranks that have not come, or the first of them.
+
+    Raises:
+        CallError: the group is of another backend.
+        dist.DistBackendError: ranks have not come in time; the group can still be used.
+    """
+    pg = c10d._get_default_group() if group is None else group
+    if not isinstance(pg, ProcessGroup):
+        raise CallError(f"unisono: monitored_barrier is for groups of the backend unisono, not {type(pg).__name__}")
+    limit_s = (timeout or c10d.default_pg_timeout).total_seconds()
+    place = pg.next_place("monitored")
+    end = f"{place}/end"
+    if pg.rank() != 0:
+        pg.get_group_store().set(f"{place}/{pg.rank()}", "")
+        missing = _missing(pg, [end], time.monotonic() + limit_s + _GRACE_S)
+        verdict = f"Rank {pg.rank()}: rank 0 failed to pass monitoredBarrier in {limit_s * 1e3:.0f} ms".encode()
+        verdict = verdict if missing else pg.get_group_store().get(end)
+    else:
+        keys = [f"{place}/{rank}" for rank in range(1, pg.size())]
+        missing = [int(key.rpartition("/")[2]) for key in _missing(pg, keys, time.monotonic() + limit_s)]
+        missing = missing if wait_all_ranks else missing[:1]
+        verdict = f"{_ranks(missing)} failed to pass monitoredBarrier in {limit_s * 1e3:.0f} ms".encode()
+        verdict = verdict if missing else _PASSED
+        pg.get_group_store().set(end, verdict.decode())
+    if verdict != _PASSED:
+        raise dist.DistBackendError(f"unisono: Timed out waiting for the other ranks: {verdict.decode()}")
+
+
+def _missing(pg: ProcessGroup, keys: Sequence[str], deadline: float) -> list[Any]:
+    """Return those of the keys that have not been set when all others have, or the deadline has passed."""
+    store = pg.get_group_store()
+    left = [key for key in keys if not store.check([key])]
+    while left and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        left = [key for key in left if not store.check([key])]
+    return left
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

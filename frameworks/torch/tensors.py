@@ -1,0 +1,151 @@
+"""Tensors as collectives take them: flat numpy arrays at the same address, or a copy where that cannot be.
+
+`Tensor.numpy` will not do: it makes the tensor's memory one that can never be resized, which FSDP does all the time.
+Nor is what is written here told to autograd, as with torch's own backends: FSDP gathers parameters into memory that
+autograd has views of, and expects that no version changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unisono import UsageError
+from unisono.dtypes import DTYPES
+
+Array: TypeAlias = NDArray[Any]
+
+_TYPES: dict[Any, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in DTYPES}
+# Types that are moved and not reduced, and so may be anything of their size.
+ONLY_MOVED: dict[Any, np.dtype[Any]] = {
+    torch.float8_e4m3fnuz: np.dtype(np.uint8),
+    torch.float8_e5m2fnuz: np.dtype(np.uint8),
+    torch.float8_e8m0fnu: np.dtype(np.uint8),
+    torch.complex32: np.dtype(np.uint32),
+}
+_ALL_TYPES = {**_TYPES, **ONLY_MOVED}
+
+_STRIDED = torch.strided
+
+# Arrays by address, number of elements and type. They own nothing: each is used only while a tensor lies there.
+_arrays: dict[tuple[int, int, Any], Array] = {}
+_MOST_ARRAYS = 4096
+
+# Copies are short, and only one thread may make those of a call.
+_finishing = threading.Lock()
+
+
+class Stage:
+    """The memory of one call, which this keeps alive, and what must be copied to tensors when it has ended."""
+
+    __slots__ = ("_copies", "_used")
+
+    def __init__(self) -> None:
+        self._used: Any = None  # one tensor, mostly; of several, a chain of pairs
+        self._copies: Sequence[tuple[Any, Any]] = ()
+
+    def read(self, tensor: Any) -> Array:
+        """Return the elements of a tensor, which is not written.
+
+        Raises:
+            UsageError: it is sparse, or of a type that cannot be moved.
+        """
+        return self._array(tensor if _is_flat(tensor) else _copy(tensor))
+
+    def write(self, tensor: Any) -> Array:
+        """Return memory whose elements a tensor gets in the end; they are its own now. Raises what `read` does."""
+        if _is_flat(tensor):
+            return self._array(tensor)
+        host = _copy(tensor)
+        self._copies = (*self._copies, (tensor, host))
+        return self._array(host)
+
+    def read_all(self, tensors: Sequence[Any]) -> Array:
+        """Return the elements of tensors, one after the other. Raises what `read` does, and if the types differ."""
+        joined = _joined(tensors)
+        if joined is None:
+            joined = torch.cat([_copy(each).reshape(-1) for each in tensors])
+        return self._array(joined)
+
+    def write_all(self, tensors: Sequence[Any]) -> Array:
+        """Return memory whose elements tensors get in the end, one after the other; raises what `read_all` does."""
+        joined = _joined(tensors)
+        if joined is None:
+            joined = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
+            parts = joined.split([each.numel() for each in tensors])
+            copies = [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
+            self._copies = (*self._copies, *copies)
+        return self._array(joined)
+
+    def finish(self) -> None:
+        """Copy what must be copied; to be called when the call has ended, by as many threads as want to."""
+        if self._copies:
+            with _finishing, torch.no_grad():
+                for tensor, host in self._copies:
+                    tensor.copy_(host)
+                self._copies = ()
+
+    def _array(self, tensor: Any) -> Array:
+        """Return the array at the address of a contiguous tensor."""
+        self._used = tensor if self._used is None else (self._used, tensor)
+        place = tensor.data_ptr(), tensor.numel(), tensor.dtype
+        array = _arrays.get(place)
+        return _array_at(*place) if array is None else array
+
+
+def _is_flat(tensor: Any) -> bool:
+    """Return whether a tensor lies on the host as an array would."""
+    if tensor.layout is not _STRIDED:
+        raise UsageError(
+            f"a tensor of the layout {tensor.layout} goes through all_reduce alone: pass tensor.to_dense()"
+        )
+    is_flat: bool = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+    return is_flat
+
+
+def _copy(tensor: Any) -> Any:
+    """Return a contiguous tensor on the host with the same elements, a copy unless it is one."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _array_at(address: int, count: int, dtype: Any) -> Array:
+    found = _ALL_TYPES.get(dtype)
+    if found is None:
+        raise UsageError(f"tensors of {dtype} cannot be moved: convert them")
+    if count == 0:
+        return np.empty(0, found)
+    if len(_arrays) >= _MOST_ARRAYS:
+        _arrays.clear()
+    memory = (ctypes.c_byte * (count * found.itemsize)).from_address(address)
+    array: Array = np.frombuffer(memoryview(memory), found)
+    _arrays[address, count, dtype] = array
+    return array
+
+
+def _joined(tensors: Sequence[Any]) -> Any:
+    """Return one flat tensor in the memory of all, if they lie there one after the other; otherwise None.
+
+    Raises:
+        UsageError: their types differ, or there are none.
+    """
+    if len({(each.dtype, each.device) for each in tensors}) != 1:
+        kinds = ", ".join(dict.fromkeys(f"{each.dtype} on {each.device}" for each in tensors))
+        raise UsageError(f"the tensors of a list must be of one dtype and device; got {kinds or 'none'}")
+    full = [each for each in tensors if each.numel()]
+    if not full:
+        return tensors[0].detach().reshape(-1).cpu()
+    first, end = full[0], full[0].data_ptr()
+    for each in full:
+        if not _is_flat(each) or each.data_ptr() != end:
+            return None
+        if each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end += each.numel() * each.element_size()
+    return first.detach().as_strided((sum(each.numel() for each in full),), (1,))

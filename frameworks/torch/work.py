@@ -1,0 +1,256 @@
+"""Calls that go on: `Work`, and its futures.
+
+Theory of operation. A future must not be completed by the only thread that could complete others, for callbacks that
+run there may wait for those: each is completed by a thread of its own, of a pool that grows whenever nobody in it is
+free. Until the call has ended, no thread waits for it, which might take a core from those who compute. Nor may a future
+be ended by `set_exception`: to C++ the exception would be the value. So the future that is handed out comes of one that
+only says that the call has ended, by a callback that returns or raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from unisono import UnisonoError
+from unisono.frameworks.torch.errors import translated
+
+_NO_LIMIT = timedelta(0)
+# Works that are kept although nobody has waited for them.
+_MOST_KEPT = 256
+# How long a thread waits for another future.
+_PATIENCE_S = 5.0
+
+
+class Pending(Protocol):
+    """A call of Unisono that goes on; `unisono.Work` is one."""
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until it has ended; raises its error."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback(self)`` when it has ended, in whatever thread."""
+
+
+class Kept:
+    """The works of a process group that nobody has waited for.
+
+    Of a work that Python hands on to C++ only the half in C++ would survive, which does not know its methods.
+
+    Attributes:
+        are_coalesced: whether the works of all calls are to become one, as between `start_coalescing` and
+            `end_coalescing`.
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[Work, None] = {}
+        self.are_coalesced = False
+        self._together: list[Work] = []
+
+    def start_coalescing(self) -> None:
+        """Let the works of calls become one from now on."""
+        self.are_coalesced = True
+
+    def end_coalescing(self) -> Work:
+        """Return the work of all calls since `start_coalescing`."""
+        works, self._together, self.are_coalesced = self._together, [], False
+        results = [tensor for work in works for tensor in work.results]
+        return Work(Several([work.pending for work in works]), results, lambda: _finish_all(works), self)
+
+    def keep(self, work: Work) -> None:
+        """Keep a work until it is waited for, or has ended long since."""
+        self._works[work] = None
+        if self.are_coalesced:
+            self._together.append(work)
+        if len(self._works) > _MOST_KEPT:
+            oldest = next(iter(self._works))
+            self.drop(oldest)
+            if not oldest.is_completed():
+                self._works[oldest] = None
+
+    def drop(self, work: Work) -> None:
+        """Keep a work no longer."""
+        self._works.pop(work, None)
+
+
+class Work(dist.Work):  # type: ignore[misc]
+    """What torch.distributed hands out for a call with ``async_op=True``.
+
+    Args:
+        pending: the call.
+        results: the tensors that the call writes.
+        finish: is called when it has ended well, before anybody learns of it, perhaps by several threads.
+        kept: where to keep the work.
+
+    Attributes:
+        pending, results, finish: the same.
+    """
+
+    def __init__(self, pending: Pending, results: list[Any], finish: Callable[[], None], kept: Kept) -> None:
+        super().__init__()
+        self.pending = pending
+        self.results = results
+        self.finish = finish
+        self._kept = kept
+        self._error: Exception | None = None
+        self._future: Any = None
+        kept.keep(self)
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Wait until the call has ended, or fail it after `timeout`; 0 stands for the limit that the call was given.
+
+        Raises:
+            dist.DistBackendError: it failed.
+        """
+        try:
+            self.pending.wait(timeout.total_seconds() if timeout > _NO_LIMIT else None)
+            self.finish()
+        except UnisonoError as error:
+            self._kept.drop(self)
+            self._error = translated(error)
+            raise self._error from error
+        self._kept.drop(self)
+        return True
+
+    def synchronize(self) -> None:
+        """See `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the call has ended, well or not."""
+        return self.pending.done()
+
+    def is_success(self) -> bool:
+        """Return whether the call has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return the error of a call that has ended; None if it has not, or well."""
+        if self._error is None and self.is_completed():
+            try:
+                self.wait()
+            except dist.DistBackendError as error:
+                return error  # type: ignore[no-any-return]
+        return self._error
+
+    def result(self) -> list[Any]:
+        """Return the tensors that the call has written; waits for it."""
+        self.wait()
+        return self.results
+
+    def get_future(self) -> Any:
+        """Return the future of the tensors that the call writes."""
+        if self._future is None:
+            ended: Any = Future()
+            self._future = ended.then(lambda _: self.result())
+            self.pending.add_done_callback(lambda _: THREADS.do(lambda: self._complete(ended)))
+        return self._future
+
+    def _complete(self, ended: Any) -> None:
+        with contextlib.suppress(dist.DistBackendError):  # the callback of the future raises it
+            self.wait()
+        ended.set_result(None)
+
+
+class ReceivedFrom(Work):
+    """A receive from any rank."""
+
+    def _source_rank(self) -> int:
+        """Return the rank that has sent what was received; waits for it."""
+        self.wait()
+        source: int = self.pending.message().source  # type: ignore[attr-defined]
+        return source
+
+    source_rank = _source_rank
+
+
+class Several:
+    """Calls that count as one, which has ended when all have."""
+
+    def __init__(self, calls: Sequence[Pending]) -> None:
+        self._calls = calls
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return all(call.done() for call in self._calls)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Pending.wait`."""
+        for call in self._calls:
+            call.wait(timeout_s)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """See `Pending.add_done_callback`."""
+        left, lock = list(self._calls), threading.Lock()
+
+        def count(_: Any) -> None:
+            with lock:
+                left.pop()
+                is_last = not left
+            if is_last:
+                callback(self)
+
+        for call in self._calls:
+            call.add_done_callback(count)
+        if not self._calls:
+            callback(self)
+
+
+def _finish_all(works: Sequence[Work]) -> None:
+    for work in works:
+        work.finish()
+
+
+class Threads:
+    """Threads that do one job each at a time, as many as there are jobs under way. Those without one end in a while."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # of what follows
+        self._all = 0
+        self._free = 0
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Do a job at once, in a thread that has nothing else to do."""
+        with self._changed:
+            if self._free:
+                self._free -= 1
+            else:
+                self._all += 1
+                threading.Thread(target=self._work, name="unisono-futures", daemon=True).start()
+            self._jobs.put(job)
+
+    def rest(self, patience_s: float) -> None:
+        """Wait until all jobs have ended, but no longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free == self._all, patience_s)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_PATIENCE_S)
+            except queue.Empty:
+                with self._changed:
+                    if self._jobs.empty() and self._free:
+                        self._all -= 1
+                        self._free -= 1
+                        return
+                continue
+            job()
+            del job
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+
+THREADS = Threads()

@@ -1,0 +1,89 @@
+"""The backend of torch.distributed, used as people use it, by real ranks. Each test starts them once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
+
+from torch_ranks import DEADLINE_S, lines_of, run, started
+
+
+def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
+    for lines in lines_of(run("calls", 3, tmp_path)):
+        assert [line for line in lines if not line.startswith("USDT:")] == ["all calls were made"]
+
+
+def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
+    outputs = lines_of(run("training", 2, tmp_path))
+    for rank, lines in enumerate(outputs):
+        assert len(lines) == 12
+        assert lines[-1] == f"join: {2 + rank} of {2 + rank}"
+        assert [line for line in lines[:-1] if not line.endswith(": equal")] == []
+
+
+def test_training_with_shards_is_that_of_one_process(tmp_path: Path) -> None:
+    for lines in lines_of(run("sharded", 2, tmp_path)):
+        assert len(lines) == 9
+        assert [line for line in lines if not line.endswith(": equal")] == []
+
+
+# What is told of an error: its kinds, its cause, and words of its text.
+ERRORS = {
+    "before": ("ValueError", "NoneType", "has not been initialized"),
+    "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),
+    "sizes": ("CallError", "UsageError", "out has shape (5,)"),
+    "operation": ("CallError", "UsageError", "not defined for float32"),
+    "device": ("NotImplementedError", "NoneType", "meta"),
+    "second default group": ("ValueError", "NoneType", "twice"),
+    "options": ("TypeError", "NoneType", "pg_options must be unisono.torch.Options"),
+    "no such setting": ("UsageError", "NoneType", "colour"),
+    "late": ("DistBackendError", "CollectiveTimeoutError", "rank 1 has not called it"),
+    "shapes": ("DistBackendError", "MismatchError", "float32[4]"),
+    "afterwards": ("DistBackendError", "AbortedError", "ranks disagree"),
+}
+WELL = ("leaf", "anomaly mode and profiler", "fork of a loader", "spawn of a loader", "the other group", "a new group")
+
+
+def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
+    for rank, lines in enumerate(lines_of(run("failures", 2, tmp_path, "survived"))):
+        told = {line.split("|")[0]: line.split("|")[1:] for line in lines if "|" in line}
+        for name, (kind, cause, words) in {**ERRORS, f"fork of {rank}": ("CallError", "UsageError", "forked")}.items():
+            kinds, its_cause, text = told[name][:3]
+            assert (kind in kinds.split(","), its_cause, words in text) == (True, cause, True), told[name]
+        assert {name: told[name] for name in WELL} == {name: ["nothing"] for name in WELL}
+        assert " Timed out " in told["late"][2]
+        assert all(int(more) <= 0 for more in told["cycles"]), "threads or descriptors stay"
+
+
+def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> None:
+    with started("failures", 3, tmp_path, "death") as ranks:
+        written = [rank.communicate(timeout=100) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0, 3], written
+    for output, _ in written[:2]:
+        kinds, _, text, _ = next(line for line in output.splitlines() if line.startswith("death|")).split("|")[1:]
+        assert "RuntimeError" in kinds.split(",")
+        assert "rank 2 died" in text
+
+
+def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
+    program = (
+        "import torch.distributed as dist, sys; "
+        "print(dist.is_backend_available('unisono'), 'unisono.collectives' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "torch_ddp.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recognised = done.stdout.splitlines()[-1].removeprefix("recognised: ").removesuffix("%")
+    assert int(recognised) > 80

@@ -1,0 +1,134 @@
+"""What goes wrong: each rank writes the kinds, the cause and the text of the error that it gets, on one line each."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch_programs.meeting import meet
+
+import unisono as un
+
+
+def told(name: str, call: Callable[[], Any]) -> None:
+    """Write what a call raises, on one line."""
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  (it is what is asked for)
+        cause = type(error.__cause__).__name__
+        kinds = ",".join(kind.__name__ for kind in type(error).__mro__)
+        print(f"{name}|{kinds}|{cause}|{str(error).splitlines()[0]}|{time.monotonic() - began:.1f}", flush=True)
+    else:
+        print(f"{name}|nothing", flush=True)
+
+
+def refusals(rank: int, size: int) -> None:
+    """Make calls that are wrong on every rank; the group goes on."""
+    leaf = torch.full((3,), float(rank), requires_grad=True)
+    told("leaf", lambda: dist.all_reduce(leaf))
+    outs = [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]
+    told("dtypes", lambda: dist.group.WORLD.allgather([outs], [torch.ones(2)]).wait())
+    told("sizes", lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.ones(2)))
+    told("operation", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+    told("device", lambda: dist.all_reduce(torch.ones(2, device="meta")))
+    told("second default group", lambda: meet(file="second"))
+    told("options", lambda: dist.new_group([0, 1], pg_options=object()))
+    told("no such setting", lambda: un.torch.Options(colour="red"))
+    child = os.fork()
+    if child == 0:
+        told(f"fork of {rank}", lambda: dist.all_reduce(torch.ones(2)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        told("anomaly mode and profiler", lambda: model(torch.ones(1, 2)).sum().backward())
+    for context in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(range(4), num_workers=1, multiprocessing_context=context)
+        total = torch.tensor(float(sum(int(each) for each in loader)))
+        told(f"{context} of a loader", lambda total=total: dist.all_reduce(total))
+    dist.barrier()
+
+
+def shapes(rank: int, size: int) -> None:
+    told("shapes", lambda: dist.all_reduce(torch.ones(3 + rank)))
+    told("afterwards", lambda: dist.all_reduce(torch.ones(2)))
+    told("a new group", lambda: meet_again(rank))
+
+
+def meet_again(rank: int) -> None:
+    dist.destroy_process_group()
+    meet(file="again")
+    dist.all_reduce(torch.ones(2))
+
+
+def late(rank: int, size: int) -> None:
+    hasty = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 0:
+        told("late", lambda: dist.barrier(group=hasty))
+    else:
+        time.sleep(2)
+        told("late", lambda: dist.barrier(group=hasty))
+    told("the other group", dist.barrier)
+
+
+def death(rank: int, size: int) -> None:
+    """Let the last rank die in the middle of a backward pass."""
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(50, 50) for _ in range(6)]), bucket_cap_mb=0.01
+    )
+
+    def hook(_grad: Any) -> None:
+        if rank == size - 1 and step == 2:
+            os._exit(3)
+
+    model.module[3].weight.register_hook(hook)
+    step = 0
+
+    def train() -> None:
+        nonlocal step
+        while step < 4:
+            step += 1
+            model(torch.ones(2, 50)).sum().backward()
+
+    told("death", train)
+
+
+def cycles(rank: int, size: int) -> None:
+    """Make and destroy the default group many times, and write how many threads and descriptors stay."""
+    dist.destroy_process_group()
+    left = {}
+    for cycle in range(205):
+        meet(file=f"cycle-{cycle}")
+        dist.all_reduce(torch.ones(3))
+        if cycle % 5 == 0:
+            dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+        dist.destroy_process_group()
+        if cycle in {4, 204}:
+            gc.collect()
+            left[cycle] = (len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+    print(f"cycles|{left[204][0] - left[4][0]}|{left[204][1] - left[4][1]}")
+    meet(file="the last")
+
+
+CASES = {"survived": (refusals, late, shapes, cycles), "death": (death,)}
+
+
+def main() -> None:
+    told("before", lambda: dist.all_reduce(torch.ones(1)))
+    rank, size = meet()
+    for case in CASES[sys.argv[1]]:
+        case(rank, size)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

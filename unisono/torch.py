@@ -1,0 +1,22 @@
+"""Unisono for torch: importing this registers the backend "unisono" of torch.distributed."""
+
+from unisono.frameworks.torch.errors import CallError
+from unisono.frameworks.torch.fsdp import AllGather, ReduceScatter
+from unisono.frameworks.torch.hooks import ddp_hook
+from unisono.frameworks.torch.monitored import monitored_barrier
+from unisono.frameworks.torch.options import Options
+from unisono.frameworks.torch.process_group import ProcessGroup
+from unisono.frameworks.torch.registration import register
+
+__all__ = [
+    "AllGather",
+    "CallError",
+    "Options",
+    "ProcessGroup",
+    "ReduceScatter",
+    "ddp_hook",
+    "monitored_barrier",
+    "register",
+]
+
+register()
