@@ -31,7 +31,7 @@ BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 PYTEST ?=
 # Processes in which tests run at the same time; 0 runs them one by one.
-WORKERS ?= 0
+WORKERS ?= 2
 # Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
 FUZZ_S ?= 15
 UPDATE ?=
