@@ -19,19 +19,26 @@ has = $(shell command -v $(1))
 # The native core with its tests and without Python.
 NATIVE_BUILD = $(BIN)/cmake -S . -G Ninja -DUNISONO_MODULE=OFF -DUNISONO_TESTS=ON -DUNISONO_WERROR=ON \
   -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) --log-level=WARNING
+# Where it is built only to be tested: most of the time goes into reading headers and optimising, so files are compiled
+# many at a time, with line numbers and no more for debuggers.
+CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+CHECK = $(BIN)/ctest --output-on-failure --timeout 120 --parallel 2
 FUZZERS := frames plans shm tcp
 
 # What the targets pass on: make bench BENCH="broadcast -n 2", make peers PEERS="gloo", make test PYTEST="-k plans".
 BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
 PYTEST ?=
+# Processes in which tests run at the same time; 0 runs them one by one.
+WORKERS ?= 2
 # Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
 FUZZ_S ?= 15
 UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test torch cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
+.PHONY: setup demo test torch jax cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -39,9 +46,11 @@ demo: $(STAMPS)/demo-$(KEY) ## Train on real data with 1 and 4 ranks, then measu
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMPS)/dev-$(KEY) lint ## Build with warnings as errors, lint, and run the tests
-	@$(BIN)/pytest -m "not packaging and not slow" $(PYTEST)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not packaging and not slow" $(PYTEST)
 
 torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what works with it run
+
+jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, likewise
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
 
@@ -64,9 +73,9 @@ lint: $(STAMPS)/dev-$(KEY) ## Check style, types and layers
 sanitize: sanitize-address,undefined sanitize-thread ## Build and test the native core under the sanitizers
 
 sanitize-%: $(STAMPS)/dev-$(KEY)
-	$(NATIVE_BUILD) -B build/sanitize-$* -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=$*
+	$(CHECKED_BUILD) -B build/sanitize-$* -DUNISONO_SANITIZE=$*
 	$(BIN)/cmake --build build/sanitize-$*
-	$(BIN)/ctest --test-dir build/sanitize-$* --output-on-failure --timeout 120
+	$(CHECK) --test-dir build/sanitize-$*
 
 debian: ## Install the compilers and tools of the targets aarch64, fuzz and counts, if root
 	@scripts/debian-packages.sh
@@ -77,17 +86,17 @@ aarch64: $(STAMPS)/dev-$(KEY) debian ## Build the native core for aarch64 and ru
 	  echo "skipped: no aarch64-linux-gnu-g++ or no qemu-aarch64-static")
 
 aarch64-tests:
-	$(NATIVE_BUILD) -B build/aarch64 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_TOOLCHAIN_FILE=$(abspath scripts/aarch64.cmake)
+	$(CHECKED_BUILD) -B build/aarch64 -DCMAKE_TOOLCHAIN_FILE=$(abspath scripts/aarch64.cmake)
 	$(BIN)/cmake --build build/aarch64
-	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --timeout 120
+	$(CHECK) --test-dir build/aarch64
 
 # Inputs that were found interesting stay in build/fuzz, and are where the next run begins.
 fuzz: $(STAMPS)/dev-$(KEY) debian ## Fuzz the native core with clang; with another compiler, run the seeds and changes of them
-	$(NATIVE_BUILD) -B build/fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNISONO_SANITIZE=address,undefined \
+	$(CHECKED_BUILD) -B build/fuzz -DUNISONO_SANITIZE=address,undefined \
 	  $(if $(call has,clang++),-DUNISONO_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++)
 	$(BIN)/cmake --build build/fuzz --target $(FUZZERS:%=fuzz_%)
 	@$(if $(call has,clang++),scripts/fuzz.sh build/fuzz $(FUZZ_S) $(FUZZERS),\
-	  $(BIN)/ctest --test-dir build/fuzz --output-on-failure --timeout 120 -R fuzz_)
+	  $(CHECK) --test-dir build/fuzz -R fuzz_)
 
 counts: $(STAMPS)/dev-$(KEY) debian ## Compare the instructions of the hot paths with those recorded (UPDATE=1 records them)
 	@$(if $(call has,valgrind),$(MAKE) --no-print-directory counted-paths,echo "skipped: no valgrind")
@@ -131,6 +140,10 @@ $(STAMPS)/dev-$(KEY) $(STAMPS)/cuda-$(KEY): CONFIG := -Ccmake.define.UNISONO_WER
 # The version is fixed because the newest brings gigabytes that no test here needs.
 $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
 	$(PIP) install torch==2.13.0
+	@touch $@
+
+$(STAMPS)/jax-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install jax
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)

@@ -201,6 +201,16 @@ def exscan_recursive_doubling(size: int) -> Cost:
     return Cost(rounds=first + rounds, sent=first + rounds, reduced=rounds)
 
 
+def scan_direct(size: int, window: int = 32) -> Cost:
+    """The first rank sends to all others, and the last combines what all contribute."""
+    return Cost(rounds=_windows(size, window), sent=size - 1, reduced=size - 1)
+
+
+def exscan_direct(size: int, window: int = 32) -> Cost:
+    """The last rank has nothing of its own to combine."""
+    return Cost(rounds=_windows(size, window), sent=size - 1, reduced=max(0, size - 2))
+
+
 # --- moving data ---------------------------------------------------------------------------------------------------
 
 

@@ -310,6 +310,16 @@ SCAN: dict[str, Algorithm] = {
         commutative_only=False,
         order="fixed",
     ),
+    "direct": Algorithm(
+        collective="scan",
+        name="direct",
+        build=Builder("scan", "scan_direct"),
+        cost=costs.scan_direct,
+        reference=f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)",
+        commutative_only=False,
+        order="at_once",
+        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+    ),
 }
 
 EXSCAN: dict[str, Algorithm] = {
@@ -330,5 +340,15 @@ EXSCAN: dict[str, Algorithm] = {
         reference=HILLIS,
         commutative_only=False,
         order="fixed",
+    ),
+    "direct": Algorithm(
+        collective="exscan",
+        name="direct",
+        build=Builder("scan", "exscan_direct"),
+        cost=costs.exscan_direct,
+        reference=f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)",
+        commutative_only=False,
+        order="at_once",
+        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
     ),
 }

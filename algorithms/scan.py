@@ -6,11 +6,16 @@ are), and passes them on to the rank 2^k after it. Both combine runs of consecut
 the operation need not be commutative. Reference for the doubling: Hillis, Steele 1986.
 
 An exclusive scan passes every contribution on to the next rank first; then it is the inclusive one of ranks 1 … p - 1.
+
+Direct: every rank sends its contribution to all ranks after it, each of which combines what arrives at once, in
+ascending order. Each prefix is rounded once, which no partial result that is passed on can be.
 """
 
 from __future__ import annotations
 
-from unisono.algorithms.checks import check_ranks
+from itertools import pairwise
+
+from unisono.algorithms.checks import check_at_least, check_ranks
 from unisono.algorithms.lanes import at_groups, distances
 from unisono.algorithms.plan import (
     Buffer,
@@ -21,6 +26,7 @@ from unisono.algorithms.plan import (
     Recv,
     RecvReduce,
     Reduce,
+    Repeat,
     Send,
     Span,
     Step,
@@ -89,6 +95,61 @@ def exscan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     doubling = _doubling(range(1, size), rank, scratch_block()) if rank else ()
     lane = (Group(tuple(shift)), *doubling)
     return _plan(("exscan", "recursive_doubling"), size, rank, root, lane, scratch=1 if rank else 0)
+
+
+def scan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an inclusive scan by direct exchange, with `window` ranks before and after at a time.
+
+    INPUT and OUTPUT are one block each, and may be the same memory; SCRATCH holds a copy of INPUT for each rank before
+    this one, in ascending order. The result is rounded once.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    lane = (*_from_all_before(size, rank, window), _at_once((*map(scratch_block, range(rank)), input_block())))
+    return _plan(("scan", "direct"), size, rank, root, lane, scratch=rank)
+
+
+def exscan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an exclusive scan by direct exchange; the buffers are those of `scan_direct`.
+
+    OUTPUT of rank 0 is not written.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    combine = (_at_once(tuple(map(scratch_block, range(rank)))),) if rank else ()
+    return _plan(
+        ("exscan", "direct"), size, rank, root, (*_from_all_before(size, rank, window), *combine), scratch=rank
+    )
+
+
+def _from_all_before(size: int, rank: int, window: int) -> Lane:
+    """Return the lane that sends INPUT to all ranks after this one, and receives that of each before it in SCRATCH.
+
+    A group exchanges over the next `window` distances, of which there are fewer to one side than to the other.
+    """
+    before, after = rank, size - 1 - rank
+
+    def batch(first: int) -> Group:
+        steps: list[Step] = []
+        for distance in range(first + 1, first + 1 + window):
+            if distance <= after:
+                steps.append(Send(rank + distance, input_block(), peer_advance=window))
+            if distance <= before:
+                steps.append(Recv(rank - distance, scratch_block(rank - distance, advance=-window), -window))
+        return Group(tuple(steps))
+
+    # Between two of these numbers of windows, all groups are alike.
+    cuts = sorted(
+        {0, *(count // window for count in (before, after)), *(-(-count // window) for count in (before, after))}
+    )
+    return tuple(Repeat(end - start, (batch(start * window),)) for start, end in pairwise(cuts))
+
+
+def _at_once(sources: tuple[Span, ...]) -> Group:
+    """Return the group that combines all `sources` in one step, into the result."""
+    if len(sources) == 1:
+        return Group((Copy(output_block(), sources[0], lower=True),))
+    return Group((Reduce(output_block(), sources, lower=True),))
 
 
 def _doubling(ranks: range, rank: int, current: Span) -> Lane:

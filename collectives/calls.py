@@ -288,6 +288,7 @@ def _signature(kinds: tuple[Kind, ...], algorithm: str, segments: int) -> Signat
         reproducible=selected.reproducible,
         accumulate=selected.accumulate,
         others=tuple(others),
+        asked=selected.algorithm if selected.algorithm != "auto" else None,
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
-from unisono.collectives import arrays
+from unisono.collectives import arrays, kinds
 from unisono.collectives.array_types import ArrayOrBuffer, Target
+from unisono.collectives.arrays import LISTS
 from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
@@ -434,13 +435,17 @@ def _check_lasting(call: Checked, x: Any) -> None:
     """Check that a call can be made again and again on the memory of its arrays.
 
     Raises:
-        UsageError: it reads a copy of one, or makes another one of its result.
+        UsageError: it reads a copy of one, or what one has held until now, or makes another one of its result.
     """
     if any(part.is_packed for part in call.parts):
         raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
     if any(part.convert is not None for part in call.parts):
         what = f"which a {type(x).__name__} cannot bear"
         raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
+    for each in x if type(x) in LISTS else (x,):
+        if each is not None and not kinds.kind_of(each, "x").lasts:
+            what = f"what is assigned to a {type(each).__name__}"
+            raise UsageError(f"a plan would not see {what}: pass an array of numpy that it is copied to")
 
 
 def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:

@@ -7,7 +7,7 @@ by the protocols of arrays, and by the buffer protocol in the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -29,12 +29,14 @@ class Kind:
         view_to_write: ``view_to_write(out, name)`` is a numpy array in the memory of `out`, which will be written.
         wrap: ``wrap(array, x)`` is an array of the kind of `x` with the elements of a numpy array that is given away.
         shares: whether what is wrapped has the memory of the numpy array, and changes with it.
+        lasts: whether what is viewed changes with the array.
     """
 
     view: Callable[[Any, str], AnyArray]
     view_to_write: Callable[[Any, str], AnyArray]
     wrap: Callable[[AnyArray, Any], Any]
     shares: bool
+    lasts: bool = True
 
 
 def view(x: Any, name: str) -> AnyArray:
@@ -85,7 +87,15 @@ def kind_of(x: Any, name: str) -> Kind:
     if kind is not None:
         return kind
     what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    raise UsageError(f"{name} must be an array, not {what}: pass numpy.asarray({name})")
+    raise UsageError(f"{name} must be an array, not {what}: {_advice(x, name)}")
+
+
+def _advice(x: Any, name: str) -> str:
+    if isinstance(x, Mapping):
+        return f"pass list({name}.values())"
+    return (
+        "broadcast_object takes any object, and so do its like" if isinstance(x, str) else f"pass numpy.asarray({name})"
+    )
 
 
 # --- numpy, and what only the protocols tell about -----------------------------------------------------------------
@@ -139,7 +149,8 @@ def _jax_view(x: Any, name: str) -> AnyArray:
     try:
         platforms = {device.platform for device in x.devices()}
     except TypeError as error:
-        raise UsageError(f"{name} has no elements while JAX traces it: call outside of transformations") from error
+        advice = "call outside of transformations, or by jax.experimental.io_callback"
+        raise UsageError(f"{name} has no elements while JAX traces it: {advice}") from error
     if platforms != {"cpu"}:
         raise on_device(name, ", ".join(sorted(platforms)))
     return _numpy_view(x, name)
@@ -166,8 +177,21 @@ def _wrap_for_tensorflow(array: AnyArray, x: Any) -> Any:
         return tf.convert_to_tensor(array)
 
 
+def _variable_view(x: Any, name: str) -> AnyArray:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise UsageError(f"{name} has no elements while TensorFlow traces it: call by tf.numpy_function")
+    return _tensorflow_view(x.value(), name)
+
+
+def _refuse_to_assign(out: Any, name: str) -> AnyArray:
+    raise UsageError(f"{name} is a Variable, which changes by assignment only: pass none, and assign the result to it")
+
+
 def _refuse_to_write(out: Any, name: str) -> AnyArray:
-    raise UsageError(f"{name} is a {type(out).__name__}, which cannot be written: pass no {name} and take the result")
+    what = f"{name} is of type {type(out).__name__}, which cannot be written"
+    raise UsageError(f"{what}: pass an array of numpy, or none where the call makes one")
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
@@ -175,6 +199,7 @@ def _refuse_to_write(out: Any, name: str) -> AnyArray:
 _NUMPY = Kind(_numpy_view, _numpy_view, _unwrapped, shares=True)
 _JAX = Kind(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
 _TENSORFLOW = Kind(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
+_VARIABLE = Kind(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
 _CUDA = partial(_described_view, describe=from_cuda_interface)
 _DLPACK = partial(_described_view, describe=from_dlpack)
 
@@ -185,6 +210,7 @@ _CLASSES: tuple[tuple[str, str, Callable[[], Kind]], ...] = (
     ("jax", "Array", lambda: _JAX),
     ("jax.core", "Tracer", lambda: _JAX),
     ("tensorflow", "Tensor", lambda: _TENSORFLOW),
+    ("tensorflow", "Variable", lambda: _VARIABLE),
 )
 # The attribute of an array, in the order in which they are tried.
 _PROTOCOLS: tuple[tuple[str, Kind], ...] = (

@@ -164,6 +164,9 @@ def _scattered_rows(shape: Extents, size: int, rank: int, rows: tuple[Extents, .
 def _exchanged_rows(shape: Extents, size: int, rank: int, rows: tuple[Extents, ...]) -> Layout:
     sent, received = rows
     _check_rows("x", shape, sum(sent), "the sum of send_counts")
+    if sent[rank] != received[rank]:
+        what = f"send_counts[{rank}] is {sent[rank]} and recv_counts[{rank}] is {received[rank]}"
+        raise UsageError(f"{what}, which are the same rows: those that this rank keeps")
     result = (sum(received), *shape[1:])
     return Layout(shape[1:], (prod(shape), prod(result)), 0, (result,), 0, rows, prod(shape[1:]))
 

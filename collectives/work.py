@@ -7,7 +7,6 @@ it. Callbacks run in a thread that lives as long as some are awaited, and sleeps
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import itertools
@@ -129,6 +128,8 @@ class Work(Generic[Result]):
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait without blocking the event loop; the same as `wait` otherwise."""
+        import asyncio  # with it comes much that those who never wait so need not load
+
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 

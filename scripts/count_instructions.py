@@ -36,13 +36,13 @@ repeat(un.init(), int(sys.argv[1]))
 
 def count(command: list[str]) -> int:
     """Return how many instructions `command` executes."""
-    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", *command]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     run = subprocess.run(valgrind, check=True, capture_output=True, text=True, env=environment)
-    found = re.search(r"Collected\s*:\s*(\d+)", run.stderr)
+    found = re.search(r"I\s+refs:\s+([\d,]+)", run.stderr)
     if found is None:
         raise RuntimeError(f"valgrind did not say how many instructions it counted: {run.stderr}")
-    return int(found[1])
+    return int(found[1].replace(",", ""))
 
 
 def count_call(command: list[str]) -> int:

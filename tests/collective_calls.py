@@ -9,7 +9,8 @@ import unisono as un
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.dtypes import DTYPES
 from unisono.testing import Case, check_case
-from unisono.testing.cases import COLLECTIVES as ALL, COUNTED, OFFSETS, PREFIXES, REDUCTIONS, RESTS
+from unisono.testing.cases import BY_FUNCTION, COLLECTIVES as ALL, COUNTED, OFFSETS, PREFIXES, REDUCTIONS, RESTS
+from unisono.testing.functions import FUNCTIONS
 from unisono.tuning.choice import Question, choose
 
 COLLECTIVES = tuple(name for name in ALL if name != "barrier")
@@ -19,7 +20,7 @@ MOST_RANKS = 5
 def cases(collective: str) -> st.SearchStrategy[Case]:
     """Return calls of one method."""
     name = collective.removesuffix("v")
-    reductions = [(dtype, op) for dtype, op in REDUCTIONS if name not in PREFIXES or op != "avg"]
+    reductions = [(dtype, op) for dtype, op in (*REDUCTIONS, *BY_FUNCTION) if name not in PREFIXES or op != "avg"]
     if CONTRACTS[name].reduces:
         return st.sampled_from(reductions).flatmap(lambda reduction: _cases(collective, *reduction))
     return st.sampled_from(list(DTYPES)).flatmap(lambda dtype: _cases(collective, dtype, "sum"))
@@ -39,7 +40,7 @@ def _cases(collective: str, dtype: str, op: str) -> st.SearchStrategy[Case]:
         layout=st.sampled_from(["C", "C", "F", "strided"]),
         offset=st.sampled_from(OFFSETS),
         wait=st.booleans(),
-        algorithm=st.sampled_from([None, *by_messages(collective.removesuffix("v"))]),
+        algorithm=st.none() if op in FUNCTIONS else st.sampled_from([None, *by_messages(collective.removesuffix("v"))]),
     )
 
 

@@ -151,7 +151,9 @@ def test_what_is_seen_is_the_memory_itself_and_is_kept_alive(lender: str) -> Non
     assert seen.tolist() == [7, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=str)
+@pytest.mark.parametrize(
+    "lent", [b"abc", memoryview(b"abc"), Interfaced(np.frombuffer(b"abc", "u1"))], ids=lambda lent: type(lent).__name__
+)
 def test_what_is_read_only_can_be_read_and_is_refused_as_out(alone: un.Communicator, lent: Any) -> None:
     assert alone.allreduce(lent).tolist() == [97, 98, 99]
     with pytest.raises(un.UsageError, match="read-only"):
@@ -359,7 +361,9 @@ def test_an_out_of_tensors_must_be_contiguous(alone: un.Communicator) -> None:
 def test_arrays_of_jax_are_not_written(alone: un.Communicator) -> None:
     jax = pytest.importorskip("jax")
     x = jax.numpy.ones(3)
-    with pytest.raises(un.UsageError, match="cannot be written: pass no out and take the result"):
+    with pytest.raises(
+        un.UsageError, match="cannot be written: pass an array of numpy, or none where the call makes one"
+    ):
         alone.allreduce(x, out=x)
     with pytest.raises(un.UsageError, match="plan"):
         alone.plan("allreduce", x)
@@ -377,3 +381,17 @@ def test_tensors_of_tensorflow_are_not_written(alone: un.Communicator) -> None:
     with pytest.raises(un.UsageError, match="while TensorFlow traces it"):
         tf.function(alone.allreduce, autograph=False)(x)
     assert alone.allreduce(x).device == x.device
+
+
+def test_variables_of_tensorflow_are_read_and_assigned_to(alone: un.Communicator) -> None:
+    tf = pytest.importorskip("tensorflow")
+    x = tf.Variable(tf.constant([1, 2], tf.bfloat16))
+    for result in (alone.allreduce(x), alone.allreduce(x, wait=False).wait(), alone.allreduce([x, x])[1]):
+        assert (type(result).__name__, result.dtype, result.numpy().tolist()) == ("EagerTensor", x.dtype, [1, 2])
+    with pytest.raises(un.UsageError, match="pass none, and assign the result to it"):
+        alone.allreduce(x, out=x)
+    with pytest.raises(un.UsageError, match="would not see what is assigned to a ResourceVariable"):
+        alone.plan("allreduce", x, out=np.zeros(2, "bfloat16"))
+    with pytest.raises(un.UsageError, match="while TensorFlow traces it"):
+        tf.function(lambda: alone.allreduce(x), autograph=False)()
+    assert x.assign(alone.allreduce(x)).numpy().tolist() == [1, 2]

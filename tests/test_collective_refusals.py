@@ -56,6 +56,7 @@ WRONG = {
     "counts that are no sequence": lambda world: world.gatherv(SIX, 6),
     "counts of a size that cannot be": lambda world: world.gatherv(SIX, (1 << 62, 0, 6)),
     "rows to send that do not sum up": lambda world: world.alltoallv(SIX, (1, 1, 1), (1, 1, 1)),
+    "rows to keep that are not those that it has": lambda world: world.alltoallv(SIX, (2, 2, 2), (2, 2, 1)),
     "rows to receive that are not those of out": lambda world: world.alltoallv(
         SIX, (2, 2, 2), (2, 2, 2), out=np.zeros(5)
     ),
@@ -268,3 +269,37 @@ def shift(world: un.Communicator, count: int) -> list[bool]:
 @pytest.mark.parametrize("count", [0, 1, 70_000, 8 << 20])
 def test_ranks_shift_messages_of_any_length_and_to_themselves(three: NativeRanks, count: int) -> None:
     assert three.run_calls(shift, count) == [[True] * SIZE] * SIZE
+
+
+def call_by_name(world: un.Communicator) -> None:
+    world.allreduce(SIX, algorithm=["direct", "ring"][world.rank])
+
+
+def call_in_a_group(world: un.Communicator) -> None:
+    if world.rank:
+        with world.group():
+            world.allreduce(SIX, wait=False)
+            world.allreduce(SIX, wait=False)
+    world.allreduce(SIX)
+
+
+def told(world: un.Communicator, call: Any) -> str:
+    try:
+        call(world)
+        world.barrier()
+    except un.MismatchError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("call", "told_of_the_call"),
+    [
+        (call_by_name, "rank 1 called allreduce(float64[6], op=sum, algorithm=ring) at "),
+        (call_in_a_group, "rank 1 called allreduce([2 × (float64[6], op=sum)]) at "),
+    ],
+)
+def test_a_disagreement_tells_what_differs_and_where_in_the_users_program(call: Any, told_of_the_call: str) -> None:
+    for message in un.launch(told, 2, call):
+        _, _, where = message.partition(told_of_the_call)
+        assert where.startswith(__file__), message

@@ -64,10 +64,16 @@ def test_no_algorithm_keeps_a_better_order_than_it_declares(algorithm: Algorithm
         assert not keeps(algorithm, better, 9)
 
 
-@pytest.mark.parametrize("order", ["canonical", "at_once"])
-def test_every_reduction_to_all_contributions_can_be_had_in_these_orders_by_messages(order: Order) -> None:
-    of_order = {each.collective for each in ALL if each.order == order and not each.mapped}
-    assert of_order == {"allreduce", "reduce", "reduce_scatter"}
+@pytest.mark.parametrize(
+    ("order", "collectives"),
+    [
+        ("canonical", {"allreduce", "reduce", "reduce_scatter"}),
+        ("at_once", {"allreduce", "reduce", "reduce_scatter", "scan", "exscan"}),
+        ("rank", {"scan", "exscan"}),
+    ],
+)
+def test_what_reduces_can_be_had_in_these_orders_by_messages(order: Order, collectives: set[str]) -> None:
+    assert {each.collective for each in ALL if each.order == order and not each.mapped} == collectives
 
 
 def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_combines() -> None:

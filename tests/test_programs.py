@@ -18,12 +18,12 @@ import unisono as un
 from unisono.collectives.calls import Place
 from unisono.testing import Again, Case, CheckError, Make, Program, Step, Together, Wait, WaitForAny, check_program
 from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
-from unisono.testing.judges import Failure, Judges
+from unisono.testing.judges import BRIEF_S, Failure, Judges, while_searching
 from unisono.testing.programs import COMMUNICATORS
 from unisono.testing.shrinking import shrunk_program
 from unisono.testing.sources import Backend, source
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 
 HANG_S = 40.0
 
@@ -115,25 +115,26 @@ class Calls(RuleBasedStateMachine):
 class Processes:
     """Ranks that stay from one program to the next."""
 
-    def __init__(self, size: int, transport: str, backend: Backend | None = None) -> None:
+    def __init__(self, size: int, transport: str, backend: Backend | None = None, timeout_s: float = HANG_S) -> None:
         self._size, self._backend = size, backend
-        self._judges = Judges(un.Options(transport=transport), backend, HANG_S)
+        self._judges = Judges(un.Options(transport=transport), backend, timeout_s)
         self.close = self._judges.close
 
     def check(self, program: Program) -> None:
         wrong = self.wrong(program)
-        if isinstance(wrong, str) and wrong:
-            program = shrunk_program(program, lambda simpler: bool(self.wrong(simpler)))
-            wrong = self.wrong(program)
         if wrong:
+            is_wrong = while_searching(lambda simpler: bool(self.wrong(simpler, BRIEF_S)))
+            simplest = shrunk_program(program, is_wrong)
+            again = self.wrong(simplest)
+            program, wrong = (simplest, again) if again else (program, wrong)
             text = source("check_program", program, self._size, backend=self._backend)
             error = CheckError(f"{wrong}\n\n{text}")
             error.program = text
             raise error
 
-    def wrong(self, program: Program) -> str | Failure:
+    def wrong(self, program: Program, most_s: float = HANG_S) -> str | Failure:
         """Return what is wrong with a program, nothing if nothing is."""
-        told = self._judges.run(verdict, program, self._size)
+        told = self._judges.run(verdict, program, self._size, most_s)
         return told if isinstance(told, Failure) else next(filter(None, told), "")
 
 
@@ -207,6 +208,17 @@ def test_calls_that_are_mixed_up_in_flight_are_found_with_a_short_program(tmp_pa
     ended = run_program(program, tmp_path)
     assert ended.returncode != 0
     assert "CheckError: step" in ended.stderr
+
+
+def test_a_program_that_hangs_is_found_with_a_short_one() -> None:
+    ranks = Processes(2, "shm", Backend("faulty_backends", "hanging_alltoall"), timeout_s=5.0)
+    plain = Make(Case("allreduce", rows=3, wait=False))
+    steps = (plain, Make(Case("scan"), "dup"), Make(Case("alltoall", "int8", rows=5)), Wait(0), plain, WaitForAny())
+    with contextlib.closing(ranks), pytest.raises(CheckError, match="did not return in time") as raised:
+        ranks.check(Program(steps))
+    assert raised.value.program is not None
+    assert "    Make(Case('alltoall')),\n" in raised.value.program
+    assert raised.value.program.count("Make(Case(") == 1
 
 
 def test_a_program_shrinks_to_the_steps_that_matter_and_what_they_name() -> None:

@@ -47,6 +47,8 @@ PARAMETERS = [
     ("reduce", "knomial", "radix", 7),
     ("reduce_scatter", "direct", "window", 5),
     ("reduce_scatter", "balanced_tree", "window", 5),
+    ("scan", "direct", "window", 5),
+    ("exscan", "direct", "window", 1),
 ]
 
 

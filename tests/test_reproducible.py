@@ -70,7 +70,8 @@ def at_once(xs: Sequence[Any], op: str) -> Any:
     total = xs[0].astype("float32")
     for x in xs[1:]:
         total = combined(op, total, x.astype("float32"), "float32")
-    return divided(op, total, len(xs)).astype(xs[0].dtype)
+    with np.errstate(over="ignore"):
+        return divided(op, total, len(xs)).astype(xs[0].dtype)
 
 
 # Rows per rank, an operation, and the ways of making the call.
@@ -188,6 +189,48 @@ def test_a_reproducible_scan_goes_on_from_rank_to_rank(three: NativeRanks) -> No
         before = [np.zeros(count, "float32"), xs[0], xs[0] + xs[1]]
         for rank, found in enumerate(three.run_calls(scanned, count)):
             assert found == ((before[rank] + xs[rank]).tolist() if rank else xs[0].tolist(), before[rank].tolist())
+
+
+def scanned_once(world: un.Communicator) -> list[bytes]:
+    """Return what scans that round once give, made in every way; rank 0 of an exscan keeps its `out` as it is."""
+    found = []
+    for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
+        x = values_of(world.rank, count, dtype)
+        for collective in ("scan", "exscan"):
+            found += [made(world, collective, x, op, way, ONCE) for way in ("new", "new", "later", "in place")]
+            out = x.copy()
+            plan = world.plan(collective, x, op=op, out=out, **ONCE)
+            found += [plan().copy(), plan().copy()]
+        with world.group():
+            works = [world.scan(each, op, wait=False, **ONCE) for each in (x, x[:1])]
+        found += [work.wait() for work in works]
+        found += world.exscan([x, x[:1]], op, **ONCE)
+    return [each.tobytes() for each in found]
+
+
+def prefixes_once(size: int, rank: int) -> list[bytes]:
+    """Return what `scanned_once` must be on a rank."""
+    found: list[Any] = []
+    for dtype, count, op in product(NARROW, (0, 1, 1001), ("sum", "prod")):
+        xs = [values_of(each, count, dtype) for each in range(size)]
+        upto = at_once(xs[: rank + 1], op)
+        before = at_once(xs[:rank], op) if rank else np.zeros_like(xs[0])
+        kept = before if rank else xs[0]
+        found += [upto] * 6 + [before] * 3 + [kept] * 3
+        found += [upto, upto[:1], before, before[:1]]
+    return [each.tobytes() for each in found]
+
+
+@pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "tcp"), (5, "shm")])
+def test_each_prefix_of_a_scan_that_accumulates_in_float32_is_rounded_once(size: int, transport: str) -> None:
+    with NativeRanks(size, transport) as ranks:
+        assert ranks.run_calls(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [3, 9])
+def test_so_it_is_in_the_generic_executor(size: int) -> None:
+    for options in ({}, {"segment_nbytes": 64}):
+        assert local(size, **options)(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
 
 
 def counted(world: un.Communicator, counts: Sequence[int]) -> tuple[bytes, bytes]:
@@ -311,9 +354,13 @@ WRONG: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
         lambda world: world.reduce(X, algorithm="binomial", accumulate="float32"),
         "binomial does not combine all contributions at once",
     ),
-    "a scan that rounds once": (
-        lambda world: world.scan(X, accumulate="float32"),
+    "a scan that rounds after each rank": (
+        lambda world: world.scan(X, algorithm="linear", accumulate="float32"),
         "linear does not combine all contributions at once",
+    ),
+    "an average of some": (
+        lambda world: world.exscan(X, "avg", accumulate="float32"),
+        "UsageError: op 'avg' is not defined for exscan",
     ),
     "a plan of what does not reduce": (
         lambda world: world.plan("broadcast", X, reproducible=True),

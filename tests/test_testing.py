@@ -19,8 +19,9 @@ import unisono as un
 from unisono.cli.main import main
 from unisono.collectives.calls import Place
 from unisono.testing import Case, CheckError, Summary, check_case
-from unisono.testing.cases import METHODS, random_case
+from unisono.testing.cases import BY_FUNCTION, METHODS, random_case
 from unisono.testing.differences import difference, ulps
+from unisono.testing.functions import FUNCTIONS
 from unisono.testing.memory import Guarded
 from unisono.testing.oracles import MOST_TERMS, contributions, inputs, reduced, result_of
 from unisono.testing.shrinking import MOST_TRIES, shrunk
@@ -134,6 +135,62 @@ def test_only_the_methods_that_are_named_are_called() -> None:
     assert set(un.launch(judge_some, 2)[0].cases) == {"send", "scan"}
     with un.init() as world, pytest.raises(un.UsageError, match="methods must be some of allreduce"):
         un.testing.check_collectives(world, methods=["all"])
+
+
+class Swapped:
+    """A communicator that gives functions of Python what comes from higher ranks first."""
+
+    def __init__(self, inner: un.Communicator) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def allreduce(self, x: Any, op: Any = "sum", **given: Any) -> Any:
+        if isinstance(op, un.Op) and op.function is not None:
+            fn = op.function
+            op = un.Op.from_function(lambda a, b: fn(b, a), op.commutative)
+        return self._inner.allreduce(x, op, **given)
+
+
+def judge_swapped(world: un.Communicator) -> tuple[dict[str, int], str | None]:
+    """Return what was right of commutative functions, and the program of what was wrong of another."""
+    right = un.testing.check_collectives(Swapped(world), cases=40, seed=2, methods=["allreduce"], ops=["maximum"])
+    try:
+        un.testing.check_collectives(Swapped(world), cases=200, seed=2, methods=["allreduce"], ops=["composition"])
+    except CheckError as error:
+        return right.cases, error.program
+    return right.cases, None
+
+
+def test_the_order_in_which_functions_combine_is_judged(tmp_path: Path) -> None:
+    right, program = un.launch(judge_swapped, 3, on_output=lambda *_: None)[0]
+    assert right == {"allreduce": 40}
+    assert program is not None
+    assert "op='composition'" in program
+    assert run_program(program, tmp_path, ranks=3).returncode == 0  # of the communicator itself, which is right
+
+
+def test_operations_are_those_that_are_named() -> None:
+    with un.init() as world:
+        with pytest.raises(un.UsageError, match="ops must be some of sum"):
+            un.testing.check_collectives(world, ops=["mean"])
+        with pytest.raises(un.UsageError, match="scan takes none of the ops avg"):
+            un.testing.check_collectives(world, methods=["scan"], ops=["avg"])
+        assert un.testing.check_collectives(world, cases=20, methods=["scan"], ops=["avg", "sum"]).cases == {"scan": 20}
+
+
+@pytest.mark.parametrize(("dtype", "op"), BY_FUNCTION)
+def test_what_functions_must_give_is_what_they_give_one_after_the_other(dtype: str, op: str) -> None:
+    stack = contributions(dtype, op, 5, 60)
+    fn = FUNCTIONS[op].op.function
+    assert fn is not None
+    state = stack[0]
+    for row in stack[1:]:
+        state = fn(state, row)
+    assert difference(state, reduced(op, stack)) == ""
+    swapped = fn(stack[0], stack[1]).tobytes() == fn(stack[1], stack[0]).tobytes()
+    assert swapped == (FUNCTIONS[op].op.commutative or dtype == "bool")
 
 
 class Renumbered:

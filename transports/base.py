@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -73,7 +73,8 @@ class Signature:
 
     The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
     own (in rows), as far as all ranks know them. Where there are several arrays in one call, `others` are those after
-    the first. `reproducible` and `accumulate` are what the user asked for.
+    the first. `reproducible` and `accumulate` are what the user asked for; so is `asked`, the name of an algorithm,
+    which is only shown: ranks agree if their `algorithm` is the same.
     """
 
     collective: str
@@ -88,11 +89,12 @@ class Signature:
     reproducible: bool = False
     accumulate: str | None = None
     others: tuple[Argument, ...] = ()
+    asked: str | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> int:
-        """64 bits of SHA-256 over all fields; equal on two ranks exactly if the signatures are."""
-        facts = repr(astuple(self))
+        """64 bits of SHA-256 over all fields but `asked`; equal on two ranks exactly if the signatures are."""
+        facts = repr(astuple(replace(self, asked=None)))
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
 
     def __str__(self) -> str:
@@ -106,7 +108,8 @@ class Signature:
         counts = f"counts={_shown([str(count) for count in self.counts])}" if self.counts is not None else ""
         reproducible = "reproducible" if self.reproducible else ""
         accumulate = f"accumulate={self.accumulate}" if self.accumulate else ""
-        parts = (what, root, counts, reproducible, accumulate)
+        asked = f"algorithm={self.asked}" if self.asked else ""
+        parts = (what, root, counts, asked, reproducible, accumulate)
         return f"{self.collective}({', '.join(part for part in parts if part)})"
 
 

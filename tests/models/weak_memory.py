@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import cache
 
 Place = str
 
@@ -71,7 +70,9 @@ class Exchange:
 
 Operation = Load | Store | Fence | RemoteFence | Await | Exchange
 Program = Callable[[], Generator[Operation, int, None]]
-Memory = tuple[tuple[Place, int], ...]
+
+BITS = 8
+MASK = (1 << BITS) - 1
 
 
 class Violation(Exception):  # noqa: N818 — what a checker finds is no error of its own
@@ -87,17 +88,21 @@ class Issued:
     performed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Thread:
-    """What a thread has read, how many operations it has issued, and those that still are in the window."""
+    """What a thread has read, how many operations it has issued, and those that still are in the window.
 
+    A checker makes each of them once, so that they are compared by identity.
+    """
+
+    index: int
     read: tuple[int, ...] = ()
     issued: int = 0
     window: tuple[Issued, ...] = ()
     needs_value: bool = False  # the last operation issued is a load without a value yet
 
 
-State = tuple[tuple[Thread, ...], Memory]
+State = tuple[tuple[Thread, ...], int]  # the memory is an integer, some bits for each place
 
 
 def must_wait(earlier: Operation, later: Operation) -> bool:
@@ -121,7 +126,7 @@ class Checker:
 
     Attributes:
         programs: what the threads do.
-        values: of each place that a load may guess, those that it can have.
+        values: of each place that a load may guess, those that it can have; all values are small.
         window: how many operations of a thread may be under way.
     """
 
@@ -130,7 +135,14 @@ class Checker:
     window: int = 4
 
     def __post_init__(self) -> None:
-        self._next = lru_cache(maxsize=None)(self._replay)
+        # Threads are few and states are many: what follows from a thread alone is found out once.
+        self._next = cache(self._replay)
+        self._thread = cache(Thread)
+        self._guesses = cache(self._guessed)
+        self._performable = cache(self._not_waiting)
+        self._after = cache(self._performed)
+        self._ended = cache(self._is_through)
+        self._shifts: dict[Place, int] = {}
 
     def run(self) -> int:
         """Return the number of states.
@@ -138,7 +150,7 @@ class Checker:
         Raises:
             Violation: a load got data that it must not get, or all threads sleep.
         """
-        start: State = (tuple(self._issue(i, Thread()) for i in range(len(self.programs))), ())
+        start: State = (tuple(self._issue(Thread(index)) for index in range(len(self.programs))), 0)
         met = {start}
         left = [start]
         while left:
@@ -149,7 +161,7 @@ class Checker:
                 if successor is not None and successor not in met:
                     met.add(successor)
                     left.append(successor)
-            if stuck and any(not self._ended(i, thread) for i, thread in enumerate(state[0])):
+            if stuck and not all(map(self._ended, state[0])):
                 raise Violation("all threads sleep")
         return len(met)
 
@@ -166,16 +178,16 @@ class Checker:
             return None
         return operation
 
-    def _ended(self, index: int, thread: Thread) -> bool:
-        return not thread.window and self._next(index, thread.read, thread.issued) is None
+    def _is_through(self, thread: Thread) -> bool:
+        return not thread.window and self._next(thread.index, thread.read, thread.issued) is None
 
-    def _issue(self, index: int, thread: Thread) -> Thread:
+    def _issue(self, thread: Thread) -> Thread:
         """Fill the window, as far as that needs no value."""
         first = next((i for i, issued in enumerate(thread.window) if not issued.performed), len(thread.window))
         window = thread.window[first:]
         count, needs_value = thread.issued, thread.needs_value
         while not needs_value and len(window) < self.window:
-            operation = self._next(index, thread.read, count)
+            operation = self._next(thread.index, thread.read, count)
             if operation is None:
                 break
             if not window and isinstance(operation, Fence):
@@ -184,59 +196,71 @@ class Checker:
             window += (Issued(operation),)
             needs_value = isinstance(operation, Load) and operation.expect is None
             count += not needs_value
-        return Thread(thread.read, count, window, needs_value)
+        return self._thread(thread.index, thread.read, count, window, needs_value)
 
     def _successors(self, state: State) -> Iterator[State | None]:
         """Give the states after each possible next step; None stands for one that cannot have been."""
         threads, memory = state
         for index, thread in enumerate(threads):
-            if thread.needs_value:
-                yield from self._guesses(state, index)
-            for place, issued in enumerate(thread.window):
-                if issued.performed or any(
-                    not earlier.performed and must_wait(earlier.operation, issued.operation)
-                    for earlier in thread.window[:place]
-                ):
+            before, behind = threads[:index], threads[index + 1 :]
+            for guessed in self._guesses(thread):
+                yield (*before, guessed, *behind), memory
+            for place, operation, shift in self._performable(thread):
+                kind, there, changed = type(operation), memory >> shift & MASK, memory
+                if kind is Await and there == 0:
                     continue
-                yield from self._perform(threads, dict(memory), index, place)
+                # A thread passes the fence where what it has performed is all that it has issued before.
+                if kind is RemoteFence and any(other.performed for other in threads[operation.thread].window):
+                    continue
+                if kind is Store or kind is Exchange:
+                    changed += (operation.value - there) << shift
+                moved = self._after(thread, place, there if kind is Load else 0)
+                yield moved and ((*before, moved, *behind), changed)
 
-    def _guesses(self, state: State, index: int) -> Iterator[State]:
-        thread = state[0][index]
+    def _guessed(self, thread: Thread) -> list[Thread]:
+        """Return the threads that `thread` may become by going on before a load has been performed."""
+        if not thread.needs_value:
+            return []
         operation = thread.window[-1].operation
         assert isinstance(operation, Load)
         if operation.acquire or len(thread.window) == self.window:
-            return  # nothing could come before it
-        for value in self.values[operation.place]:
-            window = (*thread.window[:-1], Issued(operation, value))
-            guessed = Thread((*thread.read, value), thread.issued + 1, window)
-            yield _with(state[0], index, self._issue(index, guessed)), state[1]
+            return []  # nothing could come before it
+        window = thread.window[:-1]
+        return [
+            self._issue(
+                Thread(thread.index, (*thread.read, value), thread.issued + 1, (*window, Issued(operation, value)))
+            )
+            for value in self.values[operation.place]
+        ]
 
-    def _perform(
-        self, threads: tuple[Thread, ...], memory: dict[Place, int], index: int, place: int
-    ) -> Iterator[State | None]:
-        thread = threads[index]
+    def _not_waiting(self, thread: Thread) -> list[tuple[int, Operation, int]]:
+        """Return what need not wait for an earlier operation, with its places in the window and in memory."""
+        return [
+            (place, issued.operation, self._shift(issued.operation))
+            for place, issued in enumerate(thread.window)
+            if not issued.performed
+            and not any(
+                not earlier.performed and must_wait(earlier.operation, issued.operation)
+                for earlier in thread.window[:place]
+            )
+        ]
+
+    def _shift(self, operation: Operation) -> int:
+        if isinstance(operation, Fence | RemoteFence):
+            return 0
+        return self._shifts.setdefault(operation.place, BITS * len(self._shifts))
+
+    def _performed(self, thread: Thread, place: int, value: int) -> Thread | None:
+        """Return the thread that has performed an operation, a load of `value`; None if it has guessed another one."""
         issued = thread.window[place]
         operation = issued.operation
         read, count, needs_value = thread.read, thread.issued, thread.needs_value
         if isinstance(operation, Load):
-            value = memory.get(operation.place, 0)
             if operation.expect is not None and value != operation.expect:
                 raise Violation(f"{operation.place} is {value} where {operation.expect} is expected")
             if issued.guess is not None and value != issued.guess:
-                yield None
-                return
+                return None
             if operation.expect is None and issued.guess is None:
                 read, count, needs_value = (*read, value), count + 1, False
-        elif isinstance(operation, Store | Exchange):
-            memory[operation.place] = operation.value
-        elif isinstance(operation, Await) and memory.get(operation.place, 0) == 0:
-            return
-        elif isinstance(operation, RemoteFence) and any(other.performed for other in threads[operation.thread].window):
-            return  # it passes the fence where what it has performed is all that it has issued before
         window = (*thread.window[:place], Issued(operation, issued.guess, True), *thread.window[place + 1 :])
-        moved = self._issue(index, Thread(read, count, window, needs_value))
-        yield _with(threads, index, moved), tuple(sorted(memory.items()))
-
-
-def _with(threads: tuple[Any, ...], index: int, thread: Thread) -> tuple[Thread, ...]:
-    return (*threads[:index], thread, *threads[index + 1 :])
+        return self._issue(Thread(thread.index, read, count, window, needs_value))

@@ -95,6 +95,9 @@ class Channel {
   virtual std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes);
   virtual const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes);
 
+  // Whether something can be sent, or received, that could not before, as far as a look at a cache line or two tells.
+  virtual bool stirs(bool for_send, bool for_receive) const = 0;
+
   // Whether the peer has gone; what it had sent before can still be received.
   virtual bool closed() = 0;
 

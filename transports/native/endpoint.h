@@ -8,9 +8,10 @@
 //
 // A waiting leader looks for progress again and again: first at once, then after giving up its core to others, and at
 // last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it spins for some tens of
-// microseconds; where others want its core, it yields at once. The endpoint's own thread hardly spins, for its core is
-// the one that the program computes on. While a leader waits it looks at the failure flag each time, and at the clock
-// and at closed links now and then; whoever waits looks at signals.
+// microseconds; where others want its core, it yields at once, and in a crowd looks a few times only where something
+// would arrive. The endpoint's own thread hardly spins, for its core is the one that the program computes on. While a
+// leader waits it looks at the failure flag each time, and at the clock and at closed links now and then; whoever waits
+// looks at signals.
 #pragma once
 
 #include <atomic>
@@ -182,6 +183,7 @@ class Endpoint {
   void follow(const Request& request);
   void serve();
   void rest(Idle& idle, bool serving);
+  void yield_in_crowd();
   void look_around(Idle& idle);
   void check_deadlines(Clock::time_point now);
   void sleep(Idle& idle, bool serving);

@@ -20,6 +20,8 @@ using namespace std::chrono_literals;
 constexpr std::uint32_t spin_rounds = 300;
 constexpr std::uint32_t yield_rounds = 300;
 constexpr std::uint32_t contended_yield_rounds = 30;
+// How often a rank in a crowd gives its turn away before it looks at more than what it waits for.
+constexpr std::uint32_t turns_given_away = 8;
 constexpr std::uint32_t serving_spin_rounds = 30;
 // How often a spinning rank looks at the clock.
 constexpr std::uint32_t rounds_per_look = 128;
@@ -181,10 +183,26 @@ void Endpoint::rest(Idle& idle, bool serving) {
     sleep(idle, serving);
     return;
   }
+  if (crowded_) {
+    yield_in_crowd();
+    return;
+  }
   ::sched_yield();
-  if (crowded_) return;
   const auto now = Clock::now();
   if (now - idle.looked > shared_yield) contended_until_ = now + contended_time;
+}
+
+// Between two turns of a rank others have filled the caches, so that it matters how much it touches in each: only the
+// lines where something would arrive.
+void Endpoint::yield_in_crowd() {
+  const std::vector<Blocked> waits = blocked();
+  const auto stirs = [](const Blocked& on) {
+    return on.channel == nullptr || on.channel->stirs(on.sends, on.receives);
+  };
+  for (std::uint32_t turn = 0; turn < turns_given_away; ++turn) {
+    ::sched_yield();
+    if (std::any_of(waits.begin(), waits.end(), stirs)) return;
+  }
 }
 
 void Endpoint::look_around(Idle& idle) {

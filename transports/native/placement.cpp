@@ -23,15 +23,15 @@ int pin(int core) {
   return pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-struct alignas(128) Flag {
+struct alignas(128) Ball {
   std::atomic<std::int64_t> value{0};
 };
 
 }  // namespace
 
 double flag_latency_ns(int core_a, int core_b, std::int64_t rounds) {
-  Flag there;
-  Flag back;
+  Ball there;
+  Ball back;
   std::atomic<int> error{0};
   std::vector<double> batches;
   const auto pinned = [&](int core) {
@@ -39,8 +39,8 @@ double flag_latency_ns(int core_a, int core_b, std::int64_t rounds) {
     return error.load() == 0;
   };
   // A thread that cannot be pinned, or sees that the other one could not, stops; so neither waits for ever.
-  const auto await = [&](Flag& flag, std::int64_t value) {
-    while (flag.value.load(std::memory_order_acquire) != value)
+  const auto await = [&](Ball& ball, std::int64_t value) {
+    while (ball.value.load(std::memory_order_acquire) != value)
       if (error.load(std::memory_order_relaxed) != 0) return false;
     return true;
   };

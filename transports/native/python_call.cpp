@@ -1,8 +1,8 @@
 #include "python_call.h"
 
-#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 namespace nb = nanobind;
@@ -22,6 +22,11 @@ std::string& package_directory() {
 const char* interned(const char* name) {
   static std::unordered_set<std::string> names;
   return names.emplace(name).first->c_str();
+}
+
+// Whether code is the user's: not the package's, nor what stands between the two where a `with` block is left.
+bool is_of_user(std::string_view file) {
+  return !file.starts_with(package_directory()) && !file.ends_with("/contextlib.py");
 }
 
 }  // namespace
@@ -53,8 +58,7 @@ CallSite call_site() {
   while (frame != nullptr && site.file == nullptr) {
     PyCodeObject* code = PyFrame_GetCode(frame);
     const char* file = PyUnicode_AsUTF8(code->co_filename);
-    if (file != nullptr && std::strncmp(file, package_directory().c_str(), package_directory().size()) != 0)
-      site = {interned(file), PyFrame_GetLineNumber(frame)};
+    if (file != nullptr && is_of_user(file)) site = {interned(file), PyFrame_GetLineNumber(frame)};
     PyErr_Clear();
     Py_DECREF(code);
     PyFrameObject* back = PyFrame_GetBack(frame);

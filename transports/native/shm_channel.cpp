@@ -236,6 +236,11 @@ void ShmChannel::note_read() {
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
+bool ShmChannel::stirs(bool for_send, bool for_receive) const {
+  if (for_send && out_->consumed.load(std::memory_order_relaxed) != known_consumed_) return true;
+  return for_receive && in_->slot(released_).turn.load(std::memory_order_relaxed) == released_ + 1;
+}
+
 // What the peer has left behind in the socket does not matter: only that it hangs up.
 bool ShmChannel::closed() {
   pollfd socket{socket_.get(), POLLRDHUP, 0};

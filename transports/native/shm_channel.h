@@ -69,6 +69,7 @@ class ShmChannel final : public Channel {
   const std::byte* resolve(const ArenaReference& reference, std::uint64_t nbytes) override {
     return taken_arenas_.at(reference, nbytes, socket_.get());
   }
+  bool stirs(bool for_send, bool for_receive) const override;
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override;

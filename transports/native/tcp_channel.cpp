@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t block_nbytes = 256 << 10;
 // A block with its checksum can be read ahead, and what follows is worth a try.
-constexpr std::size_t read_ahead_nbytes = block_nbytes + 4096;
+constexpr std::size_t most_read_ahead_nbytes = block_nbytes + 4096;
 // Messages up to this length are put together, and sent in one call even if their payload lies in many places.
 constexpr std::size_t most_gathered_nbytes = 4096;
 // A plain receive of at least this many bytes reads from the kernel straight into its destination.
@@ -25,10 +25,10 @@ std::size_t left_of_block(std::uint64_t position, std::uint64_t nbytes) {
 }  // namespace
 
 TcpChannel::TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms)
-    : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(read_ahead_nbytes) {
+    : Channel(peer, "tcp"), terms_(terms), header_read_ahead_(most_read_ahead_nbytes) {
   if (sockets.empty() || sockets.size() > TcpTerms::most_streams)
     throw std::invalid_argument("a channel over TCP has one stream, or some");
-  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), read_ahead_nbytes);
+  for (Descriptor& socket : sockets) streams_.emplace_back(std::move(socket), most_read_ahead_nbytes);
   out_stream_ = streams_.data();
 }
 
@@ -95,7 +95,7 @@ const Header* TcpChannel::front() {
   in_done_ = 0;
   ++in_number_;
   // The next message is most likely like this one.
-  header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? read_ahead_nbytes : sizeof wire;
+  header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
   message_open_ = true;
   counters_.received_messages += 1;
   counters_.received_nbytes += in_header_.nbytes;
@@ -117,7 +117,7 @@ std::span<const std::byte> TcpChannel::readable() {
   TcpStream& stream = stream_of(in_done_);
   const std::size_t left = left_of_block(in_done_, in_header_.nbytes);
   if (in_checked_) return verify(stream, left) ? stream.staged().first(left) : std::span<const std::byte>();
-  if (stream.staged().empty()) stream.read_ahead(1, read_ahead_nbytes);
+  if (stream.staged().empty()) stream.read_ahead(1, most_read_ahead_nbytes);
   return stream.staged().first(std::min(stream.staged().size(), left));
 }
 
@@ -126,7 +126,7 @@ bool TcpChannel::verify(TcpStream& stream, std::size_t nbytes) {
   if (block_verified_) return true;
   BlockChecksum expected;
   const std::size_t needed = nbytes + sizeof expected;
-  if (stream.staged().size() < needed) stream.read_ahead(needed, read_ahead_nbytes);
+  if (stream.staged().size() < needed) stream.read_ahead(needed, most_read_ahead_nbytes);
   if (stream.staged().size() < needed) return false;
   std::memcpy(&expected, stream.staged().data() + nbytes, sizeof expected);
   if (crc32c(0, stream.staged().data(), nbytes) != expected) refuse("with a damaged payload");

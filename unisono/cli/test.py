@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import sys
 import time
@@ -19,7 +20,7 @@ from unisono.options import Options
 from unisono.testing import Case, CheckError, Summary
 from unisono.testing.cases import random_case
 from unisono.testing.check import SEEDS, Verdict, judged
-from unisono.testing.judges import Failure, Judges
+from unisono.testing.judges import BRIEF_S, Failure, Judges, while_searching
 from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import TIMEOUT_S, Backend, source
 
@@ -116,9 +117,9 @@ def _run(
     return Summary(seed, dict(sorted(tried.items())), dict(sorted(refused.items()))), wrong
 
 
-def _verdict(judges: Judges, case: Case, ranks: int) -> tuple[str, bool]:
+def _verdict(judges: Judges, case: Case, ranks: int, most_s: float = math.inf) -> tuple[str, bool]:
     """Return what is wrong with a case, nothing if nothing is, and whether it was refused."""
-    told = judges.run(_judge, case, ranks)
+    told = judges.run(_judge, case, ranks, most_s)
     return (str(told), False) if isinstance(told, Failure) else (told[0].wrong, told[0].is_refused)
 
 
@@ -135,9 +136,10 @@ def _explained(judges: Judges, case: Case, ranks: int, text: str, source_of: Cal
     judges.close()
     if not _verdict(judges, case, ranks)[0]:
         text += "\nBy itself it is right: it depends on the cases before it, which the same --seed runs again."
-    simplest, fewest = shrunk(
-        case, ranks, lambda *each: bool(_verdict(judges, *each)[0]), {1, 2, 3, ranks // 2, ranks - 1} - {0}
-    )
+    is_wrong = while_searching(lambda case, ranks: bool(_verdict(judges, case, ranks, BRIEF_S)[0]))
+    simplest, fewest = shrunk(case, ranks, is_wrong, {1, 2, 3, ranks // 2, ranks - 1} - {0})
+    if judges.timeout_s > BRIEF_S and not _verdict(judges, simplest, fewest)[0]:  # it was only slow
+        simplest, fewest = case, ranks
     program = source_of("check_case", simplest, fewest)
     return _Wrong(f"{text}\n\n{program}", program)
 

@@ -12,7 +12,9 @@ from typing import Any
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import algorithms_of
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS, Op
+from unisono.errors import UsageError
+from unisono.operations import OPERATIONS, Op, operation
+from unisono.testing.functions import FUNCTIONS
 from unisono.testing.sources import literal
 
 COUNTED = ("allgatherv", "gatherv", "scatterv", "reduce_scatterv", "alltoallv")
@@ -24,7 +26,9 @@ METHODS = (*COLLECTIVES, *MESSAGES, *OBJECTS)
 PREFIXES = ("scan", "exscan")
 # Where the result is like `x`, a list of arrays is as good.
 LISTED = ("allreduce", "reduce", "broadcast", "scan", "exscan")
+OPS = (*OPERATIONS, "premul_sum", *FUNCTIONS)
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
+BY_FUNCTION = [(dtype, name) for name, function in FUNCTIONS.items() for dtype in function.dtypes]
 
 ROWS = (0, 0, 1, 2, 3, 5, 17, 64, 1000, 5000)
 RESTS = ((), (), (1,), (3,), (2, 2), (0,))
@@ -44,7 +48,7 @@ class Case:
     Attributes:
         collective: the name of the method.
         dtype, op, algorithm: as users name them; `algorithm` is None for the tuner's choice. The factors of
-            "premul_sum" depend on the rank.
+            "premul_sum" depend on the rank; the functions of Python have the names of `unisono.testing.functions`.
         root: taken modulo the number of ranks; it sends the message of "send" and "send_object".
         rows: the rows of `x`, or of each equal share of it.
         counts: the rows of the share of each rank, for methods that take counts; of more ranks than there are, too.
@@ -108,7 +112,10 @@ class Case:
 
     def parts(self) -> list[Case]:
         """Return the calls that are as one with a list: of its arrays, one by one, whose dtypes are of one kind."""
-        kind = [dtype for dtype in DTYPES if DTYPES[dtype].kind == DTYPES[self.dtype].kind]
+        same = DTYPES[self.dtype].kind
+        kind = [
+            name for name in DTYPES if DTYPES[name].kind == same and (not self.reduces or is_defined(self.op, name))
+        ]
         first = kind.index(self.dtype)
         return [
             replace(self, arrays=0, dtype=dtype, rows=self.rows + index, seed=self.seed + index)
@@ -127,8 +134,19 @@ class Case:
         return (rows, *self.rest)
 
 
-def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METHODS) -> Case:
-    """Return case `number` of those that `seed` stands for, which is the same on every rank and machine."""
+def is_defined(op: str, dtype: str) -> bool:
+    """Return whether an operation, by the name that a case has for it, is one for a dtype."""
+    if op in FUNCTIONS:
+        return dtype in FUNCTIONS[op].dtypes
+    return DTYPES[dtype].kind in operation("sum" if op == "premul_sum" else op).kinds
+
+
+def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METHODS, ops: Sequence[str] = OPS) -> Case:
+    """Return case `number` of those that `seed` stands for, which is the same on every rank and machine.
+
+    Raises:
+        UsageError: none of the `ops` can be given to the method.
+    """
     draw = random.Random(f"{seed} {number}")
     collective = draw.choice(methods)
     if collective == "barrier":
@@ -136,7 +154,7 @@ def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METH
     if collective not in COLLECTIVES:
         return _random_message(draw, collective, size)
     name = Case(collective).name
-    dtype, op = _reduction(draw, name)
+    dtype, op = _reduction(draw, name, ops)
     rest = draw.choice(RESTS)
     rows = _MOST_ROWS // (size if CONTRACTS[name].input is Cut.VECTOR else size * size) // max(1, prod(rest))
     return Case(
@@ -151,7 +169,7 @@ def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METH
         layout=draw.choice(LAYOUTS),
         offset=draw.choice(OFFSETS),
         wait=draw.random() < 0.7,
-        algorithm=_algorithm(draw, name),
+        algorithm=None if op in FUNCTIONS else _algorithm(draw, name),
         seed=draw.randrange(1 << 16),
         arrays=draw.choice(LISTS) if name in LISTED else 0,
     )
@@ -175,12 +193,15 @@ def _random_message(draw: random.Random, method: str, size: int) -> Case:
     )
 
 
-def _reduction(draw: random.Random, name: str) -> tuple[str, str]:
+def _reduction(draw: random.Random, name: str, ops: Sequence[str]) -> tuple[str, str]:
     """Return a dtype and an operation: "sum", which is not looked at, where there is none."""
     if not CONTRACTS[name].reduces:
         return draw.choice(list(DTYPES)), "sum"
-    dtype, op = draw.choice([(dtype, op) for dtype, op in REDUCTIONS if name not in PREFIXES or op != "avg"])
-    return dtype, "premul_sum" if op == "sum" and draw.random() < 0.3 else op
+    possible = [op for op in ops if name not in PREFIXES or op != "avg"]
+    if not possible:
+        raise UsageError(f"{name} takes none of the ops {', '.join(ops)}")
+    op = draw.choice(possible)
+    return draw.choice([dtype for dtype in DTYPES if is_defined(op, dtype)]), op
 
 
 def has_root(name: str) -> bool:
@@ -198,7 +219,7 @@ def arguments_of(case: Case, size: int, rank: int) -> dict[str, Any]:
     """Return what a rank passes to a collective beside `x`, `out` and `wait`."""
     arguments: dict[str, Any] = {} if case.algorithm is None else {"algorithm": case.algorithm}
     if case.reduces:
-        arguments["op"] = Op.premul_sum(factor_of(case, rank)) if case.op == "premul_sum" else case.op
+        arguments["op"] = _operation_of(case, rank)
     if has_root(case.name):
         arguments["root"] = case.root % size
     if case.collective == "alltoallv":
@@ -206,6 +227,13 @@ def arguments_of(case: Case, size: int, rank: int) -> dict[str, Any]:
     elif case.collective in COUNTED:
         arguments["counts"] = case.counts_of(size)
     return arguments
+
+
+def _operation_of(case: Case, rank: int) -> str | Op:
+    """Return what a rank passes as `op`."""
+    if case.op in FUNCTIONS:
+        return FUNCTIONS[case.op].op
+    return Op.premul_sum(factor_of(case, rank)) if case.op == "premul_sum" else case.op
 
 
 def factor_of(case: Case, rank: int) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.testing.calls import check_case
-from unisono.testing.cases import METHODS, Case, random_case
+from unisono.testing.cases import METHODS, OPS, Case, random_case
 from unisono.testing.differences import CheckError
 from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import source
@@ -47,27 +47,30 @@ def check_collectives(
     cases: int | Sequence[int] = 1000,
     seed: int | None = None,
     methods: Sequence[str] = METHODS,
+    ops: Sequence[str] = OPS,
     progress: Callable[[int, int], object] | None = None,
 ) -> Summary:
     """Make random calls of every collective on all ranks, and compare what comes of them with what numpy says.
 
-    Every dtype and operation, equal and unequal shares from none to thousands of rows, memory orders and misaligned
-    memory, lists, in place and not, planned, with and without waiting, by each algorithm and by choice; messages and
-    calls on objects as well. Cases depend on the seed, their number, the number of ranks and the methods alone. After
-    each, the ranks agree on the verdict, by an allreduce. Of the first that is wrong, simpler ones are tried, as long
-    as they are wrong too.
+    Every dtype and operation, functions of Python too, equal and unequal shares from none to thousands of rows, memory
+    orders and misaligned memory, lists, in place and not, planned, with and without waiting, by each algorithm and by
+    choice; messages and calls on objects as well. Cases depend on the seed, their number, the number of ranks, the
+    methods and the operations alone. After each, the ranks agree on the verdict, by an allreduce. Of the first that is
+    wrong, simpler ones are tried, as long as they are wrong too.
 
     Args:
         comm: this rank's communicator, or anything that has its methods; all ranks call this at the same time.
         cases: how many, or the numbers of those that are wanted: the same on all ranks.
         seed: rank 0's is used, and must be 0 to 2^32 - 1; by default another one each time.
         methods: those that are called, for communicators that do not have all: the same on all ranks.
+        ops: the operations that are given, likewise: the names of `Op`, "premul_sum", and, of functions of Python,
+            "composition", "first_nonzero" and "maximum".
         progress: called with how many cases have been run, and how many there are.
 
     Raises:
         CheckError: a result is wrong, or a call raised; on every rank, with the same text, in which there is a program
             that makes the call again. Where the communicator itself has failed then, each rank says what it knows.
-        UsageError: `seed` or `methods` cannot be; nothing has been sent.
+        UsageError: `seed`, `methods` or `ops` cannot be; nothing has been sent. Or a method can be given none of `ops`.
 
     >>> import unisono as un
     >>> summary = un.launch(lambda world: un.testing.check_collectives(world, cases=50, seed=1), 2)[0]
@@ -77,14 +80,15 @@ def check_collectives(
     numbers = range(cases) if isinstance(cases, int) else cases
     if seed is not None and not 0 <= seed < SEEDS:
         raise UsageError(f"seed must be an integer, 0 to 2^32 - 1, not {seed!r}")
-    if not methods or not set(methods) <= set(METHODS):
-        raise UsageError(f"methods must be some of {', '.join(METHODS)}; got {methods!r}")
+    for name, given, all_of_them in (("methods", methods, METHODS), ("ops", ops, OPS)):
+        if not given or not set(given) <= set(all_of_them):
+            raise UsageError(f"{name} must be some of {', '.join(all_of_them)}; got {given!r}")
     mine = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     agreed = int(_greatest(comm, [mine if comm.rank == 0 else 0])[0])
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for done, number in enumerate(numbers, 1):
-        case = random_case(agreed, number, comm.size, methods)
+        case = random_case(agreed, number, comm.size, methods, ops)
         tried[case.collective] += 1
         refused[case.collective] += _judge(comm, case, f"case {number} of seed {agreed}")
         if progress is not None:

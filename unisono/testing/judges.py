@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from unisono.testing.sources import TIMEOUT_S, Backend, literal
 
 # How long ranks have to tell where they are before they are killed.
 _GRACE_S = 1.0
+# In a search for the simplest that is wrong: how long one that hangs is waited for, and the search goes on.
+BRIEF_S = 10.0
+_SEARCH_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -43,23 +48,28 @@ class Judges:
     def __init__(
         self, options: Options | None = None, backend: Backend | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._options, self._backend, self._timeout_s = options, backend, timeout_s
+        self.timeout_s = timeout_s
+        self._options, self._backend = options, backend
         self._pools: dict[int, Pool] = {}
         self._lines: list[str] = []
 
-    def run(self, fn: Callable[[Any, Any], Any], value: Any, size: int) -> list[Any] | Failure:
+    def run(
+        self, fn: Callable[[Any, Any], Any], value: Any, size: int, most_s: float = math.inf
+    ) -> list[Any] | Failure:
         """Run ``fn(comm, value)`` on `size` ranks; return what they return, by rank, or what ended them.
 
-        After a failure, new ranks are started for what comes next.
+        After a failure, new ranks are started for what comes next. If `most_s` is less than the seconds after which a
+        call hangs, it counts instead.
 
         Raises:
             UnisonoError: the ranks cannot be started.
         """
         pool = self._pool(size)
         self._lines.clear()
-        task = partial(_watched, fn=fn, value=value, backend=self._backend, timeout_s=self._timeout_s)
+        timeout_s = min(self.timeout_s, most_s)
+        task = partial(_watched, fn=fn, value=value, backend=self._backend, timeout_s=timeout_s)
         try:
-            return pool.run(task, timeout_s=self._timeout_s + _GRACE_S)
+            return pool.run(task, timeout_s=timeout_s + _GRACE_S)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is what is wrong)
             self._pools.clear()  # it has ended its ranks
             return Failure(error, tuple(self._lines))
@@ -88,6 +98,12 @@ class Judges:
 
     def _keep(self, rank: int, _: str, line: str) -> None:
         self._lines.append(f"[{rank}] {line}")
+
+
+def while_searching(is_wrong: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a judge for the search that begins now, which finds nothing wrong when that has gone on for too long."""
+    end = time.monotonic() + _SEARCH_S
+    return lambda *each: time.monotonic() < end and is_wrong(*each)
 
 
 def _ready(_: Any) -> None:

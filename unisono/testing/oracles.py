@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS
-from unisono.testing.cases import PREFIXES, Case, factor_of
+from unisono.testing.cases import OPS, PREFIXES, Case, factor_of
+from unisono.testing.functions import BASE, PRIME
 
 _Array = NDArray[Any]
 
@@ -84,16 +84,20 @@ def most_ulps(case: Case, size: int) -> int:
 def contributions(dtype: str, op: str, size: int, count: int, seed: int = 0) -> _Array:
     """Return an array (size, count) whose reduction is exact in the dtype, in any order; see `most_ulps`."""
     # The stream of a RandomState is the same in every version of numpy.
-    state = np.random.RandomState([seed, size, count, [*OPERATIONS, "premul_sum"].index(op)])
+    state = np.random.RandomState([seed, size, count, OPS.index(op)])
     kind, shape = DTYPES[dtype].kind, (size, count)
     if op in ("minloc", "maxloc"):
         return (state.randint(-3, 4, shape) + 1j * state.randint(0, 21, shape)).astype(dtype)
     if op == "prod":
         return _few(state.choice(_factors(dtype), shape), MOST_TERMS, 1).astype(dtype)
+    if op == "composition":
+        return (state.randint(1, PRIME, shape) * BASE + state.randint(0, PRIME, shape)).astype(dtype)
     low, high = _range(dtype, op)
     values = state.randint(low, high + 1, shape)
     if kind == "complex" and op in _SUMS:
         values = values + 1j * state.randint(low, high + 1, shape)
+    if op == "first_nonzero":
+        values = values * state.randint(0, 2, shape)
     if op in _SUMS:
         values = _few(values, _SUMS[op] if kind == "float8" else MOST_TERMS, 0)
     if op == "avg" and kind != "integer" and size <= MOST_TERMS:
@@ -141,6 +145,9 @@ def reduced(op: str, stack: _Array) -> _Array:
         "lxor": lambda: (wide != 0).sum(axis=0) % 2,
         "minloc": lambda: _located(wide, 1),
         "maxloc": lambda: _located(wide, -1),
+        "composition": lambda: _composed(wide),
+        "first_nonzero": lambda: np.take_along_axis(wide, (wide != 0).argmax(axis=0)[np.newaxis], axis=0),
+        "maximum": lambda: wide.max(axis=0),
     }
     return np.asarray(reduce[op]()).astype(stack.dtype).reshape(stack.shape[1:])
 
@@ -161,3 +168,12 @@ def _located(wide: _Array, sign: int) -> _Array:
         ahead, tied = sign * row.real < sign * best.real, row.real == best.real
         best = np.where(ahead | (tied & (row.imag < best.imag)), row, best)
     return best
+
+
+def _composed(wide: _Array) -> _Array:
+    """Return the maps by what all of them, one after the other, make of 0 and of 1."""
+    zero, one = np.zeros_like(wide[0]), np.ones_like(wide[0])
+    for factor, constant in (np.divmod(row, BASE) for row in wide):
+        zero, one = ((factor * point + constant) % PRIME for point in (zero, one))
+    maps: _Array = (one - zero) % PRIME * BASE + zero
+    return maps

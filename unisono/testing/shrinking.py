@@ -6,9 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from unisono.dtypes import DTYPES
-from unisono.operations import operation
-from unisono.testing.cases import Case
+from unisono.testing.cases import Case, is_defined
 from unisono.testing.programs import Again, Make, Program, Step, Wait
 
 _Given = TypeVar("_Given")
@@ -113,8 +111,7 @@ def _simpler_by_one(case: Case) -> Iterator[Case]:
 
 def _is_defined(case: Case) -> bool:
     """Return whether the operation is one for the dtype."""
-    sums = "sum" if case.op == "premul_sum" else case.op
-    return not case.reduces or DTYPES[case.dtype].kind in operation(sums).kinds
+    return not case.reduces or is_defined(case.op, case.dtype)
 
 
 def _less(number: int) -> list[int]:
