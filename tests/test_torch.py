@@ -44,7 +44,7 @@ ERRORS = {
     "options": ("TypeError", "NoneType", "pg_options must be unisono.torch.Options"),
     "no such setting": ("UsageError", "NoneType", "colour"),
     "late": ("DistBackendError", "CollectiveTimeoutError", "rank 1 has not called it"),
-    "shapes": ("DistBackendError", "MismatchError", "float32[4]"),
+    "shapes": ("DistBackendError", "MismatchError", "failures.py"),
     "afterwards": ("DistBackendError", "AbortedError", "ranks disagree"),
 }
 WELL = ("leaf", "anomaly mode and profiler", "fork of a loader", "spawn of a loader", "the other group", "a new group")

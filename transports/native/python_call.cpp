@@ -24,9 +24,11 @@ const char* interned(const char* name) {
   return names.emplace(name).first->c_str();
 }
 
-// Whether code is the user's: not the package's, nor what stands between the two where a `with` block is left.
+// Whether code is the user's: not the package's, nor what stands between the two: where a `with` block is left, and
+// where torch.distributed calls its backend.
 bool is_of_user(std::string_view file) {
-  return !file.starts_with(package_directory()) && !file.ends_with("/contextlib.py");
+  return !file.starts_with(package_directory()) && !file.ends_with("/contextlib.py") &&
+         file.find("-packages/torch/") == std::string_view::npos;
 }
 
 }  // namespace
