@@ -10,6 +10,8 @@ from typing import Any
 
 # How long a program goes on before it ends itself, if it is not said: no call takes a second.
 TIMEOUT_S = 60.0
+# And how long its ranks then have to tell where they are, on a machine that is busy.
+_TELLING_S = 10
 
 _PROGRAM = '''\
 """Run this on {size} ranks: unisono run -n {size} FILE"""
@@ -59,7 +61,7 @@ def source(
         names=", ".join(sorted({*_names(value), function})),
         imported="" if backend is None else f"from {backend.module} import {backend.name}\n",
         timeout_s=timeout_s,
-        end_s=ceil(timeout_s) + 2,
+        end_s=ceil(timeout_s) + _TELLING_S,
         noun=type(value).__name__.lower(),
         value=_lines(value),
         function=function,
