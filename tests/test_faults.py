@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -311,7 +312,8 @@ def test_an_interrupt_ends_a_blocked_call_at_once_and_aborts_the_others(
 
 
 def abort_and_close(world: un.Communicator, say: Say) -> None:
-    world.barrier()
+    with contextlib.suppress(un.AbortedError):  # rank 1 may be through it, and abort, while others are not
+        world.barrier()
     if world.rank == 1:
         world.abort("the loss is not a number")
     say([told(world.barrier), told(world.barrier), told(lambda: world.allreduce(X))])

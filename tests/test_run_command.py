@@ -316,10 +316,11 @@ def test_signals_that_end_the_launcher_end_the_ranks(script: Script, number: sig
 
 def test_user_signals_reach_the_ranks_and_end_nothing(script: Script) -> None:
     program = script("""
-        import signal
-        signal.signal(signal.SIGUSR1, lambda *_: print("got it"))
+        import signal, time
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(print("got it")))
         print("ready")
-        signal.pause()
+        while not heard: time.sleep(0.01)  # the signal may have come before a pause
     """)
     with started("-n", 2, program) as job:
         job.send_signal(signal.SIGUSR1)
