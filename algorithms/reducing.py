@@ -291,6 +291,8 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     ),
 }
 
+_SIMPLE_SCAN = f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)"
+
 SCAN: dict[str, Algorithm] = {
     "linear": Algorithm(
         collective="scan",
@@ -315,7 +317,7 @@ SCAN: dict[str, Algorithm] = {
         name="direct",
         build=Builder("scan", "scan_direct"),
         cost=costs.scan_direct,
-        reference=f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)",
+        reference=_SIMPLE_SCAN,
         commutative_only=False,
         order="at_once",
         by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
@@ -346,7 +348,7 @@ EXSCAN: dict[str, Algorithm] = {
         name="direct",
         build=Builder("scan", "exscan_direct"),
         cost=costs.exscan_direct,
-        reference=f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)",
+        reference=_SIMPLE_SCAN,
         commutative_only=False,
         order="at_once",
         by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from unisono.bench.adapters.torch_distributed import BACKEND
 from unisono.errors import UsageError
 
 ROOT = Path(".peers")
@@ -101,8 +102,8 @@ ONE_CCL = {
 # mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
-GLOO = {"BENCH_TORCH_BACKEND": "gloo", "GLOO_SOCKET_IFNAME": "lo"}
-UNISONO_IN_TORCH = {"BENCH_TORCH_BACKEND": "unisono"}
+GLOO = {BACKEND: "gloo", "GLOO_SOCKET_IFNAME": "lo"}
+UNISONO_IN_TORCH = {BACKEND: "unisono"}
 UNISONO_RUN = "{python} -m unisono run -n {ranks} --no-label -- {worker}"
 TORCHRUN = "{bin}/torchrun --standalone --nproc-per-node {ranks} --monitor-interval 5 --no-python"
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
-from torch_ranks import DEADLINE_S, lines_of, run, started
+from torch_ranks import DEADLINE_S, PROGRAMS, lines_of, run, started
 
 
 def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ ERRORS = {
     "options": ("TypeError", "NoneType", "pg_options must be unisono.torch.Options"),
     "no such setting": ("UsageError", "NoneType", "colour"),
     "late": ("DistBackendError", "CollectiveTimeoutError", "rank 1 has not called it"),
-    "shapes": ("DistBackendError", "MismatchError", "failures.py"),
+    "shapes": ("DistBackendError", "MismatchError", f"float32[4], op=sum) at {PROGRAMS / 'failures.py'}:"),
     "afterwards": ("DistBackendError", "AbortedError", "ranks disagree"),
 }
 WELL = ("leaf", "anomaly mode and profiler", "fork of a loader", "spawn of a loader", "the other group", "a new group")

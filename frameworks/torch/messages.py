@@ -27,15 +27,15 @@ class Messages:
     @call
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive a tensor, of the dtype and number of elements that are sent, from a rank of the group."""
-        (tensor,) = tensors
-        stage = Stage()
-        work = self._communicator.recv(stage.write(tensor), src, tag, wait=False)
-        return Work(work, tensors, stage.finish, self._kept)
+        return self._receive(Work, tensors, src, tag)
 
     @call
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive a tensor from whichever rank has sent one with this tag; the work tells from which."""
+        return self._receive(ReceivedFrom, tensors, ANY_SOURCE, tag)
+
+    def _receive(self, kind: type[Work], tensors: Any, source: Any, tag: int) -> Work:
         (tensor,) = tensors
         stage = Stage()
-        work = self._communicator.recv(stage.write(tensor), ANY_SOURCE, tag, wait=False)
-        return ReceivedFrom(work, tensors, stage.finish, self._kept)
+        work = self._communicator.recv(stage.write(tensor), source, tag, wait=False)
+        return kind(work, tensors, stage.finish, self._kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, kept: Kept) ->
     counts = all_facts[:, 0].tolist()
     works, gathered = [], []
     for part in (own.indices().t().contiguous(), own.values().contiguous()):
-        row = part[:1].numel() if part.size(0) else part.new_empty((1, *part.shape[1:])).numel()
+        row = prod(part.shape[1:])
         whole = part.new_empty((sum(counts), *part.shape[1:]))
         elements = [count * row for count in counts]
         works.append(communicator.allgatherv(stage.read(part), elements, out=stage.write(whole), wait=False))
