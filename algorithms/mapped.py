@@ -33,6 +33,8 @@ from unisono.algorithms.plan import (
     scratch_like,
     shares,
 )
+from unisono.algorithms.program import as_written
+from unisono.algorithms.tree import at_root
 
 
 def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
@@ -76,6 +78,33 @@ def allreduce_two_shot(size: int, rank: int, root: int = 0, window: int = 32) ->
     return Plan("allreduce", "two_shot", size, rank, root, vector, vector, lanes=(lane,))
 
 
+def reduce_scatter_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a reduce-scatter in which every rank reads and combines its block of all INPUTs.
+
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT, which no other rank reads. `window` flags at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(output_block(), _of_all(size, input_block(rank)), lower=True),))
+    lane = (*meet, combine, *meet)
+    return Plan("reduce_scatter", "read", size, rank, root, shares(size, varying), even(1), lanes=(lane,))
+
+
+def reduce_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a reduce in which the root reads and combines the INPUTs of all.
+
+    INPUT, and OUTPUT of the root, are one block each, and may be the same memory. `window` flags in a group.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(1)
+    combine = Group((ReadReduce(output_block(), _of_all(size, input_block()), lower=True),))
+    lane = _to_root(size, rank, root, window, (combine,))
+    return Plan("reduce", "read", size, rank, root, vector, at_root(rank, root, vector), lanes=(lane,))
+
+
 def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of an allgather in which every rank reads the INPUTs of all others; `window` of them at a time.
 
@@ -98,15 +127,36 @@ def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Pla
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    vector, groups = even(1), -(-(size - 1) // window)
-    if rank == root:
-        own = Group((Copy(output_block(), input_block()),))
-        tell, hear = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
-        return Plan("broadcast", "read", size, rank, root, vector, vector, lanes=((own, *tell, *idle(1), *hear),))
-    told = 1 + ((rank - root) % size - 1) // window
-    read = Read(root, output_block(), input_block())
-    lane = at_groups({told: (Wait(root),), groups + 1: (read,), groups + 1 + told: (Signal(root),)})
-    return Plan("broadcast", "read", size, rank, root, Partition(0), vector, lanes=(lane,))
+    lane = _from_root(size, rank, root, window, input_block())
+    vector = even(1)
+    return Plan("broadcast", "read", size, rank, root, at_root(rank, root, vector), vector, lanes=(lane,))
+
+
+def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a gather in which the root reads the INPUTs of all others; `window` of them at a time.
+
+    INPUT is one block. OUTPUT, in the root alone, is `size` blocks: equal ones or, if `varying`, by the counts of the
+    ranks; INPUT of the root may be the memory of its block.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    reads = (place_own(root), *_read_others(size, root, window, lambda peer: input_block()))
+    lane = _to_root(size, rank, root, window, reads)
+    whole = at_root(rank, root, shares(size, varying))
+    return Plan("gather", "read", size, rank, root, even(1), whole, lanes=(lane,))
+
+
+def alltoall_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an alltoall in which every rank reads its block of the INPUTs of all others.
+
+    INPUT and OUTPUT are `size` equal blocks, and must not share memory. `window` of them at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    own = Group((Copy(output_block(rank), input_block(rank)),))
+    gather = _read_others(size, rank, window, lambda peer: input_block(rank))
+    return Plan("alltoall", "read", size, rank, root, even(size), even(size), lanes=((own, *meet, *gather, *meet),))
 
 
 def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
@@ -128,6 +178,38 @@ def _meet(size: int, rank: int, window: int) -> Lane:
         return Group((*signals, *[Wait((rank - distance) % size, peer_advance=-window) for distance in distances]))
 
     return in_windows(size - 1, window, batch)
+
+
+def _from_root(size: int, rank: int, root: int, window: int, block: Span) -> Lane:
+    """Return the lane in which every rank sets OUTPUT to `block` of the INPUT of the root.
+
+    The root tells all others that it has begun, and ends when all have told it that they have read.
+    """
+    if rank == root:
+        own = Group((Copy(output_block(), block),))
+        tell, hear = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
+        return (own, *tell, *idle(1), *hear)
+    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
+    read = Read(root, output_block(), block)
+    return at_groups({1 + turn: (Wait(root),), groups + 1: (read,), groups + 2 + turn: (Signal(root),)})
+
+
+def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
+    """Return the lane in which the root, when all others have told it that they have begun, carries out `reads`.
+
+    Then it tells them that they may end.
+    """
+    if rank == root:
+        hear, tell = (_flags_of_root(size, root, window, flag) for flag in (Wait, Signal))
+        return (*hear, *reads, *tell)
+    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
+    number = sum(times * len(of_item) for times, of_item in map(as_written, reads))
+    return at_groups({turn: (Signal(root),), groups + number + turn: (Wait(root),)})
+
+
+def _turn(size: int, rank: int, root: int, window: int) -> int:
+    """Return in which window of the root's flags `rank` is."""
+    return ((rank - root) % size - 1) // window
 
 
 def _flags_of_root(size: int, root: int, window: int, flag: type[Signal | Wait]) -> Lane:

@@ -183,6 +183,18 @@ GATHER: dict[str, Algorithm] = {
         commutative_only=False,
         varying=True,
     ),
+    "read": Algorithm(
+        collective="gather",
+        name="read",
+        build=Builder("mapped", "gather_read"),
+        cost=costs.gather_read,
+        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm, for one rank)",
+        commutative_only=False,
+        segmentable=False,
+        mapped=True,
+        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        varying=True,
+    ),
 }
 
 SCATTER: dict[str, Algorithm] = {
@@ -238,6 +250,18 @@ ALLTOALL: dict[str, Algorithm] = {
         reference=BRUCK,
         commutative_only=False,
         in_place=False,
+    ),
+    "read": Algorithm(
+        collective="alltoall",
+        name="read",
+        build=Builder("mapped", "alltoall_read"),
+        cost=costs.allgather_read,
+        reference=f"{SHAH} (the second phase of its two-phase all-pairs algorithm, a block of each)",
+        commutative_only=False,
+        in_place=False,
+        segmentable=False,
+        mapped=True,
+        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
     ),
 }
 

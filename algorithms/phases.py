@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
+from unisono.algorithms.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 
 # An algorithm with parameters of its builder or without, "knomial(radix=3)" or "ring", for all levels, or one for each
@@ -134,18 +133,12 @@ def algorithm_named(collective: str, name: str) -> tuple[Algorithm, Mapping[str,
     return found[plain], params
 
 
-@lru_cache(maxsize=64)
-def _parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the algorithm and the parameters in a name such as "knomial(radix=3)"."""
+def _parsed(name: str) -> tuple[str, Mapping[str, Any]]:
     try:
-        found = ast.parse(name, mode="eval").body
-        if isinstance(found, ast.Name):
-            return found.id, {}
-        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and not found.args:
-            return found.func.id, {str(each.arg): ast.literal_eval(each.value) for each in found.keywords}
-    except (SyntaxError, TypeError, ValueError):
-        pass
-    raise UsageError(f"no phase can be {name!r}: name an algorithm, such as ring or knomial(radix=3)")
+        found = parsed(name)
+    except ValueError as error:
+        raise UsageError(f"no phase can be {name!r}: name {error}") from None
+    return found.algorithm, dict(found.params)
 
 
 def inner_names(collective: str, names: Names, levels: Levels) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         collective="allreduce",
         name="bidirectional_ring",
         build=Builder("ring", "allreduce_bidirectional_ring"),
-        cost=costs.allreduce_ring,
+        cost=costs.allreduce_rings,
         reference=JAIN,
         order="fixed",
     ),
@@ -60,7 +60,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         collective="allreduce",
         name="multi_lane_ring",
         build=Builder("ring", "allreduce_multi_lane_ring"),
-        cost=costs.allreduce_ring,
+        cost=costs.allreduce_rings,
         reference=MULTI_LANE,
         order="fixed",
     ),
@@ -120,7 +120,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         collective="allreduce",
         name="balanced_tree",
         build=Builder("balanced_tree", "allreduce_balanced_tree"),
-        cost=costs.allreduce_balanced_tree,
+        cost=costs.allreduce_two_exchanges,
         reference=f"{CHAN} (the two exchanges); {ARTEAGA} (the order)",
         commutative_only=False,
         order="canonical",
@@ -131,7 +131,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         collective="allreduce",
         name="all_pairs",
         build=Builder("direct", "allreduce_all_pairs"),
-        cost=costs.allreduce_all_pairs,
+        cost=costs.allreduce_two_exchanges,
         reference=f"{SHAH} (its two-phase all-pairs algorithm, by messages)",
         commutative_only=False,
         order="at_once",
@@ -228,6 +228,18 @@ REDUCE: dict[str, Algorithm] = {
         segmentable=False,
         by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
     ),
+    "read": Algorithm(
+        collective="reduce",
+        name="read",
+        build=Builder("mapped", "reduce_read"),
+        cost=costs.reduce_read,
+        reference=f"{SHAH} (the first phase of its two-phase all-pairs algorithm, for one rank)",
+        commutative_only=False,
+        order="at_once",
+        segmentable=False,
+        mapped=True,
+        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+    ),
 }
 
 REDUCE_SCATTER: dict[str, Algorithm] = {
@@ -287,6 +299,19 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         commutative_only=False,
         order="canonical",
         segmentable=False,
+        varying=True,
+    ),
+    "read": Algorithm(
+        collective="reduce_scatter",
+        name="read",
+        build=Builder("mapped", "reduce_scatter_read"),
+        cost=costs.reduce_scatter_read,
+        reference=f"{SHAH} (the first phase of its two-phase all-pairs algorithm)",
+        commutative_only=False,
+        order="at_once",
+        segmentable=False,
+        mapped=True,
+        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
         varying=True,
     ),
 }

@@ -17,6 +17,7 @@ from unisono.algorithms.algorithm import Algorithm, suggestion
 from unisono.algorithms.composed import COMPOSED
 from unisono.algorithms.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
 from unisono.algorithms.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
+from unisono.algorithms.vendors import VENDORS
 from unisono.entry_points import entry_points
 from unisono.errors import NoAlgorithmError, UsageError
 
@@ -58,6 +59,15 @@ def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
     return {**ALGORITHMS[collective], **REGISTERED.get(collective, {})}
 
 
+def candidates_of(collective: str) -> Mapping[str, Algorithm]:
+    """Return all that may carry out `collective`, by name: its algorithms, and what libraries do by themselves.
+
+    Raises:
+        NoAlgorithmError: as `algorithms_of` does.
+    """
+    return {**algorithms_of(collective), **VENDORS[collective]}
+
+
 def _load_installed() -> None:
     """Import, once, the modules in which installed packages register algorithms; what one of them raises is raised."""
     while _groups_to_load:
@@ -78,12 +88,12 @@ def _entry_points(group: str) -> Iterable[EntryPoint]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """Return the algorithm of `collective` that is called `name`.
+    """Return the algorithm of `collective` that is called `name`, which may be what a library does by itself.
 
     Raises:
         NoAlgorithmError: there is none; the message lists those there are, and suggests the nearest.
     """
-    of_collective = algorithms_of(collective)
+    of_collective = candidates_of(collective)
     if name not in of_collective:
         known = f"{', '.join(of_collective)}{suggestion(name, of_collective)}"
         raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {known}")
@@ -98,7 +108,7 @@ def check_known(name: str) -> None:
     """
     collectives = defaultdict[str, list[str]](list)
     for collective in ALGORITHMS:
-        for each in algorithms_of(collective):
+        for each in candidates_of(collective):
             collectives[each].append(collective)
     if name not in collectives:
         from difflib import get_close_matches

@@ -54,6 +54,7 @@ class Report:
         sent: what the rank that sends most sends, as a multiple of the vector, exactly; reading or writing a peer's
             memory counts as sending.
         reduced: what the rank that combines most combines, as a multiple of the vector, exactly.
+        most_messages: of the rank that sends most of them, in one segment.
         scratch_blocks: blocks of SCRATCH in the rank that has most, as declared.
         scratch_live: most blocks of SCRATCH of a rank that hold a value still to be read at a time, when the plans run
             as `algorithms.liveness` says.
@@ -68,6 +69,7 @@ class Report:
     rounds: int
     sent: Fraction
     reduced: Fraction
+    most_messages: int
     scratch_blocks: int
     scratch_live: int
     same_bits: bool
@@ -176,7 +178,7 @@ def _check_cost(
     cost = algorithm.cost_of(size, params)
     if cost is None:
         return
-    for term in ("rounds", "sent", "reduced"):
+    for term in ("rounds", "sent", "reduced", *(("most_messages",) if cost.most_messages else ())):
         value, declared = float(max(getattr(report, term) for report in reports)), getattr(cost, term)
         if not isclose(value, declared) and (exactly or value > declared):
             name = f"{algorithm.collective} {algorithm.name} on {size} ranks"
@@ -232,6 +234,7 @@ def _report(family: Family, programs: Sequence[Program], events: Sequence[Event]
         rounds=count_rounds(programs, events),
         sent=Fraction(max(load.sent for load in loads), family.parts()),
         reduced=Fraction(max(load.reduced for load in loads), family.parts()),
+        most_messages=max(load.messages for load in loads),
         scratch_blocks=max(plan.scratch.blocks for plan in family.plans),
         scratch_live=scratch_high_water(programs, events),
         same_bits=same_bits,

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from unisono.bench.peers import Library
-from unisono.bench.placement import Placement, cores_to_bind, measure
+from unisono.bench.placement import cores_to_bind
 from unisono.bench.ranks import Job, JobError, RefusedError
 from unisono.bench.statistics import Times, slowest
+from unisono.transports.cores import Placement, measure
 
 CALIBRATION_S = 0.02
 ITERATIONS = (3, 20_000)  # Bounds of the calls in one round.
@@ -103,7 +104,11 @@ def steps(settings: Settings) -> int:
 
 
 class Driver:
-    """One benchmark, run once."""
+    """One benchmark, run once.
+
+    Attributes:
+        results: what has been measured so far.
+    """
 
     def __init__(self, settings: Settings, observer: Observer) -> None:
         self._settings = settings
@@ -113,7 +118,7 @@ class Driver:
         self._deadline_s = settings.deadline_s + 2 * self._round_s
         self._random = random.Random(SEED)
         self._jobs: dict[str, Job] = {}
-        self._results = Results()
+        self.results = Results()
 
     def run(self) -> Results:
         """Measure everything; no process of any library is left when this returns or raises."""
@@ -123,20 +128,20 @@ class Driver:
                 self._attempt(library.name, self._settings.sizes[0], partial(self._start, library, cleanup))
             for nbytes in self._settings.sizes:
                 self._measure_size(nbytes)
-        return self._results
+        return self.results
 
     def _start(self, library: Library, cleanup: ExitStack) -> None:
         job = Job(library, self._settings.ranks, self._cores, self._settings.deadline_s)
         cleanup.callback(job.close)
         self._jobs[library.name] = job
-        self._results.versions[library.name] = job.version
+        self.results.versions[library.name] = job.version
 
     def _attempt(self, library: str, nbytes: int, action: Callable[[], T]) -> T | None:
         """Return what `action` does, or None after noting why it failed; a job that has failed is let go."""
         try:
             return action()
         except (JobError, RefusedError) as error:
-            self._results.failures.append(Failure(nbytes, library, str(error)))
+            self.results.failures.append(Failure(nbytes, library, str(error)))
             if isinstance(error, JobError):
                 self._jobs.pop(library, None)
         return None
@@ -154,7 +159,7 @@ class Driver:
                 kept += self._round(nbytes, kept, iterations)
         if not kept:
             reason = f"its cores were never {self._settings.placement} throughout a round"
-            self._results.failures += [Failure(nbytes, name, reason) for name in iterations]
+            self.results.failures += [Failure(nbytes, name, reason) for name in iterations]
 
     def _verify_and_calibrate(self, job: Job, nbytes: int) -> int:
         """Return how many calls fit into a round. Raises `RefusedError` if the library lacks the call or errs."""
@@ -191,7 +196,7 @@ class Driver:
             iterations[name] = max(iterations[name], calls)
         if measure(self._cores).label != before.label:
             return False
-        self._results.samples += samples
+        self.results.samples += samples
         return True
 
     def _ask_run(self, job: Job, iterations: int) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def measure(ranks: int, sizes: tuple[int, ...], rounds: int, transport: str = "a
     `ratio` is the time of both at once, divided by that of one after the other: 1 if nothing is gained, 0.5 at best.
     `start_us` is how long ``wait=False`` takes to return.
     """
-    told = un.launch(_measure_rank, ranks, sizes, rounds, options=un.Options(transport=transport))
+    told = un.launch(_measure_rank, ranks, sizes, rounds, options=un.Options(transports=transport))
     rows = []
     for of_ranks in zip(*told, strict=True):
         row: dict[str, Any] = {name: max(one[name] for one in of_ranks) for name in of_ranks[0]}

@@ -1,7 +1,7 @@
 """The libraries that can be measured: how each is installed and started.
 
 ``python -m unisono.bench.peers install [NAME …]`` makes an environment for each in ``.peers/`` of the current
-directory.
+directory. ``python -m unisono.bench.peers mpi`` makes those in which Unisono itself runs under MPI, in ``.mpi/``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,12 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "impi": ("impi-rt==2021.18.1", "mpi4py==4.1.2"),
     "oneccl": ("oneccl==2022.1.2", "mpi4py==4.1.2"),
 }
+
+# The MPI libraries that Unisono is tested with. A Python can have only one of them, so each has an environment, which
+# sees what is installed in the one that makes it: Unisono, editable as it is there, and the tools of the tests.
+MPI_ROOT = Path(".mpi")
+MPI_LIBRARIES = ("openmpi", "mpich")
+SEEN = "seen.pth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ def unisono_over(transport: str) -> Library:
         "unisono_api",
         UNISONO_RUN,
         "UNISONO_RANK",
-        variables={"UNISONO_TRANSPORT": transport},
+        variables={"UNISONO_TRANSPORTS": transport},
     )
 
 
@@ -168,22 +175,41 @@ def install(name: str) -> bool:
     """
     if name not in ENVIRONMENTS:
         raise UsageError(f"there is no peer environment {name!r}; those there are: {', '.join(ENVIRONMENTS)}")
-    requirements = (*BASE, *ENVIRONMENTS[name])
-    folder, recipe = ROOT / name, "\n".join(requirements)
+    return _make(ROOT / name, (*BASE, *ENVIRONMENTS[name]))
+
+
+def install_mpi(name: str) -> bool:
+    """Make an environment with the MPI library `name` that sees this one; return False if it was there already.
+
+    Raises:
+        UsageError: pip could not fill it.
+    """
+    return _make(MPI_ROOT / name, ENVIRONMENTS[name], sees=sysconfig.get_path("purelib"))
+
+
+def _make(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
+    """Make an environment that has `requirements` and, besides, what is installed in the folder `sees`."""
+    recipe = "\n".join((*requirements, sees) if sees else requirements)
     if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
         return False
     shutil.rmtree(folder, ignore_errors=True)
-    _run(name, sys.executable, "-m", "venv", str(folder))
-    _run(name, str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements)
+    _run(folder.name, sys.executable, "-m", "venv", str(folder))
+    python = str(folder / "bin" / "python")
+    _run(folder.name, python, "-m", "pip", "install", "--quiet", *requirements)
+    if sees:
+        packages = _run(folder.name, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        # A site folder and not a path alone, so that editable installs in it work.
+        Path(packages, SEEN).write_text(f"import site; site.addsitedir({sees!r})\n")
     (folder / COMPLETE).write_text(recipe)
     return True
 
 
-def _run(name: str, *command: str) -> None:
-    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+def _run(name: str, *command: str) -> str:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
         raise UsageError(f"{name} could not be installed: {lines[-1]}")
+    return ended.stdout
 
 
 @click.group()
@@ -196,14 +222,26 @@ def peers() -> None:
 @click.pass_context
 def install_command(context: click.Context, names: tuple[str, ...]) -> None:
     """Install the peers NAMES (default: all), each in its own environment; go on when one fails."""
-    failed = False
-    for name in names or ENVIRONMENTS:
+    context.exit(_install_all(install, names or ENVIRONMENTS))
+
+
+@peers.command("mpi")
+@click.pass_context
+def mpi_command(context: click.Context) -> None:
+    """Make an environment for each MPI library that Unisono is tested with; go on when one fails."""
+    context.exit(_install_all(install_mpi, MPI_LIBRARIES))
+
+
+def _install_all(install_one: Callable[[str], bool], names: Iterable[str]) -> int:
+    """Install each and say so; return the exit code."""
+    code = 0
+    for name in names:
         try:
-            click.echo(f"{name}: {'installed' if install(name) else 'already there'}")
+            click.echo(f"{name}: {'installed' if install_one(name) else 'already there'}")
         except UsageError as error:
-            failed = True
+            code = 2
             click.echo(f"unisono: {error}", err=True)
-    context.exit(2 if failed else 0)
+    return code
 
 
 if __name__ == "__main__":

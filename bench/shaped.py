@@ -2,9 +2,7 @@
 
     sudo python -m unisono.bench.shaped --hosts 4 --rate 1gbit
 
-Each host is a network namespace with one interface, joined to the others by a bridge in a namespace of its own; a token
-bucket (`tc … tbf`) limits what the host sends and what it receives. Ranks of one namespace share memory, those of
-different ones do not, as on real hosts. In each round rank 0 streams bare bytes over one TCP socket to another host,
+The hosts are those of `bench.namespaces`. In each round rank 0 streams bare bytes over one TCP socket to another host,
 which gives the link's payload rate B, and then every algorithm runs once. The bound of an allreduce of n bytes over h
 hosts is 2(h − 1)/h · n/B: so much must every host send, whatever the algorithm.
 
@@ -13,15 +11,12 @@ Everything is removed in the end, on Ctrl-C too; what a killed run has left is r
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +25,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from unisono.bench.namespaces import address, network, run_ranks
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UsageError
 
 RANK = Path(__file__).resolve().parent / "adapters" / "shaped_rank.py"
-PREFIX = "unisono-shaped-"
-NETWORK = "10.213.77"
-# The bucket holds what the kernel hands down at once, and the queue some milliseconds of the link, as a switch's does.
-BURST, QUEUE = "128kb", "2mb"
-RUN_LIMIT_S = 600.0
 _AGAIN_S = 1.0
 
 
@@ -60,84 +51,18 @@ class Found:
     efficiency: float
 
 
-def ip(*arguments: str, namespace: str | None = None) -> None:
-    """Run `ip`, or `tc` if that is the first argument, in a namespace.
-
-    Raises:
-        UsageError: it failed; the message is what it said.
-    """
-    words = list(arguments) if arguments[0] == "tc" else ["ip", *arguments]
-    command = words if namespace is None else ["ip", "netns", "exec", namespace, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise UsageError(f"{' '.join(command)}: {ended.stderr.strip()}")
+def _calm_down() -> None:
+    """End what `_end` has begun."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def remove(namespaces: Sequence[str]) -> None:
-    """Delete the namespaces, and with them all interfaces that they hold."""
-    for name in namespaces:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-def left_behind() -> list[str]:
-    """Return the namespaces of runs that are no more."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
-    return [name for name in names if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists()]
-
-
-@contextlib.contextmanager
-def network(hosts: int, rate: str) -> Iterator[list[str]]:
-    """Make the hosts, whose addresses are `NETWORK`.1 and so on; yield the names of their namespaces."""
-    remove(left_behind())
-    names = [f"{PREFIX}{os.getpid()}-{k}" for k in range(hosts)]
-    switch = f"{PREFIX}{os.getpid()}-switch"
-    try:
-        for name in (switch, *names):
-            ip("netns", "add", name)
-            ip("link", "set", "lo", "up", namespace=name)
-        ip("link", "add", "bridge", "type", "bridge", namespace=switch)
-        ip("link", "set", "bridge", "up", namespace=switch)
-        for k, name in enumerate(names):
-            port = f"port{k}"
-            ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name, namespace=switch)
-            ip("link", "set", port, "master", "bridge", "up", namespace=switch)
-            ip("addr", "add", f"{NETWORK}.{k + 1}/24", "dev", "eth0", namespace=name)
-            ip("link", "set", "eth0", "up", namespace=name)
-            for place, device in ((switch, port), (name, "eth0")):
-                bucket = ("tbf", "rate", rate, "burst", BURST, "limit", QUEUE)
-                ip("tc", "qdisc", "add", "dev", device, "root", *bucket, namespace=place)
-        yield names
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        remove([*names, switch])
-
-
-def run(namespaces: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[list[float]]:
-    """Run the ranks, host by host, and return the times of rank 0's report: by round, the stream and the algorithms.
+def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[list[float]]:
+    """Run the ranks and return the times of rank 0's report: by round, the stream and the algorithms.
 
     Raises:
         UsageError: a rank failed; it has said why.
     """
-    size = len(namespaces) * per_host
-    processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-        try:
-            for rank in range(size):
-                host, local = divmod(rank, per_host)
-                place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local, "LOCAL_SIZE": per_host}
-                settings = {"STORE": f"file://{folder}/store", "BIND_ADDRESS": f"{NETWORK}.{host + 1}"}
-                told = {f"UNISONO_{name}": str(value) for name, value in {**place, **settings}.items()}
-                command = ["ip", "netns", "exec", namespaces[host], sys.executable, str(RANK), *arguments]
-                output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-                processes.append(subprocess.Popen(command, env={**os.environ, **told}, stdout=output))
-            report, _ = processes[0].communicate(timeout=RUN_LIMIT_S)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for process in processes:
-                process.kill()  # all, before one has time to complain of another
-            for process in processes:
-                process.wait()
+    report = run_ranks(hosts, per_host, [sys.executable, str(RANK), *arguments], before_killing=_calm_down)
     if not report:
         raise UsageError("the ranks failed")
     times: list[list[float]] = json.loads(report)
@@ -194,9 +119,9 @@ def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, round
         signal.signal(number, _end)
     (nbytes,) = parse_sizes(size)
     names = algorithms.split(",")
-    arguments = [f"{NETWORK}.1", str(per_host), str(nbytes), str(rounds), *names]
+    arguments = [address(0), str(per_host), str(nbytes), str(rounds), *names]
     try:
-        with network(hosts, rate) as namespaces:
+        with network(hosts, rate, before_removal=_calm_down) as namespaces:
             times = run(namespaces, per_host, arguments)
     except UsageError as error:
         raise click.ClickException(str(error)) from None

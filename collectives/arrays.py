@@ -5,9 +5,9 @@ Everything wrong is found here, on the rank that erred, before a byte is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
@@ -57,12 +57,24 @@ def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
         TransportUnavailableError: it is in the memory of a device.
     """
     array = kinds.view(x, name)
+    operand = to_read(array, name, any_order=any_order)
+    if operand is not None:
+        return operand
+    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, name), array.shape, "C", is_packed=True)
+
+
+def to_read(array: AnyArray, name: str, *, any_order: bool = True) -> Operand | None:
+    """Return the operand for an array that is read where it lies; None if it must be packed.
+
+    Raises:
+        UsageError: its elements are of a type that Unisono does not move.
+    """
     flags = array.flags
     if flags.c_contiguous:
         return Operand(array.reshape(-1), dtype_of(array, name), array.shape, "C")
     if flags.f_contiguous and any_order:
         return Operand(array.T.reshape(-1), dtype_of(array, name), array.shape, "F")
-    return Operand(np.ascontiguousarray(array).reshape(-1), dtype_of(array, name), array.shape, "C", is_packed=True)
+    return None
 
 
 def target(out: Any, name: str = "out") -> Operand:
@@ -72,7 +84,11 @@ def target(out: Any, name: str = "out") -> Operand:
         UsageError: it is not a writable, contiguous array of a type that Unisono moves.
         TransportUnavailableError: it is in the memory of a device.
     """
-    array = kinds.view_to_write(out, name)
+    return to_write(kinds.view_to_write(out, name), name)
+
+
+def to_write(array: AnyArray, name: str) -> Operand:
+    """Return the operand for an array of numpy's that is written; raises `UsageError` as `target` does."""
     dtype = dtype_of(array, name)
     flags = array.flags
     if not flags.writeable:
@@ -90,6 +106,34 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
     array: AnyArray = make(shape, like.flat.dtype, order="F" if like.order == "F" else "C")
     flat = array.reshape(-1) if like.order == "C" else array.T.reshape(-1)
     return array, Operand(flat, like.dtype, shape, like.order)
+
+
+class Memory(Protocol):
+    """How the arrays of a call are seen as operands, and those of its results are made: on the host, or on a device."""
+
+    def source(self, x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
+        """See `source`."""
+
+    def target(self, out: Any, name: str = "out") -> Operand:
+        """See `target`."""
+
+    def new(self, shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[Any, Operand]:
+        """See `new`."""
+
+    def wrapped(self, array: Any, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | None]:
+        """See `kinds.wrapped`."""
+
+
+class _Host:
+    """The memory of the host."""
+
+    source = staticmethod(source)
+    target = staticmethod(target)
+    new = staticmethod(new)
+    wrapped = staticmethod(kinds.wrapped)
+
+
+HOST: Memory = _Host()
 
 
 def list_of(x: Any, out: Any) -> type[Any] | None:

@@ -15,11 +15,9 @@ carried out one after the other, so that all ranks make the second exchanges in 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +29,8 @@ from unisono.collectives.calls import Calls, Kind
 from unisono.collectives.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.functions import combine_all, combine_prefixes
 from unisono.collectives.prepared import Checked, Part
-from unisono.collectives.turns import Turns
-from unisono.errors import AbortedError, CollectiveTimeoutError, UnisonoError, UsageError
+from unisono.collectives.turns import TurnOperation, Turns
+from unisono.errors import AbortedError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
 from unisono.transports.reductions import numpy_dtype
@@ -118,7 +116,7 @@ class Reducer:
             begun = self._begin(reductions, limit_s)
             turn = self._turns.take()
             self._turns.do_later(turn, partial(self._finish, reductions, begun, deadline))
-        return _Reducing(self._executor, turn.ended, str(reductions.ways[0].first.signature))
+        return TurnOperation(self._executor, turn.ended, str(reductions.ways[0].first.signature))
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the counters of the second exchanges, by peer."""
@@ -255,49 +253,3 @@ def _stage(part: Part, way: Way) -> AnyArray:
 
 def _rest_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-class _Reducing:
-    """A call that goes on by itself."""
-
-    def __init__(self, executor: Executor, future: Future[Any], operation: str) -> None:
-        self._executor = executor
-        self._future = future
-        self._operation = operation
-        self._process = os.getpid()  # a child that is forked from it has no thread that would go on
-
-    def poll(self) -> bool:
-        """See `Operation.poll`."""
-        if self.ended():
-            self._result()
-        return self.ended()
-
-    def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
-        try:
-            wait([self._future], 0.0 if self.ended() else timeout_s)
-        except KeyboardInterrupt:
-            self.abort("interrupted")
-            raise
-        if not self.ended():
-            me = self._executor.rank
-            text = f"rank {self._executor.members[me]} waited {timeout_s:g} s for the end of {self._operation}"
-            self.abort(text)
-            raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
-        self._result()
-
-    def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`; it does so from its start, with the limit that it was given then."""
-
-    def ended(self) -> bool:
-        """See `Operation.ended`."""
-        return self._future.done() or os.getpid() != self._process
-
-    def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
-        self._executor.abort(reason)
-
-    def _result(self) -> None:
-        if not self._future.done():
-            raise UsageError("this process was forked from a rank", operation=self._operation)
-        self._future.result()

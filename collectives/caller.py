@@ -14,27 +14,35 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
+from unisono.algorithms.variants import parsed
 from unisono.collectives import arrays, kinds
-from unisono.collectives.arrays import LISTS, Operand, list_of
+from unisono.collectives.arrays import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.by_function import Reducer, Reductions
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
+from unisono.collectives.devices import Devices, on_device
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Group
 from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
+from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports._core import KnownFirst
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+from unisono.tuning.choice import NOTHING, Known
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, TypeVar, Unpack
+
+    from unisono.collectives.device_routes import Counts, HostCalls
+    from unisono.collectives.device_work import DeviceCall
 
     class Arguments(TypedDict, total=False):
         """What `Given` has beside the collective and the arrays."""
@@ -49,8 +57,12 @@ if TYPE_CHECKING:
 
     def known_first(method: Method) -> Method:
         """Let the executor's cache be asked before a collective method is, where the call has an `out` to ask for."""
+
+    def passed_on_first(method: Method) -> Method:
+        """Let the executor pass a message on, if it is plain, before a method of messages is asked."""
 else:
     known_first = KnownFirst
+    passed_on_first = partial(KnownFirst, cache="_messages")
 
 _log = logging.getLogger("unisono")
 
@@ -75,19 +87,26 @@ class Given(NamedTuple):
 class Caller:
     """What the collectives of a communicator have in common."""
 
-    def __init__(self, executor: Executor, place: Place, options: Options) -> None:
+    def __init__(self, executor: Executor, place: Place, options: Options, known: Known = NOTHING) -> None:
         self.rank = executor.rank
         self.size = executor.size
         self._executor = executor
         self._options = options
-        self._calls = Calls(self.rank, self.size, place, options)
+        self._calls = Calls(self.rank, self.size, place, options, executor.vendors, known)
         self._reducer = Reducer(executor, self._calls)
+        self._works = Works(executor)
+        self._devices = Devices(executor, self._calls, self._works, options, self._spare)
         self._refusal: str | None = None
         # With debugging messages every call takes the long way, where it is timed.
         debugging = _log.isEnabledFor(logging.DEBUG)
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
-        self._works = Works(executor)
+        self._messages = executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
         self._group: Group | None = None
+
+    @property
+    def known(self) -> Known:
+        """What the tuner knows of this machine: the table and the calibration that rank 0 has found."""
+        return self._calls.known
 
     def _long_way(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
@@ -101,6 +120,9 @@ class Caller:
         several = out if x is None else x
         if type(several) in LISTS and not several:
             return several
+        if not kinds.are_of_numpy(x, out) and on_device(x, out):
+            limit_s = self._limit_s(given.timeout_s)
+            return self._devices.calls.start(self._on_device(given), limit_s, here=True).wait()
         if given.counts is None and type(several) not in LISTS and not kinds.are_of_numpy(x, out):
             return self._by_views(given)
         if is_by_function(given.op):
@@ -152,6 +174,8 @@ class Caller:
         several = out if x is None else x
         if type(several) in LISTS and not several:
             return Work(self._works, None, several, limit_s, None)
+        if not kinds.are_of_numpy(x, out) and on_device(x, out):
+            return self._devices.calls.start(self._on_device(given), limit_s, here=False)
         if is_by_function(given.op):
             reductions = self._reductions(given)
             operation = self._reducer.start(reductions, limit_s)
@@ -194,6 +218,33 @@ class Caller:
             return out if writes else None
         return kinds.kind_of(x, "x").wrap(result, x)
 
+    def call_on_host(
+        self, kind: Kind, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
+    ) -> None:
+        """See `HostCalls.call_on_host`."""
+        self._long_way(
+            kind.collective,
+            x,
+            out,
+            out,
+            op=kind.op,
+            root=kind.root,
+            counts=counts,
+            algorithm=kind.algorithm,
+            timeout_s=timeout_s,
+        )
+
+    def _on_device(self, given: Given) -> DeviceCall:
+        """Return the call that these arguments, of which some are on a device, make; raises as `_prepare` does."""
+        self._check_usable()
+        prepare = self._reducer.prepare if is_by_function(given.op) else self._prepared
+        gathered = list_of(given.x, given.out)
+        return self._devices.calls.prepared(lambda memory: prepare(self._parts(spread(given), memory), gathered))
+
+    def _spare(self) -> HostCalls:
+        """Return a communicator of the same ranks, for calls that this one consists of."""
+        raise NotImplementedError
+
     def _prepare(self, given: Given) -> Prepared:
         """Return the call that these arguments make. Nothing is sent.
 
@@ -209,9 +260,9 @@ class Caller:
         self._check_usable()
         return self._reducer.prepare(self._parts(spread(given)), list_of(given.x, given.out))
 
-    def _parts(self, calls: Sequence[Given]) -> list[Part]:
+    def _parts(self, calls: Sequence[Given], memory: Memory = HOST) -> list[Part]:
         """Return what calls on single arrays that go together have of each."""
-        parts = [self._part(each) for each in calls]
+        parts = [self._part(each, memory) for each in calls]
         if len(parts) > 1:
             arrays.check_apart([(part.source, part.target) for part in parts])
         return parts
@@ -223,7 +274,7 @@ class Caller:
             _check_in_place(call)
         return Prepared(parts, gathered, call)
 
-    def _part(self, given: Given) -> Part:
+    def _part(self, given: Given, memory: Memory) -> Part:
         """Return what a call has of one array; the call of a single array has nothing else."""
         collective, x, out, op, root, counts, algorithm, _ = given
         contract = CONTRACTS[collective]
@@ -234,14 +285,14 @@ class Caller:
         rows = None if counts is None else _rows(counts, self.size)
         # Where only the root has shares to give away, the others are told by `out` what they get.
         has_x = contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0)
-        source = arrays.source(x, any_order=any_order) if has_x else None
-        written = self._given(contract, out, root or 0, any_order)
+        source = memory.source(x, any_order=any_order) if has_x else None
+        written = self._given(memory, contract, out, root or 0, any_order)
         layout = self._layout(collective, source, written, rows)
-        result, target = self._result(collective, contract, root or 0, layout, source, out, written)
+        result, target = self._result(memory, collective, contract, root or 0, layout, source, out, written)
         like = source or target
         assert like is not None, "a rank without x has an out"
         is_in_place = bool(source and target and arrays.share_memory(source, target, layout.offset))
-        result, convert = (result, None) if result is out or result is None else kinds.wrapped(result, x)
+        result, convert = (result, None) if result is out or result is None else memory.wrapped(result, x)
         reads = source is not None and contract.has_input(self.rank, root or 0)
         return Part(
             Kind(collective, layout, like.dtype, like.order, op, root, algorithm),
@@ -254,11 +305,11 @@ class Caller:
             op if isinstance(op, Op) and op.factor is not None else None,
         )
 
-    def _given(self, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:
+    def _given(self, memory: Memory, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:
         """Return the operand of the user's `out`, unless there is none or it does not matter on this rank."""
         if out is None or not contract.has_output(self.rank, root):
             return None
-        given = arrays.target(out)
+        given = memory.target(out)
         if given.order == "F" and not any_order:
             raise UsageError("out is in F order, where the parts of the ranks are not contiguous: pass one in C order")
         return given
@@ -274,6 +325,7 @@ class Caller:
 
     def _result(
         self,
+        memory: Memory,
         collective: str,
         contract: Contract,
         root: int,
@@ -289,7 +341,7 @@ class Caller:
             arrays.check_fit(given, source, layout.results)
             return out, given
         if contract.has_output(self.rank, root):
-            return arrays.new(layout.results[0], source, zeros=collective == "exscan")
+            return memory.new(layout.results[0], source, zeros=collective == "exscan")
         return None, None
 
     def _rank_of(self, rank: int, name: str) -> int:
@@ -341,7 +393,7 @@ def spread(given: Given) -> list[Given]:
 
 def _check_in_place(call: Call) -> None:
     name = call.signature.algorithm
-    if not find(call.plan.collective, name).in_place:
+    if not find(call.plan.collective, parsed(name).algorithm).in_place:
         what = f"{call.signature.collective} by {name!r}"
         raise UsageError(f"{what} cannot run in place: pass an out that shares no memory with x")
 

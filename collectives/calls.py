@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -11,14 +11,15 @@ from typing import NamedTuple, TypeAlias
 from unisono.algorithms.algorithm import Order
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS
-from unisono.algorithms.registry import algorithms_of, check_known, find
+from unisono.algorithms.registry import candidates_of, check_known, find
 from unisono.collectives.shapes import Layout, counts_of
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
-from unisono.transports.base import Argument, Call, Extent, Signature
-from unisono.tuning.choice import Choice, Question, choose
+from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
+from unisono.tuning.choice import NOTHING, Choice, Known, Question, choose
+from unisono.tuning.forcing import forced, is_rules
 from unisono.tuning.model import shown
 
 _log = logging.getLogger("unisono")
@@ -35,28 +36,35 @@ class Place:
 
     Attributes:
         hosts: the ranks of each host, in the order of their lowest ranks.
-        link: the slowest kind of link between ranks: "shm", "tcp" or "local".
+        link: the slowest kind of link between ranks: the name of a transport.
         cores: the number of cores that the ranks of each host share; none if that is not known.
+        near: the kind of link between ranks of one host; empty if it is `link`.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     link: str
     cores: tuple[int, ...] = ()
+    near: str = ""
 
     @property
     def crowd(self) -> float:
         """The number of ranks for each core on the most crowded host, and at least 1."""
         return max([1.0, *(len(ranks) / cores for ranks, cores in zip(self.hosts, self.cores, strict=False))])
 
-    def of(self, ranks: Sequence[int], transport: str) -> Place:
-        """Return the place of a communicator of some of the ranks, in this order; `transport` is the option."""
+    @property
+    def inside(self) -> str:
+        """The kind of link between ranks of one host."""
+        return self.near or self.link
+
+    def of(self, ranks: Sequence[int]) -> Place:
+        """Return the place of a communicator of some of the ranks, in this order."""
         new = {rank: index for index, rank in enumerate(ranks)}
         cores = self.cores or (0,) * len(self.hosts)
         shares = [tuple(sorted(new[rank] for rank in host if rank in new)) for host in self.hosts]
         places = sorted((share, its_cores) for share, its_cores in zip(shares, cores, strict=True) if share)
-        is_near = self.link == "tcp" and transport == "auto" and len(places) == 1
-        hosts = tuple(share for share, _ in places)
-        return Place(hosts, "shm" if is_near else self.link, tuple(each for _, each in places) if self.cores else ())
+        link = self.inside if len(places) == 1 else self.link
+        cores = tuple(each for _, each in places) if self.cores else ()
+        return Place(tuple(share for share, _ in places), link, cores, self.near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +166,18 @@ class Kind(NamedTuple):
 class Calls:
     """The calls of one rank of a communicator, by their kind. Kinds that are equal on all ranks get equal plans."""
 
-    def __init__(self, rank: int, size: int, place: Place, options: Options) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        place: Place,
+        options: Options,
+        vendors: Mapping[str, VendorRefusal],
+        known: Known = NOTHING,
+    ) -> None:
+        self._vendors = vendors
         self._rank = rank
+        self.known = known
         self._size = size
         self._place = place
         self._options = options
@@ -193,40 +211,59 @@ class Calls:
         algorithm = f"{exchange.collective} {call.signature.algorithm}"
         return replace(call, signature=_signature((kind,), algorithm, call.segments))
 
+    def announcing(self, *kinds: Kind) -> Call:
+        """Return a barrier that ranks know as a call of these kinds on a device, to which its elements go elsewhere."""
+        call = self.find(Kind("barrier", algorithm="auto"))
+        signature = _signature(kinds, call.signature.algorithm, call.segments)
+        return replace(call, signature=replace(signature, memory="device"))
+
     def predicted_s(self, kind: Kind) -> float:
         """Return the predicted seconds of a call; 0 if the algorithm that the options name has no known cost."""
         return self._choice((kind,), []).predicted_s or 0.0
 
     def question(
-        self, collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], wanted: Wanted, varying: bool
+        self,
+        collective: str,
+        nbytes: int,
+        reduced: Sequence[tuple[DType, Op]],
+        wanted: Wanted,
+        varying: bool,
+        arrays: int = 1,
     ) -> Question:
-        """Return what the tuner is asked about a call; `reduced` are the dtype and operation of each array, if any.
+        """Return what the tuner is asked about a call of so many arrays.
+
+        `reduced` are the dtype and operation of each, if any.
 
         Raises:
             UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtypes.
         """
         selected = selected_by(wanted)
-        # A transport that was forced carries what is inside hosts, too.
-        is_mixed = self._options.transport == "auto" and self._place.link == "tcp"
         return Question(
             collective=collective,
             nbytes=nbytes,
             size=self._size,
             link=self._place.link,
             commutative=all(op.commutative for _, op in reduced),
-            algorithm=selected.algorithm or self._preferred(collective),
+            algorithm=selected.algorithm or self._preferred(collective, nbytes),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
             hosts=self._place.hosts,
-            inside="shm" if is_mixed else self._place.link,
+            inside=self._place.inside,
             crowd=self._place.crowd,
             order=selected.order(collective, [dtype for dtype, _ in reduced]),
+            vendors=tuple(
+                (name, refusal(collective, nbytes, reduced, arrays, self._size))
+                for name, refusal in self._vendors.items()
+            ),
+            dtype="narrow" if any(dtype.accumulate != dtype.name for dtype, _ in reduced) else "plain",
         )
 
-    def _preferred(self, collective: str) -> str:
+    def _preferred(self, collective: str, nbytes: int) -> str:
         """Return the algorithm of the options, which is only for the collectives that have it, or "auto"."""
         name = self._options.algorithm
-        if name == "auto" or name in algorithms_of(collective):
+        if is_rules(name):
+            return forced(name, collective, nbytes)
+        if name == "auto" or name in candidates_of(collective):
             return name
         check_known(name)
         return "auto"
@@ -238,10 +275,10 @@ class Calls:
         form = {"varying": True} if _varies(kind) else {}
         build = find(kind.collective, choice.algorithm).build
         plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kinds, choice.algorithm, choice.segments)
+        signature = _signature(kinds, choice.shown, choice.segments)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
-            *(signature, choice.algorithm, choice.segments, choice.tier, shown(choice.predicted_s)),
+            *(signature, choice.variant, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
         counts = counts_of(CONTRACTS[kind.collective].varying, layout) if layout else {}
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
@@ -250,7 +287,8 @@ class Calls:
     def _choice(self, kinds: tuple[Kind, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
         kind = kinds[0]
         nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
-        return choose(self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind)))
+        question = self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind), len(kinds))
+        return choose(question, self.known)
 
 
 def _varies(kind: Kind) -> bool:

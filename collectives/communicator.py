@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
-from unisono.collectives import arrays, kinds
-from unisono.collectives.array_types import ArrayOrBuffer, Target
+from unisono.collectives import kinds
+from unisono.collectives.array_types import ArrayOrBuffer
 from unisono.collectives.arrays import LISTS
 from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
+from unisono.collectives.devices import on_device
 from unisono.collectives.functions import is_by_function
-from unisono.collectives.group_calls import Message
 from unisono.collectives.groups import Groups
-from unisono.collectives.messages import MOST_TAG, AnySource, AnyTag, Probes, tag_of
+from unisono.collectives.messages import Messages
 from unisono.collectives.objects import Objects
 from unisono.collectives.prepared import Checked
+from unisono.collectives.statistics import Statistics
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import NO_CACHE, Executor, Operation, Traffic
-from unisono.tuning.choice import Explanation, explain
+from unisono.transports.base import NO_CACHE, NO_MESSAGES, Executor, Operation
+from unisono.tuning.choice import NOTHING, Explanation, Known, explain
+
+if TYPE_CHECKING:
+    from unisono.collectives.device_work import DeviceCall
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 # The collectives with counts, by name, and those in the registry that carry them out.
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(Groups, Objects, Probes):
+class Communicator(Groups, Objects, Messages):
     """Ranks of a job, as seen by one of them; a context manager.
 
     That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
@@ -54,15 +58,21 @@ class Communicator(Groups, Objects, Probes):
     """
 
     def __init__(
-        self, executor: Executor, place: Place, options: Options, on_close: Callable[[], None] = lambda: None
+        self,
+        executor: Executor,
+        place: Place,
+        options: Options,
+        on_close: Callable[[], None] = lambda: None,
+        known: Known = NOTHING,
     ) -> None:
-        super().__init__(executor, place, options)
+        super().__init__(executor, place, options, known)
         self.hosts = place.hosts
         self.world_ranks = executor.members
         self._place = place
         self._children: list[Communicator] = []
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
+        self._spare_of_devices: Communicator | None = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -72,146 +82,6 @@ class Communicator(Groups, Objects, Probes):
 
     def __repr__(self) -> str:
         return f"<unisono.Communicator rank {self.rank} of {self.size}>"
-
-    @overload
-    def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
-    ) -> Work[None]: ...
-
-    @overload
-    def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
-    ) -> None: ...
-
-    def send(
-        self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
-    ) -> Work[None] | None:
-        """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
-
-        Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
-
-        Args:
-            x: an array or a buffer of any kind and layout.
-            dest: another rank.
-            tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
-            timeout_s: seconds until the call fails; by default the option `timeout_s`.
-            wait: with False, the call goes on by itself, and a `Work` is returned at once; `x` must not be changed
-                until it has ended.
-
-        Raises:
-            UsageError: the call is wrong; nothing has been sent.
-            PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
-        """
-        dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
-        source = arrays.source(x)
-        limit_s = self._limit_s(timeout_s)
-        if self._group is not None:
-            start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
-            return self._group.add(Message(start, None, limit_s))
-        operation = self._executor.send(source.flat, source.dtype, dest, tag)
-        if not wait:
-            operation.go_on(limit_s)
-            return self._works.add(operation, None, limit_s)
-        operation.wait(limit_s)
-        return None
-
-    @overload
-    def recv(
-        self,
-        out: Target,
-        source: int | AnySource,
-        tag: int | AnyTag = ...,
-        *,
-        timeout_s: float | None = ...,
-        wait: Literal[False],
-    ) -> Work[Target]: ...
-
-    @overload
-    def recv(
-        self,
-        out: Target,
-        source: int | AnySource,
-        tag: int | AnyTag = ...,
-        *,
-        timeout_s: float | None = ...,
-        wait: Literal[True] = ...,
-    ) -> Target: ...
-
-    def recv(
-        self,
-        out: Target,
-        source: int | AnySource,
-        tag: int | AnyTag = 0,
-        *,
-        timeout_s: float | None = None,
-        wait: bool = True,
-    ) -> Target | Work[Target]:
-        """Receive the next message with this tag from rank `source` into `out`, and return `out`.
-
-        Args:
-            out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
-            source: another rank, or `ANY_SOURCE`; `probe` says before from which the next message is.
-            tag: as in `send`, or `ANY_TAG`. A message that several receives want goes to the one that was called first.
-                Of a call that does not wait, `Work.message` tells which it was.
-            timeout_s: as in `send`.
-            wait: as in `send`; until the call has ended, `out` must not be read.
-
-        Raises:
-            MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
-            PeerLostError: that rank, or all others, have left; also raised on the other ranks.
-            UsageError, CollectiveTimeoutError, AbortedError: as in `send`.
-        """
-        source_rank, tag_number = self._source_of(source), tag_of(tag)
-        target = arrays.target(out)
-        limit_s = self._limit_s(timeout_s)
-        if self._group is not None:
-            start = partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number)
-            return self._group.add(Message(start, out, limit_s))
-        operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
-        if not wait:
-            operation.go_on(limit_s)
-            return self._works.add(operation, out, limit_s, found=operation.found)
-        operation.wait(limit_s)
-        return out
-
-    def sendrecv(
-        self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
-    ) -> Target:
-        """Send `x` to rank `dest` and receive `out` from rank `source`, neither after the other; return `out`.
-
-        Args:
-            x: an array, as in `send`.
-            dest: another rank; or this one, if `source` is this one as well: then `x` is copied to `out`.
-            out: an array to receive into, as in `recv`, that shares no memory with `x`.
-            source: another rank; or this one, as above.
-            tag: as in `send`, for both messages.
-            timeout_s: as in `send`, for both together.
-
-        Raises:
-            The same as `send` and `recv`.
-
-        >>> import numpy as np, unisono as un
-        >>> def shift(world):
-        ...     x, out = np.full(2, world.rank), np.zeros(2, int)
-        ...     return world.sendrecv(x, (world.rank + 1) % world.size, out, (world.rank - 1) % world.size).tolist()
-        >>> un.launch(shift, 3)
-        [[2, 2], [0, 0], [1, 1]]
-        """
-        if self._group is not None:
-            raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
-        sent, received = arrays.source(x), arrays.target(out)
-        arrays.share_memory(sent, received, None)
-        limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
-        if self._rank_of(dest, "dest") == self._rank_of(source, "source") == self.rank:
-            self._check_usable()
-            arrays.copy(sent, received)
-            return out
-        dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
-        deadline = time.monotonic() + limit_s
-        receiving = self._executor.recv(received.flat, received.dtype, source, tag)
-        self._executor.send(sent.flat, sent.dtype, dest, tag).wait(limit_s)
-        receiving.wait(max(0.0, deadline - time.monotonic()))
-        return out
 
     def plan(
         self,
@@ -270,6 +140,10 @@ class Communicator(Groups, Objects, Probes):
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
         call = Given(name, x, out, op, root, rows, wanted)
         limit_s = self._limit_s(timeout_s)
+        if on_device(x, out):
+            on_gpu = self._on_device(call)
+            _check_lasting(on_gpu.checked, x)
+            return partial(self._on_device_again, on_gpu, limit_s)
         if is_by_function(op):
             reductions = self._reductions(call)
             _check_lasting(reductions, x)
@@ -281,6 +155,12 @@ class Communicator(Groups, Objects, Probes):
         again = self._executor.persistent(made.call, stages, made.targets, limit_s, made.finish(), on_start)
         lifts = any(part.lifting is not None for part in made.parts)
         return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
+
+    def _on_device_again(self, call: DeviceCall, limit_s: float, wait: bool = True) -> Any:
+        """Make a planned call on arrays of a device."""
+        self._check_usable()
+        work = self._devices.calls.start(call, limit_s, here=wait)
+        return work.wait() if wait else work
 
     def _reduce_again(self, reductions: Reductions, result: Any, limit_s: float, wait: bool = True) -> Any:
         """Make a planned reduction by a function."""
@@ -343,9 +223,13 @@ class Communicator(Groups, Objects, Probes):
             raise UsageError(f"ranks are not all different: {members}")
         if self.rank not in members:
             raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
-        place = self._place.of(members, self._options.transport)
+        place = self._place.of(members)
         child = Communicator(
-            self._executor.subgroup(members), place, self._options, lambda: self._children.remove(child)
+            self._executor.subgroup(members),
+            place,
+            self._options,
+            lambda: self._children.remove(child),
+            self.known,
         )
         self._children.append(child)
         return child
@@ -378,7 +262,9 @@ class Communicator(Groups, Objects, Probes):
         reproducible: bool = False,
         accumulate: str | None = None,
     ) -> Explanation:
-        """Return which algorithm a call would use, and why; print it for a table. Nothing is communicated.
+        """Return which algorithm a call would use, and why, and by which transport each rank is reached; print it.
+
+        Nothing is communicated.
 
         Raises:
             UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
@@ -390,18 +276,54 @@ class Communicator(Groups, Objects, Probes):
             raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
-        return explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False))
+        found = explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False), self.known)
+        return replace(found, links=self._executor.links(), on_device=self._devices.route(collective))
 
-    def stats(self) -> Mapping[int, Traffic]:
-        """Return what has been sent to and received from each peer so far, and by which transport."""
+    def stats(self) -> Statistics:
+        """Return what has been sent to and received from each peer so far, and by which transport; and the calls.
+
+        It is a dict, by peer, whose attribute `calls` counts the collective calls by algorithm and size, with bytes and
+        time. Its attribute `on_device` is about calls on arrays of a GPU: what has gone by CUDA IPC, by peer, and how
+        many bytes have been copied to the host and from there, where they went on as calls of the host.
+
+        >>> import numpy as np, unisono as un
+        >>> def called(world):
+        ...     for _ in range(3):
+        ...         world.broadcast(np.zeros(8), algorithm="binomial")
+        ...     return [each[:5] for each in world.stats().calls]
+        >>> un.launch(called, 2)[0]
+        [('broadcast', 'binomial', 64, 3, 192)]
+        """
         totals = dict(self._executor.traffic())
-        for peer, traffic in self._reducer.traffic().items():
+        host_traffic = {} if self._spare_of_devices is None else self._spare_of_devices.stats()
+        for peer, traffic in (*self._reducer.traffic().items(), *host_traffic.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
-        return totals
+        return Statistics(totals, self._executor.usage(), self._devices.statistics())
 
     def abort(self, reason: str) -> None:
         """Make every call in progress, and every later one, raise `AbortedError` with `reason`, on all ranks."""
         self._executor.abort(reason)
+
+    def shrink(self, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of the ranks that are left after a failure, in their order, numbered anew from 0.
+
+        All ranks that live and have not closed this communicator call it, once a call has failed; what calls they were
+        in before does not matter. Ranks that have died, rank 0 too, or that die meanwhile, are not waited for. The new
+        communicator has links of its own and outlives this one, which stays as it is: to be closed.
+
+        Args:
+            timeout_s: seconds to wait for ranks that live; by default the option `rendezvous_timeout_s`.
+
+        Raises:
+            UsageError: nothing has failed, or the communicator is closed.
+            RendezvousError: a rank lives and did not call it in time; or the others have gone on without this one,
+                because it did not answer (a process that is stopped, or cut off).
+        """
+        from unisono.collectives.shrinking import shrink
+
+        self._check_usable()
+        limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
+        return shrink(self._executor, self._options, limit_s)
 
     def close(self) -> None:
         """Leave the communicator, and those that were made of it; calls of other ranks that still need this one fail.
@@ -411,20 +333,27 @@ class Communicator(Groups, Objects, Probes):
         called when it returns, unless they take seconds. It may be called more than once; any other call after it
         raises `UsageError`.
         """
+        self._devices.stop()
         for child in list(self._children):
             child.close()
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
             self._works.close()
             self._reducer.close()
+            self._devices.close()
             self._on_close()
+
+    def _spare(self) -> Communicator:
+        """See `Caller._spare`."""
+        self._spare_of_devices = self.dup()
+        return self._spare_of_devices
 
     def refuse(self, why: str) -> None:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
         for child in self._children:
             child.refuse(why)
         self._refusal = why
-        self._cache = NO_CACHE
+        self._cache, self._messages = NO_CACHE, NO_MESSAGES
 
 
 def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) -> Work[Any]:

@@ -1,7 +1,8 @@
 """What the launcher has told this process: its rank, the store, and where the job's key is.
 
-Launchers are tried in this order: `unisono run`, or anyone who sets the same ``UNISONO_*`` variables; torchrun; none,
-which makes a job of one rank. Nothing here opens a connection.
+Launchers are tried in the order of `_LAUNCHERS`; without any, the job has one rank. Where the ranks of mpirun, srun and
+torchrun meet, ``UNISONO_STORE`` says otherwise if it is set. Nothing here opens a connection. Which ranks
+share a host is not asked: they find out themselves (`transports.locality`), and launchers have been wrong about it.
 """
 
 from __future__ import annotations
@@ -9,30 +10,42 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from urllib.parse import quote
 
+from unisono.collectives.places import (
+    HYDRA,
+    OPEN_MPI,
+    SRUN,
+    STEP_RANK,
+    STEP_SIZE,
+    STEP_VARIABLES,
+    Variables,
+    is_of_step,
+    step,
+)
 from unisono.errors import RendezvousError, UsageError
 from unisono.options import variable
 from unisono.transports.hello import JOB_NBYTES, KEY_NBYTES
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
 _RANK, _SIZE = variable("rank"), variable("size")
-_LOCAL_RANK, _LOCAL_SIZE = variable("local_rank"), variable("local_size")
 _STORE, _JOB = variable("store"), variable("job")
 _KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
 
 _TORCHRUN = (
     "RANK",
     "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
 )
+# Stands for a store where the ranks meet by MPI itself.
+MPI_WORLD = "mpi://world"
+
 _TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
 _LARGEST = 1 << 31
 
@@ -46,18 +59,15 @@ class Launch:
 
     Attributes:
         rank, size: this rank and the number of ranks.
-        local_rank, local_size: the same among the ranks of this host, as the launcher placed them.
-        store: URL of the store, or None for a job of one rank that nobody launched.
+        store: URL of the store, `MPI_WORLD`, or None for a job of one rank.
         job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
         key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", "none", or in other words
-            who calls `init` with a store of its own.
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", "srun", the `launcher` of
+            `places.OPEN_MPI` or `places.HYDRA`, "none", or in other words who calls `init` with a store of its own.
     """
 
     rank: int
     size: int
-    local_rank: int
-    local_size: int
     store: str | None
     job: bytes
     key: bytes | None
@@ -66,7 +76,7 @@ class Launch:
     @property
     def serves_store(self) -> bool:
         """Whether this process must serve the store itself: rank 0, when nobody who launched it does."""
-        return self.launcher == "environment" and self.rank == 0 and str(self.store).startswith("tcp://")
+        return self.launcher != "unisono" and self.rank == 0 and str(self.store).startswith("tcp://")
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -77,11 +87,10 @@ def detect(environ: Mapping[str, str]) -> Launch:
     Raises:
         UsageError: a variable is missing or has a value that it cannot have; the message names it.
     """
-    if any(name in environ for name in (_RANK, _SIZE, _STORE)):
-        return _from_unisono(environ)
-    if any(name in environ for name in ("RANK", "WORLD_SIZE")):
-        return _from_torchrun(environ)
-    return Launch(0, 1, 0, 1, None, os.urandom(JOB_NBYTES), None, "none")
+    for applies, read in _LAUNCHERS:
+        if applies(environ):
+            return read(environ)
+    return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, "none")
 
 
 def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
@@ -102,12 +111,11 @@ def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
 
 
 def _from_unisono(environ: Mapping[str, str]) -> Launch:
-    _require(environ, (_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _STORE))
+    _require(environ, (_RANK, _SIZE, _STORE))
     store = environ[_STORE]
     job = _job(environ[_JOB]) if _JOB in environ else _digest(store)
     return Launch(
         *_place(environ, _RANK, _SIZE),
-        *_place(environ, _LOCAL_RANK, _LOCAL_SIZE),
         store=store,
         job=job,
         key=_key(environ, job),
@@ -121,11 +129,10 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
     if ":" in host:
         host = f"[{host}]"
     run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
-    store = f"torch://{host}:{port}/{run}/{quote(restart, safe='')}"
-    job = _digest(store)
+    store = environ.get(_STORE, f"torch://{host}:{port}/{run}/{quote(restart, safe='')}")
+    job = _digest(f"{store} {run} {restart}")
     return Launch(
         *_place(environ, "RANK", "WORLD_SIZE"),
-        *_place(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         store=store,
         job=job,
         key=_key(environ, job),
@@ -133,13 +140,51 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
     )
 
 
+def _from_mpi(variables: Variables, environ: Mapping[str, str]) -> Launch:
+    _require(environ, variables[1:])
+    rank, size = _place(environ, variables.rank, variables.size)
+    store = environ.get(_STORE, MPI_WORLD)
+    job = b"" if store == MPI_WORLD else _digest(store)
+    if size == 1:
+        return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, variables.launcher)
+    return Launch(rank, size, store, job, key_of_file(environ), variables.launcher)
+
+
+def _from_srun(environ: Mapping[str, str]) -> Launch:
+    _require(environ, STEP_VARIABLES)
+    rank, size = _place(environ, STEP_RANK, STEP_SIZE)
+    facts = step(environ)
+    job = _digest(facts.name)
+    key = key_of_file(environ)
+    if size == 1:
+        return Launch(0, 1, None, job, None, SRUN)
+    if _STORE not in environ and key is None and len(facts.nodes) > 1:
+        raise UsageError(
+            f"srun has placed the ranks on {len(facts.nodes)} nodes, where a store without a key would be open to "
+            f"anyone: make a key, (umask 077; head -c 32 /dev/urandom > key), and set {_KEY_FILE} to its path on all "
+            f"nodes, or set {_STORE}=file:///path to a folder that all nodes see"
+        )
+    return Launch(rank, size, environ.get(_STORE, facts.store), job, key, SRUN)
+
+
+# (whether a launcher has started this process, what it says). Hydra comes after srun, which may serve MPI as it does.
+_LAUNCHERS: tuple[tuple[Callable[[Mapping[str, str]], bool], Callable[[Mapping[str, str]], Launch]], ...] = (
+    (lambda environ: _RANK in environ or _SIZE in environ, _from_unisono),
+    (lambda environ: "RANK" in environ or "WORLD_SIZE" in environ, _from_torchrun),
+    (lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
+    (is_of_step, _from_srun),
+    (lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
+    (lambda environ: _STORE in environ, _from_unisono),  # which says what is missing
+)
+
+
 def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         present = next(name for name in names if name in environ)
         raise UsageError(
-            f"{present} is set but {', '.join(missing)} is not: start the ranks with `unisono run` or torchrun, "
-            f"or set {', '.join(names)} for each"
+            f"{present} is set but {', '.join(missing)} is not: start the ranks with `unisono run`, torchrun, mpirun "
+            f"or srun, or set {', '.join(names)} for each"
         )
 
 

@@ -61,7 +61,7 @@ class EqualShares(Caller):
     And raise:
 
     - `UsageError`: the call is wrong; nothing has been sent.
-    - `TransportUnavailableError`: an array is in the memory of a device; nothing has been sent.
+    - `TransportUnavailableError`: an array is on a device that cannot be used here; nothing has been sent.
     - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here, as none can with a function;
       nothing has been sent.
     - `MismatchError`, `PeerLostError`, `CollectiveTimeoutError`, `AbortedError`: the call failed, on every rank; the

@@ -99,7 +99,7 @@ class _Interface:
 
 
 def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
-    """Return what the `__cuda_array_interface__` of `x` describes, whose device is the current one of its library.
+    """Return what the `__cuda_array_interface__` of `x` describes; the number of its device is unknown, and so -1.
 
     Raises:
         UsageError: that of `x`, which the error calls `name`, is not as versions 0 to 3 of the protocol say.
@@ -109,6 +109,8 @@ def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
         pointer, read_only = told["data"]
         shape = tuple(int(extent) for extent in told["shape"])
         dtype = np.dtype(told["typestr"])
+        if dtype.kind == "V":  # the protocol has no names for the types of ml_dtypes
+            dtype = np.dtype(getattr(x, "dtype", dtype))
         strides = told.get("strides")
         stream, mask = told.get("stream"), told.get("mask")
     except (KeyError, TypeError, ValueError) as error:
@@ -119,19 +121,24 @@ def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
         raise UsageError(
             f"{name} names the stream 0, which the protocol forbids: 1 is the legacy stream, 2 the thread's"
         )
-    steps = _packed_strides(shape, dtype.itemsize) if strides is None else tuple(map(int, strides))
-    return ForeignMemory(int(pointer or 0), shape, steps, dtype, ("cuda", 0), bool(read_only), stream, x)
+    steps = packed_strides(shape, dtype.itemsize) if strides is None else tuple(map(int, strides))
+    return ForeignMemory(int(pointer or 0), shape, steps, dtype, ("cuda", -1), bool(read_only), stream, x)
 
 
-def from_dlpack(x: Any, name: str) -> ForeignMemory:
-    """Return what `x` exports by `__dlpack__`, on the device that it names, without asking it to wait for a stream.
+def from_dlpack(x: Any, name: str, stream: int | None = None) -> ForeignMemory:
+    """Return what `x` exports by `__dlpack__`, on the device that it names.
+
+    Args:
+        x: the array.
+        name: what errors call it.
+        stream: the stream of the device that its library lets wait for the elements; None if nothing waits.
 
     Raises:
         UsageError: `x`, which the error calls `name`, does not export itself, or elements of a type that numpy has not.
     """
     try:
         kind, number = x.__dlpack_device__()
-        capsule = _capsule(x)
+        capsule = _capsule(x, stream)
         tensor, flags = _tensor(capsule)
     except _REFUSALS as error:
         raise UsageError(f"{name} cannot be exported by __dlpack__: {error}") from error
@@ -145,13 +152,37 @@ def from_dlpack(x: Any, name: str) -> ForeignMemory:
     return ForeignMemory(
         (tensor.data or 0) + tensor.byte_offset,
         shape,
-        _packed_strides(shape, dtype.itemsize) if steps is None else steps,
+        packed_strides(shape, dtype.itemsize) if steps is None else steps,
         dtype,
         (_DEVICES.get(int(kind), f"device {int(kind)}"), int(number)),
         bool(flags & _READ_ONLY),
-        None,
+        stream,
         capsule,
     )
+
+
+def lend_by_dlpack(x: Any, pointer: int, device: tuple[int, int]) -> Any:
+    """Return a capsule of DLPack, which keeps `x` alive.
+
+    Args:
+        x: an array, with the attributes `shape`, `strides` and `dtype` of numpy's.
+        pointer: the address of its first element.
+        device: DLPack's kind and number of where that is.
+
+    Raises:
+        BufferError: DLPack has no name for the type of its elements.
+    """
+    found = [element for element, name in _ELEMENTS.items() if np.dtype(name) == x.dtype]
+    if not found:
+        raise BufferError(f"DLPack has no name for {x.dtype}")
+    code, bits = found[0]
+    axes = ctypes.c_int64 * len(x.shape)
+    shape, strides = axes(*x.shape), axes(*(step // x.dtype.itemsize for step in x.strides))
+    tensor = _Tensor(pointer, *device, len(x.shape), code, bits, 1, shape, strides, 0)
+    managed = _ManagedTensor(tensor, None, ctypes.cast(_give_back, ctypes.c_void_p))
+    address = ctypes.addressof(managed)
+    _lent[address] = managed, shape, strides, x
+    return _new_capsule(address, _CAPSULE, _drop)
 
 
 def on_device(name: str, device: str) -> TransportUnavailableError:
@@ -162,7 +193,13 @@ def on_device(name: str, device: str) -> TransportUnavailableError:
     )
 
 
-def _packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def typestr(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype in the protocols' dictionaries, which have none for the types of ml_dtypes: bytes."""
+    return dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
+
+
+def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of an array in C order without gaps."""
     strides = []
     for extent in reversed(shape):
         strides.append(itemsize)
@@ -199,17 +236,48 @@ class _VersionedTensor(ctypes.Structure):
     ]
 
 
+class _ManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_CAPSULE = b"dltensor"
+# What the consumers of capsules use, with what keeps it alive, by the address of its structure.
+_lent: dict[int, tuple[Any, ...]] = {}
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_is_named_at = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def _drop_unused(capsule: int) -> None:
+    """Give back what nobody has taken out of a capsule that ends."""
+    if _is_named_at(capsule, _CAPSULE):
+        _lent.pop(_pointer_at(capsule, _CAPSULE), None)
+
+
+# The last consumer of what was lent calls the first, in any thread; a capsule that ends, the second.
+_give_back = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: _lent.pop(address, None) and None)
+_drop = _Destructor(_drop_unused)
+
+
 _is_named = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
 
-def _capsule(x: Any) -> Any:
+def _capsule(x: Any, stream: int | None) -> Any:
+    behind = {} if stream is None else {"stream": stream}
     try:
-        return x.__dlpack__(max_version=(1, 0))
+        return x.__dlpack__(max_version=(1, 0), **behind)
     except TypeError:  # from before versions
-        return x.__dlpack__()
+        return x.__dlpack__(**behind)
 
 
 def _tensor(capsule: Any) -> tuple[_Tensor, int]:

@@ -109,12 +109,12 @@ class GroupWork(Work[Any]):
 
 
 class Message(Outcome):
-    """A message of a group: what starts it, what the user gets when it has ended, and its limit in seconds."""
+    """A message of a group: what starts it, what returns what the user gets then, and its limit in seconds."""
 
-    def __init__(self, start: Callable[[], Operation], result: Any, limit_s: float) -> None:
+    def __init__(self, start: Callable[[], Operation], finish: Callable[[], Any], limit_s: float) -> None:
         super().__init__()
         self._start = start
-        self._result = result
+        self._finish = finish
         self._limit_s = limit_s
         self._operation: Operation | None = None
 
@@ -132,7 +132,7 @@ class Message(Outcome):
         """Wait until it has ended; raises as `Operation.wait`."""
         if self._operation is not None:
             self._operation.wait(self._limit_s)
-            self.end([self._result])
+            self.end([self._finish()])
 
 
 class Batch(Outcome):

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
+from unisono.collectives.devices import on_device
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.group_calls import Batch, Group, Message
 from unisono.collectives.prepared import Part, Prepared
 from unisono.errors import InternalError, UnisonoError, UsageError
-from unisono.transports.base import NO_CACHE, AnyArray
+from unisono.transports.base import NO_CACHE, NO_MESSAGES, AnyArray
+
+if TYPE_CHECKING:
+    from unisono.collectives.device_work import DeviceCall
 
 
 class _Anew(NamedTuple):
@@ -30,12 +34,14 @@ class _Anew(NamedTuple):
         parts: what each call has of its arrays.
         prepared, sources: all of them that are not by functions as one call, and its INPUT.
         reductions: each of those that are.
+        on_device: each call, where they are on arrays of a device.
     """
 
     parts: Sequence[Part]
     prepared: Prepared | None
     sources: Sequence[AnyArray | None]
     reductions: Sequence[Reductions]
+    on_device: Sequence[DeviceCall] = ()
 
 
 class Groups(Caller):
@@ -73,6 +79,7 @@ class Groups(Caller):
             return
         group = Group(self._check_common)
         cache, self._cache, self._group = self._cache, group.notes, group
+        messages, self._messages = self._messages, NO_MESSAGES
         try:
             yield
         except BaseException as error:
@@ -80,7 +87,10 @@ class Groups(Caller):
             raise
         finally:
             self._group = None
-            self._cache = cache if self._refusal is None else NO_CACHE
+            if self._refusal is None:
+                self._cache, self._messages = cache, messages
+            else:
+                self._cache = NO_CACHE
         try:
             self._carry_out(group)
         except UnisonoError as error:
@@ -136,10 +146,14 @@ class Groups(Caller):
             return None
         if batch.counts is None and batch.spread() and (not batch.x or self._knows(batch)):
             return None
-        given = zip(batch.x, batch.outs, batch.ops, strict=True)
-        parts = self._parts(
-            [Given(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm) for x, out, op in given]
-        )
+        calls = [
+            Given(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm)
+            for x, out, op in zip(batch.x, batch.outs, batch.ops, strict=True)
+        ]
+        if on_device(batch.x, batch.outs):
+            made = [self._on_device(call) for call in calls]
+            return _Anew([part for call in made for part in call.checked.parts], None, (), (), made)
+        parts = self._parts(calls)
         reductions = [self._reducer.prepare([part], None) for part in parts if is_by_function(part.kind.op)]
         others = [part for part in parts if not is_by_function(part.kind.op)]
         prepared = self._prepared(others, list) if others else None
@@ -165,6 +179,8 @@ class Groups(Caller):
             self._run(anew.prepared, anew.sources, limit_s)
         if anew.prepared is not None and not anew.reductions:
             self._remember(anew.prepared, *batch.arguments())
+        for call in anew.on_device:
+            self._devices.calls.start(call, limit_s, here=True).wait()
         for reductions in anew.reductions:
             self._reducer.run(reductions, limit_s)
         batch.end_well([part.finish() for part in anew.parts])

@@ -15,15 +15,17 @@ from typing import Any
 from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.environment import Launch, agree_on_key, detect, job_of_key, key_of_file
+from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
+from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports import _core
-from unisono.transports.hello import KEY_NBYTES
+from unisono.transports.base import Executor
 from unisono.transports.native_executor import NativeExecutor
-from unisono.transports.rendezvous import given_store, host_and_port, open_store
-from unisono.transports.rendezvous.roster import Member, Roster, join
-from unisono.transports.rendezvous.stores import Store
+from unisono.transports.preference import resolved
+from unisono.transports.rendezvous import host_and_port
+from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 from unisono.transports.session import Identity, Session
 
@@ -31,8 +33,6 @@ _log = logging.getLogger("unisono")
 
 # How long rank 0, when it serves the store and gives up, lets the others read why.
 _LINGER_S = 2.0
-# The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
-_SHARED_OPTIONS = ("transport", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")
 
 
 @dataclass
@@ -40,13 +40,15 @@ class _Job:
     """What a world communicator holds open, and closes."""
 
     session: Session
-    store: Store | None
+    meeting: Meeting
     server: StoreServer | None
+    native: NativeExecutor | None = None  # by which a transport of a third party was opened
 
     def close(self) -> None:
+        if self.native is not None:
+            self.native.close()
         self.session.close(_farewell())
-        if self.store is not None:
-            self.store.close()
+        self.meeting.close()
         if self.server is not None:
             self.server.close()
 
@@ -55,21 +57,27 @@ _open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDic
 
 
 def init(
-    options: Options | None = None, *, store: Any = None, rank: int | None = None, size: int | None = None
+    options: Options | None = None,
+    *,
+    store: Any = None,
+    rank: int | None = None,
+    size: int | None = None,
+    mpi_comm: Any = None,
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
-    Rank, size and store come from the launcher's environment (`unisono run`, torchrun), or from the arguments; without
-    either, the communicator has one rank. All ranks must call it equally often. It is closed by `Communicator.close`,
-    by ``with``, or at exit.
+    Rank, size and store come from the launcher's environment (`unisono run`, torchrun, mpirun, srun), or from the
+    arguments; without either, the communicator has one rank. All ranks must call it equally often. It is closed by
+    `Communicator.close`, by ``with``, or at exit.
 
     Args:
-        options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transport`,
-            `algorithm`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`.
+        options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transports`,
+            `algorithm`, `table`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`, and say so where theirs differ.
         store: where the ranks meet, ``tcp://host:port`` (served by rank 0) or ``file:///directory``; or a store of
             torch.distributed, which the ranks of this job alone use at its prefix, and which hands over the job's key.
         rank: this rank; with `store` only.
         size: the number of ranks; with `store` only.
+        mpi_comm: an intracommunicator of mpi4py, all ranks of which call this: they become the ranks, in its order.
 
     Raises:
         UsageError: an argument or an environment variable cannot be used.
@@ -77,18 +85,19 @@ def init(
             store cannot be used.
     """
     settings = Options.from_environment(os.environ) if options is None else options
-    launch = _launch(store, rank, size)
+    launch = _launch(store, rank, size, mpi_comm)
     if not _open_worlds:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
     began = time.perf_counter()
     server = _serve(launch)
-    meeting: Store | None = None
+    meeting: Meeting | None = None
     session: Session | None = None
     try:
-        meeting, key = _open(launch, settings, store)
+        meeting = meeting_of(launch, settings, store if mpi_comm is None else mpi_comm)
+        key = meeting.key
         identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size)
-        session = Session(identity, settings.bind_address)
-        world = _join(session, meeting, launch, settings, _Job(session, meeting, server))
+        session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
+        world = join_world(session, meeting, settings, server)
     except BaseException as error:
         if session is not None:
             session.close(_farewell())
@@ -103,8 +112,15 @@ def init(
     return world
 
 
-def _launch(store: Any, rank: int | None, size: int | None) -> Launch:
+def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> Launch:
     given = (store is not None, rank is not None, size is not None)
+    if mpi_comm is not None:
+        if any(given):
+            raise UsageError("mpi_comm says rank and size, and where to meet: give it without store, rank and size")
+        from unisono.transports.mpi_library import checked
+
+        comm = checked(mpi_comm)
+        return Launch(comm.Get_rank(), comm.Get_size(), MPI_WORLD, b"", None, "a program with MPI")
     if not any(given):
         return detect(os.environ)
     if not all(given):
@@ -112,10 +128,8 @@ def _launch(store: Any, rank: int | None, size: int | None) -> Launch:
     if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
         raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
     if not isinstance(store, str):
-        return Launch(rank, size, 0, 1, None, b"", key_of_file(os.environ), "a program with a store")
-    place = {"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": store}
-    # Who launches by hand says nothing of hosts; each rank finds its own by the roster.
-    return detect({**place, "UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "1"})
+        return Launch(rank, size, None, b"", key_of_file(os.environ), "a program with a store")
+    return detect({"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": store})
 
 
 def _serve(launch: Launch) -> StoreServer | None:
@@ -124,47 +138,55 @@ def _serve(launch: Launch) -> StoreServer | None:
     return StoreServer(*host_and_port(launch.store), key=launch.key, job=launch.job)
 
 
-def _open(launch: Launch, options: Options, given: Any) -> tuple[Store | None, bytes]:
-    """Return the store, if there is one, and the job's key. `given` is the store that the program has, or names."""
-    limit_s = options.rendezvous_timeout_s
-    if launch.store is not None:
-        store = open_store(launch.store, rank=launch.rank, key=launch.key, job=launch.job, timeout_s=limit_s)
-    elif given is not None:
-        store = given_store(given, launch.rank)
-    else:
-        return None, os.urandom(KEY_NBYTES)
-    try:
-        return store, launch.key or agree_on_key(store, launch.rank, limit_s)
-    except BaseException:
-        store.close()
-        raise
+def join_world(session: Session, meeting: Meeting, options: Options, server: StoreServer | None) -> Communicator:
+    """Meet the other ranks and return the communicator of all of them, which closes all three when it is closed.
 
-
-def _join(session: Session, store: Store | None, launch: Launch, options: Options, job: _Job) -> Communicator:
+    Raises:
+        UnisonoError: the ranks could not meet; nothing has been closed.
+    """
+    job = _Job(session, meeting, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
-    me = Member(launch.rank, session.addresses, f"{cores:x}")
-    shared = {name: getattr(options, name) for name in _SHARED_OPTIONS}
-    if store is None:
-        roster = Roster((me,), shared)
-    else:
-        roster = join(store, launch.rank, launch.size, me, options.rendezvous_timeout_s, settings=shared)
-    agreed = options.adopting({name: roster.settings[name] for name in _SHARED_OPTIONS})
-    session.meet(roster, agreed)
-    executor = NativeExecutor(session)
-    world = Communicator(executor, _place(roster, agreed.transport), agreed, job.close)
+    me = Member(session.identity.rank, session.addresses, f"{cores:x}", session.surroundings)
+    roster = meeting.join(me, options.rendezvous_timeout_s, offered(options, session.identity.rank))
+    known = adopted(roster.settings)
+    report_differences(options, roster.settings)
+    try:
+        agreed = options.adopting({name: roster.settings[name] for name in SHARED_OPTIONS})
+    except UsageError:  # a transport that is installed elsewhere: the others are to hear of it
+        session.meet(roster, options.adopting({"transports": "auto"}), meeting.comm)
+        raise
+    executor, place = _executor(roster, agreed, job)
+    world = Communicator(executor, place, agreed, job.close, known)
     _open_worlds[world] = job
     return world
 
 
-def _place(roster: Roster, transport: str) -> Place:
+def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, Place]:
+    """Return what runs the calls of all ranks, and where they are; the control links are there then."""
+    name, session, comm = options.third_party, job.session, job.meeting.comm
+    if name is None:
+        session.meet(roster, options, comm)
+        executor = NativeExecutor(session, mpi=job.meeting.collectives())
+        return executor, _place(roster, options.preference)
+    from unisono.collectives.third_party import open_executor
+
+    ours = options.adopting({"transports": ",".join(resolved(("auto",)))})
+    session.meet(roster, ours, comm)
+    job.native = NativeExecutor(session)
+    opened = open_executor(name, session, job.native, ours)
+    return opened, _place(roster, ("local" if opened.maps_memory else "tcp",))
+
+
+def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     hosts: defaultdict[str, list[int]] = defaultdict(list)
     masks: defaultdict[str, int] = defaultdict(int)
     for member in roster.members:
         hosts[member.addresses.host_id].append(member.rank)
         masks[member.addresses.host_id] |= int(member.cores, 16)
-    link = transport if transport != "auto" else "shm" if len(hosts) == 1 else "tcp"
+    near = preference[0]
+    far = next((name for name in preference if name != "shm"), near)
     cores = tuple(mask.bit_count() for mask in masks.values())
-    return Place(tuple(tuple(ranks) for ranks in hosts.values()), link, cores)
+    return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
 
 
 def _farewell() -> str:

@@ -83,7 +83,7 @@ def kind_of(x: Any, name: str) -> Kind:
         UsageError: `x`, which the error calls `name`, is no array.
     """
     cls: type = type(x)
-    kind = _of_class(cls) or _by_protocol(x)
+    kind = of_class(cls) or _by_protocol(x)
     if kind is not None:
         return kind
     what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
@@ -222,7 +222,8 @@ _BUFFER = Kind(_buffer_view, _buffer_view, _unwrapped, shares=True)
 
 
 @lru_cache(maxsize=256)
-def _of_class(cls: type) -> Kind | None:
+def of_class(cls: type) -> Kind | None:
+    """Return the kind of the arrays of a class that is known by its name; None of any other."""
     for module, name, make in _CLASSES:
         known = getattr(sys.modules.get(module), name, None)
         if known is not None and issubclass(cls, known):

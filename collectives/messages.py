@@ -1,39 +1,178 @@
-"""Messages of any rank and any tag: what stands for them, and the looking for such messages.
+"""Messages between two ranks: arrays with tags, of any rank and any tag if wished, and the looking for them.
 
-Objects travel with tags of their own, and neither get in the way of these messages nor are they seen here.
+Messages of numpy's arrays to be waited for do not come here, but are passed on by the native core, once a channel is
+open. Objects travel with tags of their own, and neither get in the way of these messages nor are they seen here.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Final
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, overload
 
-from unisono.collectives.caller import Caller, checked_integer
+from unisono.collectives import arrays
+from unisono.collectives.array_types import ArrayOrBuffer, Target
+from unisono.collectives.arrays import Operand
+from unisono.collectives.caller import Caller, checked_integer, passed_on_first
+from unisono.collectives.devices import on_device
+from unisono.collectives.group_calls import Message as GroupedMessage
+from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
+from unisono.collectives.work import Work
 from unisono.errors import UsageError
-from unisono.transports.base import FIRST_RESERVED_TAG, Message
-
-MOST_TAG = FIRST_RESERVED_TAG - 1
+from unisono.transports.base import Message
 
 
-# Not numbers, so that a rank or tag that was computed wrongly is an error.
-class AnySource(Enum):
-    """The type of `ANY_SOURCE`, which stands for any other rank."""
+class Messages(Caller):
+    """Sending arrays, receiving them, and looking for them without receiving them."""
 
-    ANY_SOURCE = "any other rank"
+    @overload
+    def send(
+        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[False]
+    ) -> Work[None]: ...
 
+    @overload
+    def send(
+        self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
+    ) -> None: ...
 
-class AnyTag(Enum):
-    """The type of `ANY_TAG`, which stands for any tag of an array."""
+    @passed_on_first
+    def send(
+        self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
+    ) -> Work[None] | None:
+        """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
 
-    ANY_TAG = "any tag"
+        Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
 
+        Args:
+            x: an array or a buffer of any kind and layout.
+            dest: another rank.
+            tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
+            timeout_s: seconds until the call fails; by default the option `timeout_s`.
+            wait: with False, the call goes on by itself, and a `Work` is returned at once; `x` must not be changed
+                until it has ended.
 
-ANY_SOURCE: Final = AnySource.ANY_SOURCE
-ANY_TAG: Final = AnyTag.ANY_TAG
+        Raises:
+            UsageError: the call is wrong; nothing has been sent.
+            PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the call failed.
+        """
+        limit_s = self._limit_s(timeout_s)
+        if not wait and (started := self._messages.start_send(x, dest, tag, limit_s)):
+            return self._works.add(started, None, limit_s)
+        dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
+        source = self._to_send(x, limit_s)
+        if self._group is not None:
+            start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
+            return self._group.add(GroupedMessage(start, lambda: None, limit_s))
+        operation = self._executor.send(source.flat, source.dtype, dest, tag)
+        if not wait:
+            operation.go_on(limit_s)
+            return self._works.add(operation, None, limit_s)
+        operation.wait(limit_s)
+        return None
 
+    @overload
+    def recv(
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[False],
+    ) -> Work[Target]: ...
 
-class Probes(Caller):
-    """Looking for messages without receiving them."""
+    @overload
+    def recv(
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = ...,
+        *,
+        timeout_s: float | None = ...,
+        wait: Literal[True] = ...,
+    ) -> Target: ...
+
+    @passed_on_first
+    def recv(
+        self,
+        out: Target,
+        source: int | AnySource,
+        tag: int | AnyTag = 0,
+        *,
+        timeout_s: float | None = None,
+        wait: bool = True,
+    ) -> Target | Work[Target]:
+        """Receive the next message with this tag from rank `source` into `out`, and return `out`.
+
+        Args:
+            out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
+            source: another rank, or `ANY_SOURCE`; `probe` says before from which the next message is.
+            tag: as in `send`, or `ANY_TAG`. A message that several receives want goes to the one that was called first.
+                Of a call that does not wait, `Work.message` tells which it was.
+            timeout_s: as in `send`.
+            wait: as in `send`; until the call has ended, `out` must not be read.
+
+        Raises:
+            MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
+            PeerLostError: that rank, or all others, have left; also raised on the other ranks.
+            UsageError, CollectiveTimeoutError, AbortedError: as in `send`.
+        """
+        limit_s = self._limit_s(timeout_s)
+        if not wait and (started := self._messages.start_receive(out, source, tag, limit_s)):
+            return self._works.add(started, out, limit_s, found=started.found)
+        source_rank, tag_number = self._source_of(source), tag_of(tag)
+        target, finish = self._to_receive(out)
+        if self._group is not None:
+            start = partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number)
+            return self._group.add(GroupedMessage(start, finish, limit_s))
+        operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
+        if not wait:
+            operation.go_on(limit_s)
+            return self._works.add(operation, None, limit_s, lambda _: finish(), found=operation.found)
+        operation.wait(limit_s)
+        received: Target = finish()
+        return received
+
+    @passed_on_first
+    def sendrecv(
+        self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
+    ) -> Target:
+        """Send `x` to rank `dest` and receive `out` from rank `source`, neither after the other; return `out`.
+
+        Args:
+            x: an array, as in `send`.
+            dest: another rank; or this one, if `source` is this one as well: then `x` is copied to `out`.
+            out: an array to receive into, as in `recv`, that shares no memory with `x`.
+            source: another rank; or this one, as above.
+            tag: as in `send`, for both messages.
+            timeout_s: as in `send`, for both together.
+
+        Raises:
+            The same as `send` and `recv`.
+
+        >>> import numpy as np, unisono as un
+        >>> def shift(world):
+        ...     x, out = np.full(2, world.rank), np.zeros(2, int)
+        ...     return world.sendrecv(x, (world.rank + 1) % world.size, out, (world.rank - 1) % world.size).tolist()
+        >>> un.launch(shift, 3)
+        [[2, 2], [0, 0], [1, 1]]
+        """
+        if self._group is not None:
+            raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
+        limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
+        sent, (received, finish) = self._to_send(x, limit_s), self._to_receive(out)
+        arrays.share_memory(sent, received, None)
+        if self._rank_of(dest, "dest") == self._rank_of(source, "source") == self.rank:
+            self._check_usable()
+            arrays.copy(sent, received)
+            return finish()  # type: ignore[no-any-return]
+        dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
+        deadline = time.monotonic() + limit_s
+        receiving = self._executor.recv(received.flat, received.dtype, source, tag)
+        self._executor.send(sent.flat, sent.dtype, dest, tag).wait(limit_s)
+        receiving.wait(max(0.0, deadline - time.monotonic()))
+        return finish()  # type: ignore[no-any-return]
 
     def probe(
         self,
@@ -85,6 +224,17 @@ class Probes(Caller):
         probe = self._executor.probe(self._source_of(source), tag_of(tag), once=once)
         probe.wait(limit_s)
         return probe.found()
+
+    def _to_send(self, x: Any, limit_s: float) -> Operand:
+        """Return the operand of an array to send, on the host."""
+        return self._devices.messages.fetched(x, limit_s) if on_device(x) else arrays.source(x)
+
+    def _to_receive(self, out: Any) -> tuple[Operand, Callable[[], Any]]:
+        """Return the operand to receive by, on the host, and what then returns `out`, or lets it get its elements."""
+        if not on_device(out):
+            return arrays.target(out), lambda: out
+        incoming = self._devices.messages.incoming(out)
+        return incoming.operand, incoming.store
 
     def _source_of(self, source: int | AnySource) -> int | None:
         """Return the rank that is to be received from; None for any."""

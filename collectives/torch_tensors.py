@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from unisono.collectives.foreign import on_device
+from unisono.collectives.foreign import ForeignMemory, on_device
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 
@@ -52,8 +52,7 @@ def view(x: Any, name: str) -> AnyArray:
 def view_to_write(x: Any, name: str) -> AnyArray:
     """Return what `view` does, and let autograd know that the tensor changes. Raises what `view` does."""
     array = view(x, name)
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)
+    touch(x)
     return array
 
 
@@ -63,6 +62,45 @@ def wrap(array: AnyArray, _: Any) -> Any:
     if tensor is None:
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(f"i{array.dtype.itemsize}")).view(tensor)
+
+
+# --- tensors on a GPU ----------------------------------------------------------------------------------------------
+
+
+def memory(x: Any, name: str) -> ForeignMemory:
+    """Return where a tensor on a GPU lies.
+
+    Raises:
+        UsageError: the tensor requires grad, or its elements do not lie in memory as what they are.
+    """
+    for stands, advice in _OBSTACLES:
+        if stands(x):
+            raise UsageError(f"{name} {advice.format(name=name)}")
+    bits = _BITS.get(x.dtype)
+    try:
+        dtype = np.dtype(str(x.dtype).removeprefix("torch.")) if bits is None else bits[1]
+    except TypeError:
+        raise UsageError(f"{name} is a tensor of {x.dtype}, which cannot be sent: convert it") from None
+    strides = tuple(step * dtype.itemsize for step in x.stride())
+    device = ("cuda", -1 if x.device.index is None else x.device.index)
+    return ForeignMemory(x.data_ptr(), tuple(x.shape), strides, dtype, device, read_only=False, stream=None, owner=x)
+
+
+def stream(x: Any) -> int:
+    """Return the handle of the stream that torch uses now for the device of a tensor."""
+    handle: int = torch.cuda.current_stream(x.device).cuda_stream
+    return handle
+
+
+def empty(shape: tuple[int, ...], dtype: Any, x: Any, device: object, stream: object) -> Any:
+    """Return a new tensor on the device of `x`, of its type, in C order."""
+    return x.detach().new_empty(shape)
+
+
+def touch(x: Any) -> None:
+    """Let autograd know that a tensor changes."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
 
 
 def _refusal(x: Any, name: str, otherwise: str) -> Exception:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from typing import Any
+
+from unisono.errors import CollectiveTimeoutError, UsageError
+from unisono.transports.base import Executor
 
 # How long closing waits for the job that is being done, which may be in a function of the user.
 _FAREWELL_S = 2.0
@@ -56,7 +61,7 @@ class Turns:
         with self._lock:
             self._waiting.append((turn, job))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._do_all, name="unisono-functions", daemon=True)
+                self._thread = threading.Thread(target=self._do_all, name="unisono-turns", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
@@ -73,3 +78,49 @@ class Turns:
                     return
                 turn, job = self._waiting.popleft()
             turn.do(job)
+
+
+class TurnOperation:
+    """A call that is done in its turn, as an operation of an executor."""
+
+    def __init__(self, executor: Executor, future: Future[Any], operation: str) -> None:
+        self._executor = executor
+        self._future = future
+        self._operation = operation
+        self._process = os.getpid()  # a child that is forked from it has no thread that would go on
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if self.ended():
+            self._result()
+        return self.ended()
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Operation.wait`."""
+        try:
+            wait([self._future], 0.0 if self.ended() else timeout_s)
+        except KeyboardInterrupt:
+            self.abort("interrupted")
+            raise
+        if not self.ended():
+            me = self._executor.rank
+            text = f"rank {self._executor.members[me]} waited {timeout_s:g} s for the end of {self._operation}"
+            self.abort(text)
+            raise CollectiveTimeoutError(text, rank=me, operation=self._operation)
+        self._result()
+
+    def go_on(self, timeout_s: float) -> None:
+        """See `Operation.go_on`; it does so from its start, with the limit that it was given then."""
+
+    def ended(self) -> bool:
+        """See `Operation.ended`."""
+        return self._future.done() or os.getpid() != self._process
+
+    def abort(self, reason: str) -> None:
+        """See `Operation.abort`."""
+        self._executor.abort(reason)
+
+    def _result(self) -> None:
+        if not self._future.done():
+            raise UsageError("this process was forked from a rank", operation=self._operation)
+        self._future.result()

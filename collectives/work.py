@@ -22,6 +22,7 @@ from unisono.transports.base import Executor, Message, Operation
 _log = logging.getLogger("unisono")
 
 Result = TypeVar("Result")
+AnyWork = TypeVar("AnyWork", bound="Work[Any]")
 
 # How long the thread of the callbacks sleeps at most, also where an end is awaited that does not wake it, and how long
 # `wait_any` does between two looks.
@@ -102,6 +103,14 @@ class Work(Generic[Result]):
             raise UsageError("the call has not ended: wait() for it")
         return self.wait()
 
+    def synchronize(self, timeout_s: float | None = None) -> Result:
+        """Wait until the result is there, for the host to read; raises as `wait` does.
+
+        Only of calls on arrays of a device this is more than `wait`, which lets the caller's stream wait and not the
+        host.
+        """
+        return self.wait(timeout_s)
+
     def message(self) -> Message | None:
         """Return which message a `recv` that has ended has got; None of any other call. Raises as `result` does.
 
@@ -172,18 +181,28 @@ class Works:
         end is one of those that `Executor.wait_for_end` counts, or else `is_counted` must be False. `found` tells of a
         receive what it has got.
         """
+        work: Work[Any] = Work(self, operation, result, limit_s, convert, found)
+        work.is_counted = is_counted
+        return self.keep(work)
+
+    def keep(self, work: AnyWork) -> AnyWork:
+        """Keep a work until it has ended, and return it."""
         for oldest in list(itertools.islice(self._kept, 2)):
             self.drop(oldest)
             if not oldest.done():
                 self._kept[oldest] = None  # to be looked at again after all others
-        work: Work[Any] = Work(self, operation, result, limit_s, convert, found)
-        work.is_counted = is_counted
         self._kept[work] = None
         return work
 
     def drop(self, work: Work[Any]) -> None:
         """Keep a work no longer."""
         self._kept.pop(work, None)
+
+    def drop_ended(self) -> None:
+        """Keep those works no longer that have ended."""
+        for work in list(self._kept):
+            if work.done():
+                self.drop(work)
 
     def await_end(self, work: Work[Any], callback: Callable[[Any], object]) -> bool:
         """Have `callback` called when the work ends, and return True; return False if it has ended."""

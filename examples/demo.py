@@ -87,7 +87,7 @@ def show_bandwidth() -> None:
     """Measure two ranks over each transport and a copy by numpy, and show the table."""
     timings = {
         transport: un.launch(
-            bandwidth.measure, 2, bind="core", options=un.Options(transport=transport), timeout_s=TIMEOUT_S
+            bandwidth.measure, 2, bind="core", options=un.Options(transports=transport), timeout_s=TIMEOUT_S
         )[0]
         for transport in TRANSPORTS
     }

@@ -48,6 +48,8 @@ def count(command: list[str]) -> int:
 def count_call(command: list[str]) -> int:
     """Return how many instructions each call of `command CALLS` executes."""
     many = MANY_FROM_PYTHON if command[0] == sys.executable else MANY
+    # The first run in a fresh clone compiles the modules of Python, which is no cost of a call.
+    subprocess.run([*command, str(FEW)], check=True, capture_output=True)
     return round((count([*command, str(many)]) - count([*command, str(FEW)])) / (many - FEW))
 
 

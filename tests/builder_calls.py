@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from deadlines import DEADLINE_S
 from harness import call_of
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.binding import split
 from unisono.algorithms.plan import Counts, Plan
 
-WAIT_S = 20.0
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 
@@ -92,7 +92,7 @@ class Move:
         call = call_of(
             plan, "int32", elements, root=self.root, segments=self.segments, counts=self.all_counts(rank, varying)
         )
-        executor.start(call, source, target).wait(WAIT_S)
+        executor.start(call, source, target).wait(DEADLINE_S)
         return target, expected
 
     def elements(self) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class Reduction:
             segments=self.segments,
             counts={Counts.RANKS: self.counts} if self.counts else None,
         )
-        executor.start(call, source, target if call.plan.output.blocks else None).wait(WAIT_S)
+        executor.start(call, source, target if call.plan.output.blocks else None).wait(DEADLINE_S)
         return target, expected
 
 
@@ -219,7 +219,7 @@ class Barrier:
 
     def carry_out(self, executor: Any, plan: Plan) -> tuple[Any, Any]:
         """Do what `run` does by another plan."""
-        executor.start(call_of(plan, None, (0, 0)), None, None).wait(WAIT_S)
+        executor.start(call_of(plan, None, (0, 0)), None, None).wait(DEADLINE_S)
         return np.zeros(0), np.zeros(0)
 
 

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
+from own_processes import children
 
 from unisono.algorithms.registry import REGISTERED
 
 SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-PATIENCE_S = 10.0
+# What MPI's libraries and UCX leave there when their ranks are killed; Unisono itself puts nothing there.
+OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,8 +29,13 @@ def interrupts_are_heard() -> None:
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("UNISONO_") or name in LAUNCHER_VARIABLES:
+        if name.startswith(("UNISONO_", "OMPI_COMM_", "PMI_", "SLURM_")) or name in LAUNCHER_VARIABLES:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_calibration_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no-cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +50,7 @@ def no_algorithm_stays_registered() -> Iterator[None]:
 def nothing_left_behind() -> Iterator[None]:
     before = _shared_memory()
     yield
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     while (left := _left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, f"left behind by the tests: {', '.join(left)}"
@@ -53,28 +61,30 @@ def _left_behind(before: set[Path]) -> list[str]:
 
 
 def _children() -> list[str]:
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
-    return [f"process {pid} ({_command(pid)})" for pid in children if not _is_helper_of_python(pid)]
+    return [f"process {pid} ({_command(pid)})" for pid in children() if not _is_helper_of_python(pid)]
 
 
-def _command(pid: str) -> str:
+def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "ended, but not waited for"
     except OSError:
         return "gone"
 
 
-def _is_helper_of_python(pid: str) -> bool:
+def _is_helper_of_python(pid: int) -> bool:
     return "multiprocessing.resource_tracker" in _command(pid)
 
 
 def _shared_memory() -> set[Path]:
-    return {path for path in SHARED_MEMORY.iterdir() if path.owner() == _user()} if SHARED_MEMORY.is_dir() else set()
+    found = SHARED_MEMORY.iterdir() if SHARED_MEMORY.is_dir() else ()
+    return {path for path in found if not path.name.startswith(OF_LIBRARIES) and _is_ours(path)}
 
 
-def _user() -> str:
-    return Path("/proc/self").owner()
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def _is_in_use(path: Path) -> bool:

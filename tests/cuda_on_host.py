@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -11,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from deadlines import DEADLINE_S
 
 from unisono.transports.cuda.catalogue import KERNELS, MOST_SOURCES, SHARED, Kernel
 
@@ -35,33 +38,47 @@ def compiled(kernels: tuple[Kernel, ...], *options: str) -> dict[str, Run]:
 
     Libraries stay in `build/`, by a hash of everything that they are made of.
     """
-    source = "".join(f"{kernel.source}UNISONO_ON_HOST({kernel.name})\n" for kernel in kernels)
-    library = ctypes.CDLL(str(_built(source, options)))
+    library = ctypes.CDLL(str(library_of(kernels, *options)))
     return {kernel.name: functools.partial(_run, getattr(library, f"{kernel.name}_on_host")) for kernel in kernels}
+
+
+def library_of(kernels: Sequence[Kernel], *options: str) -> Path:
+    """Return the library that has each kernel as a function of the name with ``_on_host`` behind it."""
+    source = "".join(f"{kernel.source}UNISONO_ON_HOST({kernel.name})\n" for kernel in kernels)
+    return built(source, (COMPILER, *OPTIONS, *options), BUILT)
 
 
 def _run(function: Any, blocks: int, *arguments: Any) -> None:
     function(blocks, (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments)))
 
 
-def _built(source: str, options: Sequence[str]) -> Path:
-    command = (COMPILER, *OPTIONS, *options)
-    found = BUILT / f"{_hash(source, command)}.so"
-    if not found.exists():
-        BUILT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
-            text, made = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-            text.write_text(source)
-            ended = subprocess.run(
-                [*command, "-o", made, text], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-            assert ended.returncode == 0, ended.stderr
-            made.rename(found)
+def built(source: str, command: Sequence[str], folder: Path) -> Path:
+    """Return the library that a compiler's `command` makes of `source`, in `folder`, if it is not there."""
+    found = folder / f"{_hash(source, command)}.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Tests that run at the same time compile it once.
+    with found.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            _compile(source, command, found)
     return found
 
 
+def _compile(source: str, command: Sequence[str], found: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=found.parent) as folder:
+        text, made = Path(folder, "source.cpp"), Path(folder, "made.so")
+        text.write_text(source)
+        ended = subprocess.run(
+            [*command, "-o", made, text], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        made.rename(found)
+
+
 def _hash(source: str, command: Sequence[str]) -> str:
-    version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    version = subprocess.run(
+        [COMPILER, "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    ).stdout
     files = [
         *sorted(KERNELS.glob("*.cuh")),
         *sorted(SHARED.glob("*.h")),

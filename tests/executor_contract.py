@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import handmade_plans
 import ml_dtypes
 import numpy as np
+from deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from harness import call_of, make_call
 
 from unisono.algorithms.plan import Counts, Send
@@ -25,8 +27,10 @@ from unisono.testing.memory import Guarded
 from unisono.testing.oracles import reduced
 from unisono.transports.base import Traffic
 
-WAIT_S = 20.0
-SHORT_S = 0.3
+# How long ranks wait in vain: all that are not missing must have done their part by then, or they are named too.
+SHORT_S = 1.0
+# For what does not depend on how an algorithm works.
+FEW_ALLREDUCES = ["direct", "ring", "recursive_doubling", "double_binary_tree", "hierarchical"]
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind == "float"]
 ARITHMETIC = ("sum", "prod", "min", "max", "avg")
@@ -81,7 +85,7 @@ def run_case(executor: Any, case: Case, stack: Any) -> Any:
     mine = stack[executor.rank]
     source = Guarded.of(mine, case.offset * mine.itemsize)
     target = source if case.in_place else Guarded.of(np.zeros_like(mine), case.offset * mine.itemsize)
-    executor.start(case.call(executor.rank, executor.size), source.array, target.array).wait(WAIT_S)
+    executor.start(case.call(executor.rank, executor.size), source.array, target.array).wait(DEADLINE_S)
     assert target.is_intact(), "elements outside the array were written"
     if not case.in_place:
         assert_same_bits(source.array, mine, "INPUT was written")
@@ -97,7 +101,7 @@ def outcome(run: Any) -> tuple[str, str, str | None]:
     return "", "", None
 
 
-def attempt(executor: Any, case: Case, timeout_s: float = WAIT_S) -> tuple[str, str, str | None]:
+def attempt(executor: Any, case: Case, timeout_s: float = DEADLINE_S) -> tuple[str, str, str | None]:
     """Run `case` on ones; return its outcome."""
     source = np.ones(case.count, case.dtype)
 
@@ -133,7 +137,7 @@ def run_broadcast(executor: Any, case: Case, stack: Any) -> Any:
     source = target if case.in_place else values.copy()
     is_root = executor.rank == case.root
     operation = executor.start(case.call(executor.rank, executor.size), source if is_root else None, target)
-    operation.wait(WAIT_S)
+    operation.wait(DEADLINE_S)
     assert guarded.is_intact(), "elements outside the array were written"
     return target.copy()
 
@@ -182,7 +186,7 @@ def run_barrier(executor: Any) -> tuple[float, float]:
     time.sleep(0.02 if executor.rank == executor.size - 1 else 0.0)
     begin = time.monotonic()
     case = Case("barrier", "dissemination", None, None, 0)
-    executor.start(case.call(executor.rank, executor.size), None, None).wait(WAIT_S)
+    executor.start(case.call(executor.rank, executor.size), None, None).wait(DEADLINE_S)
     return begin, time.monotonic()
 
 
@@ -196,7 +200,7 @@ def run_many_broadcasts(executor: Any, calls: int) -> list[float]:
     values = [np.full(5, float(call if executor.rank == call % executor.size else -1)) for call in range(calls)]
     for call, value in enumerate(values):
         case = Case("broadcast", "binomial", "float64", None, 5, root=call % executor.size)
-        executor.start(case.call(executor.rank, executor.size), value, value).wait(WAIT_S)
+        executor.start(case.call(executor.rank, executor.size), value, value).wait(DEADLINE_S)
     return [float(value[-1]) for value in values]
 
 
@@ -211,7 +215,7 @@ def run_two_allreduces(executor: Any) -> tuple[float, float]:
     call = case.call(executor.rank, executor.size)
     operations = [executor.start(call, array, array) for array in arrays]
     for operation in operations if executor.rank % 2 else reversed(operations):
-        operation.wait(WAIT_S)
+        operation.wait(DEADLINE_S)
     return float(arrays[0][-1]), float(arrays[1][0])
 
 
@@ -266,7 +270,7 @@ def run_shift(executor: Any, segments: int) -> list[int]:
     plan = handmade_plans.shift_in_two_lanes(executor.size, executor.rank)
     source = (np.arange(7) + 100 * executor.rank).astype(np.int32)
     target = np.zeros_like(source)
-    executor.start(call_of(plan, "int32", (7, 7), segments=segments), source, target).wait(WAIT_S)
+    executor.start(call_of(plan, "int32", (7, 7), segments=segments), source, target).wait(DEADLINE_S)
     return [int(value) for value in target]
 
 
@@ -284,7 +288,7 @@ def run_allgather(executor: Any, permutation: tuple[int, ...], count: int, segme
     source = np.arange(count) + 1000 * executor.rank
     target = np.full(count * executor.size, -1)
     call = call_of(plan, "int64", (count, count * executor.size), segments=segments)
-    executor.start(call, source, target).wait(WAIT_S)
+    executor.start(call, source, target).wait(DEADLINE_S)
     return target
 
 
@@ -302,7 +306,7 @@ def run_alltoallv(executor: Any, counts: list[list[int]], segments: int) -> list
     target = np.full(sum(received), -1, np.int16)
     lengths = {Counts.SEND: sent, Counts.RECEIVE: received}
     call = call_of(plan, "int16", (source.size, target.size), segments=segments, counts=lengths)
-    executor.start(call, source, target).wait(WAIT_S)
+    executor.start(call, source, target).wait(DEADLINE_S)
     return [int(value) for value in target]
 
 
@@ -316,7 +320,7 @@ def run_reduce(executor: Any, case: Case, stack: Any) -> Any:
     source = stack[executor.rank].copy()
     target = np.zeros_like(source)
     call = call_of(plan, case.dtype, (case.count, case.count), op=case.op, segments=case.segments)
-    executor.start(call, source, target).wait(WAIT_S)
+    executor.start(call, source, target).wait(DEADLINE_S)
     return target
 
 
@@ -334,13 +338,13 @@ def run_tags(executor: Any) -> list[int]:
         sent = [(1, 10), (2, 20), (3, 30), (1, 11), (2**31 - 1, 40)]
         arrays = [np.full(3, value) for _, value in sent]
         for operation in [executor.send(array, dtype, last, tag) for array, (tag, _) in zip(arrays, sent, strict=True)]:
-            operation.wait(WAIT_S)
+            operation.wait(DEADLINE_S)
     if executor.rank != last:
         return []
     received = []
     for tag in (2**31 - 1, 2, 1, 1, 3):
         array = np.zeros(3, np.int64)
-        executor.recv(array, dtype, 0, tag).wait(WAIT_S)
+        executor.recv(array, dtype, 0, tag).wait(DEADLINE_S)
         received.append(int(array[2]))
     return received
 
@@ -358,21 +362,11 @@ def run_exchange(executor: Any, count: int) -> Any:
         executor.recv(other, dtype, (executor.rank - 1) % executor.size, 0),
     ]
     for operation in operations:
-        operation.wait(WAIT_S)
+        operation.wait(DEADLINE_S)
     return other
 
 
 # --- calls that go on by themselves --------------------------------------------------------------------------------
-
-
-def eventually(condition: Any) -> bool:
-    """Wait until `condition` holds, for some seconds at most; return whether it came to hold."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def check_calls_go_on_with_nobody_waiting(ranks: Any) -> None:
@@ -389,11 +383,11 @@ def run_unattended(executor: Any) -> bool:
     operations = [executor.start(call, array, array) for array in sums]
     operations += [executor.send(sent, dtype, after, 1), executor.recv(received, dtype, before, 1)]
     for operation in operations:
-        operation.go_on(WAIT_S)
+        operation.go_on(DEADLINE_S)
     ended = eventually(lambda: received[-1] == before + 1 and all((array == array[0]).all() for array in sums))
     ended = ended and eventually(lambda: [array[-1] for array in sums] == [executor.size * (1 + i) for i in range(3)])
     for operation in operations:
-        operation.wait(WAIT_S)  # which returns at once
+        operation.wait(DEADLINE_S)  # which returns at once
     return ended and all(operation.ended() and operation.poll() for operation in operations)
 
 
@@ -409,12 +403,12 @@ def run_many_in_flight(executor: Any, calls: int) -> list[float]:
     operations = []
     for index, (array, result) in enumerate(zip(arrays, results, strict=True)):
         if index % 5 == 0:
-            executor.run(call, array, result, WAIT_S)
+            executor.run(call, array, result, DEADLINE_S)
             continue
         operations.append(executor.start(call, array, result))
-        operations[-1].go_on(WAIT_S)
+        operations[-1].go_on(DEADLINE_S)
     for operation in reversed(operations):
-        operation.wait(WAIT_S)
+        operation.wait(DEADLINE_S)
     return [float(result[-1]) for result in results]
 
 
@@ -429,30 +423,33 @@ def run_until_ten_have_ended(executor: Any) -> int:
     first = seen = executor.wait_for_end(0, 0.0)
     operations = [executor.start(call, array, array.copy()) for array in arrays]
     for operation in operations:
-        operation.go_on(WAIT_S)
+        operation.go_on(DEADLINE_S)
     while seen < first + 10:
-        seen = executor.wait_for_end(seen, WAIT_S)
+        seen = executor.wait_for_end(seen, DEADLINE_S)
     assert all(operation.poll() for operation in operations)
     return int(seen - first)
 
 
-def check_a_call_that_nobody_waits_for_times_out(ranks: Any, algorithm: str) -> None:
+def check_a_call_that_nobody_waits_for_times_out(ranks: Any, algorithm: str, folder: Path) -> None:
     """The last rank calls when the others have given up. They are told at their next call, once as what it is."""
-    *others, last = ranks.run(run_unattended_and_missed, Case(algorithm=algorithm))
+    *others, last = ranks.run(run_unattended_and_missed, Case(algorithm=algorithm), folder)
     kinds = [[kind for kind, _, _ in told] for told in others]
     assert kinds == [["CollectiveTimeoutError", "AbortedError"]] * len(others)
     assert any(f"rank {ranks.size - 1}" in told[0][1] for told in others)
     assert last[0][0] in ("CollectiveTimeoutError", "AbortedError")
 
 
-def run_unattended_and_missed(executor: Any, case: Case) -> list[tuple[str, str, str | None]]:
+def run_unattended_and_missed(executor: Any, case: Case, folder: Path) -> list[tuple[str, str, str | None]]:
     array = np.ones(case.count, case.dtype)
     if executor.rank == executor.size - 1:
-        time.sleep(4 * SHORT_S)
+        await_marks(folder, *range(executor.rank))
+        first = attempt(executor, case)
     else:
         operation = executor.start(case.call(executor.rank, executor.size), array, array.copy())
         operation.go_on(SHORT_S)
-    return [attempt(executor, case), attempt(executor, case)]
+        first = attempt(executor, case)
+        leave_mark(folder, executor.rank)
+    return [first, attempt(executor, case)]
 
 
 def check_closing_ends_calls_in_flight(ranks: Any) -> None:
@@ -464,9 +461,9 @@ def check_closing_ends_calls_in_flight(ranks: Any) -> None:
 def run_close_in_flight(executor: Any) -> tuple[bool, str]:
     """Nobody sends what all are receiving."""
     operation = executor.recv(np.zeros(4, np.float32), DTYPES["float32"], (executor.rank + 1) % executor.size, 0)
-    operation.go_on(WAIT_S)
+    operation.go_on(DEADLINE_S)
     executor.close()
-    return operation.ended(), outcome(lambda: operation.wait(WAIT_S))[0]
+    return operation.ended(), outcome(lambda: operation.wait(DEADLINE_S))[0]
 
 
 # --- misuse and faults ---------------------------------------------------------------------------------------------
@@ -494,9 +491,9 @@ def run_late(executor: Any, case: Case, stack: Any) -> Any:
     return run_case(executor, case, stack)
 
 
-def check_a_missing_rank_is_named_by_a_timeout(ranks: Any, algorithm: str) -> None:
+def check_a_missing_rank_is_named_by_a_timeout(ranks: Any, algorithm: str, folder: Path) -> None:
     """The last rank does not call at all; it comes again when the others have given up, and is told."""
-    *others, missing = ranks.run(run_missing, Case(algorithm=algorithm))
+    *others, missing = ranks.run(run_missing, Case(algorithm=algorithm), folder)
     kinds = [[kind for kind, _, _ in outcomes] for outcomes in others]
     assert kinds == [["CollectiveTimeoutError", "AbortedError"]] * len(others)
     assert any(f"rank {ranks.size - 1}" in text for (_, text, _), _ in others)
@@ -505,9 +502,12 @@ def check_a_missing_rank_is_named_by_a_timeout(ranks: Any, algorithm: str) -> No
     assert missing[1][0] == "AbortedError"
 
 
-def run_missing(executor: Any, case: Case) -> list[tuple[str, str, str | None]]:
-    time.sleep(4 * SHORT_S if executor.rank == executor.size - 1 else 0.0)
-    return [attempt(executor, case, SHORT_S), attempt(executor, case, SHORT_S)]
+def run_missing(executor: Any, case: Case, folder: Path) -> list[tuple[str, str, str | None]]:
+    if executor.rank == executor.size - 1:
+        await_marks(folder, *range(executor.rank))
+    first = attempt(executor, case, SHORT_S)
+    leave_mark(folder, executor.rank)
+    return [first, attempt(executor, case, SHORT_S)]
 
 
 def check_a_rank_that_leaves_is_lost(ranks: Any, algorithm: str) -> None:
@@ -553,9 +553,9 @@ def check_mismatched_messages_are_an_error(ranks: Any, dtype: str, count: int) -
 def run_mismatched_message(executor: Any, dtype: str, count: int) -> list[tuple[str, str, str | None]]:
     last, told = executor.size - 1, ("", "", None)
     if executor.rank == 0:
-        told = outcome(lambda: executor.send(np.ones(4, "float32"), DTYPES["float32"], last, 0).wait(WAIT_S))
+        told = outcome(lambda: executor.send(np.ones(4, "float32"), DTYPES["float32"], last, 0).wait(DEADLINE_S))
     elif executor.rank == last:
-        told = outcome(lambda: executor.recv(np.ones(count, dtype), DTYPES[dtype], 0, 0).wait(WAIT_S))
+        told = outcome(lambda: executor.recv(np.ones(count, dtype), DTYPES[dtype], 0, 0).wait(DEADLINE_S))
     return [told, attempt(executor, Case())]
 
 
@@ -575,7 +575,7 @@ def run_abort(executor: Any) -> list[tuple[str, str, str | None]]:
         operation = executor.start(case.call(executor.rank, executor.size), source, source)
         if executor.rank == 0:
             operation.abort("out of patience")
-        operation.wait(WAIT_S)
+        operation.wait(DEADLINE_S)
 
     time.sleep(0.1 if executor.rank == executor.size - 1 else 0.0)
     return [outcome(run), attempt(executor, case)]
@@ -611,7 +611,7 @@ def run_misfits(executor: Any) -> list[str]:
 def allreduce_in(executor: Any, algorithm: str) -> list[float]:
     x, y = np.full(5, executor.members[executor.rank] + 1.0), np.zeros(5)
     call = make_call("allreduce", algorithm, executor.size, executor.rank, dtype="float64", count=5, op="sum")
-    executor.run(call, x, y, WAIT_S)
+    executor.run(call, x, y, DEADLINE_S)
     return y.tolist()
 
 
@@ -646,9 +646,9 @@ def fail_in_a_subgroup(executor: Any) -> tuple[str, str]:
     count = 4 if executor.rank == last else 5
     call = make_call("allreduce", "direct", pair.size, pair.rank, dtype="float32", count=count, op="sum")
     try:
-        pair.run(call, np.ones(count, "float32"), np.ones(count, "float32"), WAIT_S)
+        pair.run(call, np.ones(count, "float32"), np.ones(count, "float32"), DEADLINE_S)
         executor.run(
-            Case("barrier", "dissemination", None, None, 0).call(executor.rank, executor.size), None, None, WAIT_S
+            Case("barrier", "dissemination", None, None, 0).call(executor.rank, executor.size), None, None, DEADLINE_S
         )
     except UnisonoError as error:
         return type(error).__name__, error.message

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from executor_contract import WAIT_S, Case, assert_same_bits, contributions
+from deadlines import DEADLINE_S
+from executor_contract import Case, assert_same_bits, contributions
 from hypothesis import strategies as st
 
 from unisono.algorithms.binding import Shape
@@ -73,6 +74,6 @@ def run_several(executor: Any, call: Several, stacks: list[Any]) -> list[Any]:
         sources.append(Guarded.of(mine, offset))
         targets.append(sources[-1] if case.in_place else Guarded.of(np.zeros_like(mine), offset))
     arrays = ([each.array for each in guards] for guards in (sources, targets))
-    executor.start(call.call(executor.rank, executor.size), *arrays).wait(WAIT_S)
+    executor.start(call.call(executor.rank, executor.size), *arrays).wait(DEADLINE_S)
     assert all(target.is_intact() for target in targets), "elements outside the arrays were written"
     return [target.array.copy() for target in targets]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deadlines import DEADLINE_S
+
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.plan import Counts, Plan
 from unisono.algorithms.registry import ALGORITHMS, find
@@ -75,7 +77,7 @@ class LocalRanks:
     size: int
     capacity: int = 0
     faults: Faults | None = None
-    deadline_s: float = 30.0
+    deadline_s: float = DEADLINE_S
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error.
@@ -122,7 +124,7 @@ def run_program(text: str, directory: Path, ranks: int = 2) -> subprocess.Comple
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), str(file)]
     env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=env)
 
 
 def _outlive(threads: list[threading.Thread], deadline: float) -> list[int]:

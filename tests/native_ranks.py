@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 import cloudpickle
+from deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.launchers.launch import Pool
 
-DEADLINE_S = 40.0
 CHILD = "import native_ranks; native_ranks.serve()"
 
 
@@ -28,7 +28,7 @@ class NativeRanks:
     def __init__(self, size: int, transport: str) -> None:
         self.size = size
         self.transport = transport
-        self._pool = Pool(size, options=un.Options(transport=transport))
+        self._pool = Pool(size, options=un.Options(transports=transport))
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error."""
@@ -113,13 +113,17 @@ class Job:
             connection.close()
         assert not late, f"ranks {late} did not end"
 
+    def prefix(self, rank: int) -> list[str]:
+        """Return the words before the command of `rank`."""
+        return []
+
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", CHILD, str(theirs.fileno())],
+                    [*self.prefix(rank), sys.executable, "-c", CHILD, str(theirs.fileno())],
                     env={**os.environ, "PYTHONPATH": path},
                     pass_fds=[theirs.fileno()],
                 )

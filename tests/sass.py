@@ -9,6 +9,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadlines import DEADLINE_S
+
 INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[\w.]+)\s*(?P<operands>[^;]*);", re.MULTILINE
 )
@@ -63,7 +65,7 @@ def disassembled(cubin: bytes, folder: Path) -> list[Instruction]:
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     command = [disassembler() or "nvdisasm", "-c", str(path)]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    text = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
     return [Instruction(match["name"], match["operands"]) for match in INSTRUCTION.finditer(text)]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builder_calls import ROOTED, WAIT_S, assert_right, call_on_integers
+from builder_calls import ROOTED, assert_right, call_on_integers
+from deadlines import DEADLINE_S
 from harness import LocalRanks, call_of
 from hypothesis import assume, given, settings, strategies as st
 
@@ -43,11 +44,11 @@ MESSAGES = [algorithm for algorithm in ALL if not algorithm.mapped]
 ALLGATHERS = list(ALGORITHMS["allgather"])
 # The parameters of builders that may be chosen, with values worth trying.
 CHOICES = {"radix": (2, 3, 4, 7), "window": (1, 3, 32), "lanes": (1, 2, 3, 5)}
-bounded = settings(max_examples=120, deadline=None, derandomize=True)
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @st.composite
-def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int = 64) -> tuple[Algorithm, list[Plan]]:
+def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int = 40) -> tuple[Algorithm, list[Plan]]:
     """Draw an algorithm and its plans for any number of ranks, root, parameter and form."""
     algorithm = draw(st.sampled_from(algorithms))
     size = draw(st.sampled_from([size for size in range(1, most + 1) if algorithm.supports(size) is None]))
@@ -94,7 +95,7 @@ def test_any_number_of_elements_is_reduced_and_moved_even_fewer_than_ranks(
 
 
 @bounded
-@given(drawn=plans(most=40))
+@given(drawn=plans())
 def test_what_a_rank_receives_is_what_its_peers_send_it_at_the_same_place(drawn: tuple[Algorithm, list[Plan]]) -> None:
     _, found = drawn
     sent = {place: blocks for plan in found for place, blocks in messages(plan, Send).items()}
@@ -188,10 +189,10 @@ def reduce_scatter_and_allgather(executor: Any, reducing: str, gathering: str) -
     vector, counts = np.arange(21) * (rank + 1), [split(21, size, part)[1] for part in range(size)]
     own = vector[sum(counts[:rank]) :][: counts[rank]]
     scatter = find("reduce_scatter", reducing).build(size, rank)
-    executor.start(call_of(scatter, "int64", (21, own.size), op="sum"), vector, own).wait(WAIT_S)
+    executor.start(call_of(scatter, "int64", (21, own.size), op="sum"), vector, own).wait(DEADLINE_S)
     gather = find("allgather", gathering).build(size, rank, varying=True)
     call = call_of(gather, "int64", (own.size, 21), counts={Counts.RANKS: counts})
-    executor.start(call, own, vector).wait(WAIT_S)
+    executor.start(call, own, vector).wait(DEADLINE_S)
     return [int(element) for element in vector]
 
 

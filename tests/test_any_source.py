@@ -20,8 +20,6 @@ from unisono.dtypes import DTYPES
 from unisono.transports.base import FIRST_RESERVED_TAG, Message
 from unisono.transports.faulty import Faults
 
-pytestmark = pytest.mark.timeout(240)
-
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 SIZE, TAGS, WAIT_S = 3, 3, 60.0
 INT64 = DTYPES["int64"]
@@ -340,7 +338,7 @@ def wait_for_any(world: un.Communicator, say: Any, kind: str, timeout_s: float) 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("kind", ["recv", "probe", "iprobe"])
 def test_what_waits_for_any_rank_fails_when_all_have_left(tmp_path: Path, kind: str, transport: str) -> None:
-    with Job(wait_for_any, 3, tmp_path, kind, 60.0, transport=transport) as job:
+    with Job(wait_for_any, 3, tmp_path, kind, 60.0, transports=transport) as job:
         name, text = job.hear(0)
     assert name == "PeerLostError"
     assert "left" in text

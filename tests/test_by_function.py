@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from harness import LocalRanks
 from hypothesis import Phase, given, settings, strategies as st
 from native_ranks import Job, NativeRanks
@@ -27,8 +28,6 @@ from unisono.collectives.communicator import Communicator
 from unisono.collectives.exchanges import PREFIXES, WHOLE, draft_shared, draft_whole
 from unisono.dtypes import DTYPES
 from unisono.options import Options
-
-pytestmark = pytest.mark.timeout(240)
 
 Say = Callable[[Any], None]
 PRIME = 65521
@@ -281,7 +280,7 @@ def be_told(world: Any) -> list[Any]:
     async def waiting() -> float:
         return float((await world.allreduce(np.ones(2), op, wait=False))[0])
 
-    return [told.get(timeout=20.0), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
+    return [told.get(timeout=DEADLINE_S), asyncio.run(waiting()), un.wait_any([work]), un.wait_all([work])[0].size]
 
 
 def test_works_call_back_and_can_be_awaited(ranks: NativeRanks) -> None:
@@ -304,7 +303,7 @@ def in_two_threads(world: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(DEADLINE_S)
     assert not errors
     assert not any(thread.is_alive() for thread in threads)
     world.barrier()
@@ -454,12 +453,12 @@ def raise_on_one_rank(world: Any, count: int, way: str) -> list[tuple[str, str, 
     def call() -> None:
         x = np.ones(count)
         if way == "now":
-            world.allreduce(x, op, timeout_s=60.0)
+            world.allreduce(x, op, timeout_s=DEADLINE_S)
         elif way == "later":
-            world.allreduce(x, op, wait=False, timeout_s=60.0).wait()
+            world.allreduce(x, op, wait=False, timeout_s=DEADLINE_S).wait()
         else:
-            world.plan("allreduce", x, op=op, timeout_s=60.0)()
-        world.barrier(timeout_s=60.0)  # ranks that have returned are told by their next call
+            world.plan("allreduce", x, op=op, timeout_s=DEADLINE_S)()
+        world.barrier(timeout_s=DEADLINE_S)  # ranks that have returned are told by their next call
 
     return [told_by(call), told_by(world.barrier), told_by(lambda: world.allreduce(np.ones(count), op))]
 
@@ -518,7 +517,7 @@ MISMATCHES: dict[str, tuple[Any, Any]] = {
 
 
 def disagree(world: Any, which: str, count: int) -> tuple[str, str, str]:
-    return told_by(lambda: world.allreduce(np.ones(count), MISMATCHES[which][world.rank], timeout_s=30.0))
+    return told_by(lambda: world.allreduce(np.ones(count), MISMATCHES[which][world.rank], timeout_s=DEADLINE_S))
 
 
 @pytest.mark.parametrize(("which", "count"), [("another function", 3), ("another order", 300_000), ("no function", 3)])
@@ -529,12 +528,12 @@ def test_ranks_that_disagree_on_the_function_are_told(which: str, count: int) ->
 
 
 def be_interrupted(world: un.Communicator, say: Say, wait: bool) -> None:
-    """Be in a function for long on rank 1, which is interrupted there, or waits for the call that is."""
+    """Be in a function for ever on rank 1, which is interrupted there, or waits for the call that is."""
 
     def fn(a: Any, b: Any) -> Any:
         if world.rank == 1:
             say("in the function")
-            for _ in range(300):
+            while True:
                 time.sleep(0.1)
         return a
 
@@ -552,14 +551,12 @@ def test_an_interrupt_in_a_function_ends_the_call_on_all_ranks(wait: bool, tmp_p
     with Job(be_interrupted, 3, tmp_path, wait) as job:
         assert job.hear(1) == "in the function"
         time.sleep(0.3)
-        sent = time.monotonic()
         job.signal(1, signal.SIGINT)
         for rank in range(3):
             first, second = job.hear(rank)
             assert first[0] == ("KeyboardInterrupt" if rank == 1 else "AbortedError")
             assert rank == 1 or "rank 1 aborted: interrupted" in first[1]
             assert second[0] == "AbortedError"
-        assert time.monotonic() - sent < 20.0  # and not after the half minute of the function
         if not wait:
             job.signal(1, signal.SIGKILL)  # its thread is still in the function
 

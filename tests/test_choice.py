@@ -13,7 +13,8 @@ from unisono.algorithms.registry import ALGORITHMS
 from unisono.algorithms.verify import verify_algorithm
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.choice import Candidate, Choice, Explanation, Question, choose, explain
-from unisono.tuning.model import LINKS, predicted_s, segments
+from unisono.tuning.model import predicted_s, segments
+from unisono.tuning.parameters import LINKS, Curve
 
 ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
 questions = st.builds(
@@ -180,8 +181,17 @@ def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
 
 def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
     ring, link = ALGORITHMS["allreduce"]["ring"], LINKS["tcp"]
-    wanted = 6 * (link.latency_s + link.per_message_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
+    wanted = 6 * (link.latency_s + link.overhead_s) + 1000 * (1.5 * link.per_byte_s + 0.75 * link.reduce_per_byte_s)
     assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
+
+
+def test_a_measured_step_and_a_measured_reduction_take_the_place_of_constants() -> None:
+    ring = ALGORITHMS["allreduce"]["ring"].cost(4)
+    link = LINKS["tcp"]._replace(step=Curve((64, 512), (20e-6, 30e-6)))
+    per_byte_s = 0.75 * link.reduce_per_byte_s
+    assert predicted_s(ring, 256, link) == pytest.approx(6 * 20e-6 + 256 * per_byte_s)
+    assert predicted_s(ring, 2048, link) == pytest.approx(6 * 30e-6 + 2048 * per_byte_s)
+    assert predicted_s(ring, 256, link, reduce=Curve((64,), (1e-6,))) == pytest.approx(6 * 20e-6 + 3 * 1e-6)
 
 
 def test_an_explanation_reads_as_a_table_with_the_choice_marked() -> None:

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 
 from unisono.cli.main import SUBCOMMANDS
-
-DEADLINE_S = 60
 
 
 def unisono(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +36,9 @@ status = main({arguments!r})
 heavy = {{"numpy", "rich", "unisono.transports._core"}} & set(sys.modules)
 sys.exit(status or (f"loaded {{heavy}}" if heavy else 0))
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -12,8 +12,6 @@ from native_ranks import NativeRanks
 
 import unisono as un
 
-pytestmark = pytest.mark.timeout(120)
-
 SIZE = 3
 SIX = np.arange(6.0)
 MEMORY = np.zeros(24)

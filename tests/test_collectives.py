@@ -16,8 +16,6 @@ from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 from unisono.testing import Case
 
-pytestmark = pytest.mark.timeout(180)
-
 # A failure ends the ranks, so that there is nothing to be gained by smaller examples.
 GENERATE = [Phase.explicit, Phase.generate]
 JOBS = [(size, transport) for size in range(1, 6) for transport in ("shm", "tcp")]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.launchers.launch import Pool
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
@@ -65,11 +72,38 @@ def test_a_program_in_a_document_runs(block: Block, tmp_path: Path) -> None:
         program = tmp_path / "program.py"
         program.write_text(block.code)
         ended = subprocess.run(
-            [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False
         )
         assert ended.returncode == 0, ended.stderr
 
 
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Callable[..., list[Any]]]:
+    """Do what `un.launch` does, by ranks that stay: to start them takes longer than what most examples show."""
+    start, pools = un.launch, dict[int, Pool]()
+    with contextlib.ExitStack() as stack:
+
+        def launch(fn: Callable[..., Any], size: int, *args: Any, **given: Any) -> list[Any]:
+            if given:
+                return start(fn, size, *args, **given)
+            if size not in pools:
+                pools[size] = stack.enter_context(Pool(size))
+            return pools[size].run(on_a_new_communicator, fn, args)
+
+        yield launch
+
+
+def on_a_new_communicator(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with world.dup() as own:
+        return fn(own, *args)
+
+
+@pytest.fixture
+def ranks_that_stay(launch: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(un, "launch", launch)
+
+
+@pytest.mark.usefixtures("ranks_that_stay")
 @pytest.mark.parametrize(
     "document", [path for path in DOCUMENTS if any(">>>" in block.code for block in blocks_of(path))], ids=name_of
 )
@@ -85,6 +119,7 @@ def test_the_examples_in_a_document_give_what_they_show(document: Path) -> None:
     assert runner.failures == 0
 
 
+@pytest.mark.usefixtures("ranks_that_stay")
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_examples_in_docstrings_give_what_they_show(path: Path) -> None:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -7,12 +7,12 @@ import sys
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from unisono.cli import doctor
 from unisono.cli.checks import CHECKS, PACKAGES, Check, Package, look_for, run_checks
 from unisono.options import FIELDS
 
-DEADLINE_S = 110
 ABSENT = Package("absent_package", "import absent_package", "pip install absent-package")
 
 
@@ -53,18 +53,18 @@ def test_every_package_is_there_or_has_a_reason_and_a_remedy(report: dict[str, A
 
 
 def test_settings_have_a_value_and_an_origin() -> None:
-    settings = json.loads(run_doctor("--json", UNISONO_TRANSPORT="tcp").stdout)["settings"]
+    settings = json.loads(run_doctor("--json", UNISONO_TRANSPORTS="tcp").stdout)["settings"]
     assert [setting["name"] for setting in settings] == list(FIELDS)
     origins = {setting["name"]: (setting["value"], setting["origin"]) for setting in settings}
-    assert origins["transport"] == ("tcp", "UNISONO_TRANSPORT")
+    assert origins["transports"] == ("tcp", "UNISONO_TRANSPORTS")
     assert origins["timeout_s"] == ("300.0", "default")
 
 
 def test_a_setting_that_cannot_be_used_is_found() -> None:
-    ended = run_doctor("--json", UNISONO_TRANSPORT="pigeon")
+    ended = run_doctor("--json", UNISONO_TRANSPORTS="pigeon")
     assert ended.returncode == 1
     found = next(check for check in json.loads(ended.stdout)["checks"] if check["subject"] == "settings")
-    assert "UNISONO_TRANSPORT='pigeon' cannot be used" in found["detail"]
+    assert "UNISONO_TRANSPORTS='pigeon' cannot be used" in found["detail"]
 
 
 def test_people_get_the_same_in_tables() -> None:
@@ -81,7 +81,7 @@ def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypa
     (finding,) = run_checks([Check("shared memory", fail, required=True)])
     assert not finding.usable
     assert finding.detail == "PermissionError: [Errno 1] Operation not permitted"
-    assert not doctor.Report({}, [finding], [], [], "").healthy
+    assert not doctor.Report({}, [finding], [], [], [], [], "", "").healthy
 
 
 def test_an_absent_package_is_not_installed() -> None:
@@ -106,11 +106,25 @@ def test_a_package_that_brings_the_interpreter_down_is_survived() -> None:
         ({}, "No launcher"),
         ({"UNISONO_RANK": "0", "UNISONO_SIZE": "2", "UNISONO_STORE": "tcp://127.0.0.1:1"}, "Rank 0 makes"),
         ({"UNISONO_RANK": "0"}, "Unknown: UNISONO_RANK is set but"),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2"},
+            "Rank 0 makes this job's key and hands it out by MPI",
+        ),
     ],
 )
 def test_the_report_says_whom_a_job_trusts(environ: dict[str, str], trust: str) -> None:
-    places = {"UNISONO_LOCAL_RANK": "0", "UNISONO_LOCAL_SIZE": "2"} if len(environ) > 1 else {}
-    assert doctor.trust({**environ, **places}).startswith(trust)
+    assert doctor.trust(environ).startswith(trust)
+
+
+def test_what_gpus_need_is_tried_or_says_what_is_missing(report: dict[str, Any]) -> None:
+    assert [finding["subject"] for finding in report["gpus"]] == [
+        "GPU driver",
+        "NVRTC",
+        "GPU 0",
+        "GPU topology",
+        "CUDA IPC",
+    ]
+    assert all(finding["usable"] or finding["detail"] for finding in report["gpus"])
 
 
 def test_under_our_launcher_the_key_is_the_launchers() -> None:
@@ -122,3 +136,18 @@ def test_under_our_launcher_the_key_is_the_launchers() -> None:
 def test_core_numbers_are_told_as_ranges() -> None:
     assert doctor.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
     assert doctor.ranges([3]) == "3"
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({}, "none found: init() makes a job of one rank"),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2"},
+            "mpiexec of MPICH or Intel MPI, as rank 1 of 2, to meet by MPI",
+        ),
+        ({"UNISONO_SIZE": "2"}, "Unknown: UNISONO_SIZE is set but"),
+    ],
+)
+def test_the_report_says_who_has_launched_the_process(environ: dict[str, str], launcher: str) -> None:
+    assert doctor.launcher(environ).startswith(launcher)

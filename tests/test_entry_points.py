@@ -10,8 +10,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from deadlines import DEADLINE_S
 
-WAIT_S = 60.0
 GROUP = "unisono.algorithms"
 ASK = "from unisono.entry_points import entry_points; print(*(each.value for each in entry_points(group={!r})))"
 METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1\n"
@@ -20,7 +20,7 @@ METADATA = "Metadata-Version: 2.1\nName: {}\nVersion: 1\n"
 def run(program: str, *places: Path) -> str:
     """Return what `program` prints in a new process that also finds modules and packages in `places`."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
-    return subprocess.check_output([sys.executable, "-c", program], env=environ, text=True, timeout=WAIT_S).strip()
+    return subprocess.check_output([sys.executable, "-c", program], env=environ, text=True, timeout=DEADLINE_S).strip()
 
 
 def files_of(name: str, group: str) -> dict[str, str]:

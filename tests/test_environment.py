@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 
 from unisono.collectives.environment import agree_on_key, detect
 from unisono.errors import RendezvousError, UsageError
@@ -15,15 +16,11 @@ JOB = "0123456789abcdef" * 2
 UNISONO = {
     "UNISONO_RANK": "3",
     "UNISONO_SIZE": "8",
-    "UNISONO_LOCAL_RANK": "1",
-    "UNISONO_LOCAL_SIZE": "2",
     "UNISONO_STORE": "tcp://127.0.0.1:29400",
 }
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "node0",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "a run/1",
@@ -40,12 +37,12 @@ def key_file(tmp_path):
 
 
 def place(launch):
-    return launch.rank, launch.size, launch.local_rank, launch.local_size
+    return launch.rank, launch.size
 
 
 def test_without_a_launcher_a_process_is_a_job_of_one():
     launch = detect({"HOME": "/"})
-    assert place(launch) == (0, 1, 0, 1)
+    assert place(launch) == (0, 1)
     assert (launch.store, launch.key, launch.launcher) == (None, None, "none")
     assert len(launch.job) == 16
 
@@ -56,7 +53,7 @@ def test_our_launcher_gives_place_store_job_and_key():
     os.close(writing)
     environ = {**UNISONO, "UNISONO_JOB": JOB, "UNISONO_KEY_FD": str(reading)}
     launch = detect(environ)
-    assert place(launch) == (3, 8, 1, 2)
+    assert place(launch) == (3, 8)
     assert (launch.store, launch.job.hex(), launch.key) == ("tcp://127.0.0.1:29400", JOB, KEY)
     assert launch.launcher == "unisono"
     assert not launch.serves_store
@@ -80,7 +77,7 @@ def test_ranks_that_share_a_pipe_each_take_one_key():
                 pass_fds=[reading],
                 capture_output=True,
                 text=True,
-                timeout=20,
+                timeout=DEADLINE_S,
             )
             assert done.stdout.strip() == KEY.hex()
     finally:
@@ -91,7 +88,7 @@ def test_a_process_started_by_a_rank_is_told_that_it_cannot_be_the_rank():
     script = "import os; from unisono.collectives.environment import detect; detect(os.environ)"
     environ = {**os.environ, **UNISONO, "UNISONO_KEY_FD": "77"}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert "UNISONO_KEY_FD=77 cannot be used" in done.stderr
     assert "a process that a rank starts cannot be that rank as well" in done.stderr
@@ -158,7 +155,7 @@ def test_ranks_without_a_job_id_take_it_from_their_store():
 
 def test_torchrun_is_understood():
     launch = detect(TORCHRUN)
-    assert place(launch) == (3, 8, 1, 2)
+    assert place(launch) == (3, 8)
     assert launch.store == "torch://node0:29500/a%20run%2F1/2"
     assert (launch.launcher, launch.key) == ("torchrun", None)
     assert not launch.serves_store
@@ -186,7 +183,7 @@ def test_a_missing_variable_is_named(environ):
 
 @pytest.mark.parametrize("text", ["", "-1", "x", "1.5", "٣", "1e3", "9" * 30])
 @pytest.mark.parametrize(
-    ("environ", "name"), [(UNISONO, "UNISONO_RANK"), (UNISONO, "UNISONO_SIZE"), (TORCHRUN, "LOCAL_RANK")]
+    ("environ", "name"), [(UNISONO, "UNISONO_RANK"), (UNISONO, "UNISONO_SIZE"), (TORCHRUN, "WORLD_SIZE")]
 )
 def test_a_number_that_is_none_is_refused_by_name(environ, name, text):
     with pytest.raises(UsageError, match=name):
@@ -198,7 +195,6 @@ def test_a_number_that_is_none_is_refused_by_name(environ, name, text):
     [
         (UNISONO, {"UNISONO_RANK": "8"}, "UNISONO_RANK=8 cannot be used: it must be less than UNISONO_SIZE=8"),
         (UNISONO, {"UNISONO_SIZE": "0"}, "UNISONO_SIZE='0' cannot be used"),
-        (UNISONO, {"UNISONO_LOCAL_RANK": "2"}, "UNISONO_LOCAL_RANK=2 cannot be used"),
         (UNISONO, {"UNISONO_JOB": "xyz"}, "UNISONO_JOB='xyz' cannot be used: it must be 32 hexadecimal digits"),
         (UNISONO, {"UNISONO_JOB": "00"}, "UNISONO_JOB='00' cannot be used"),
         (UNISONO, {"UNISONO_KEY_FD": "-1"}, "UNISONO_KEY_FD='-1' cannot be used"),

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import executor_contract as contract
@@ -13,7 +14,8 @@ import handmade_plans
 import numpy as np
 import pytest
 from call_strategies import allreduce_cases, broadcast_cases
-from executor_contract import DIVERGENT, FLOATS, Case
+from deadlines import DEADLINE_S
+from executor_contract import DIVERGENT, FEW_ALLREDUCES, FLOATS, Case
 from extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
 from harness import LocalRanks, by_messages, call_of
 from hypothesis import given, settings, strategies as st
@@ -155,8 +157,8 @@ def test_the_ends_of_calls_are_counted(ranks: LocalRanks) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_a_call_that_nobody_waits_for_times_out(ranks: LocalRanks, algorithm: str) -> None:
-    contract.check_a_call_that_nobody_waits_for_times_out(ranks, algorithm)
+def test_a_call_that_nobody_waits_for_times_out(ranks: LocalRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_call_that_nobody_waits_for_times_out(ranks, algorithm, tmp_path)
 
 
 def test_closing_ends_calls_in_flight(ranks: LocalRanks) -> None:
@@ -167,9 +169,9 @@ def test_a_late_rank_is_waited_for(ranks: LocalRanks) -> None:
     contract.check_a_late_rank_is_waited_for(ranks)
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-def test_a_missing_rank_is_named_by_a_timeout(ranks: LocalRanks, algorithm: str) -> None:
-    contract.check_a_missing_rank_is_named_by_a_timeout(ranks, algorithm)
+@pytest.mark.parametrize("algorithm", FEW_ALLREDUCES)
+def test_a_missing_rank_is_named_by_a_timeout(ranks: LocalRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_missing_rank_is_named_by_a_timeout(ranks, algorithm, tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
@@ -216,9 +218,12 @@ def test_a_repeated_message_is_refused_on_every_rank() -> None:
     assert all("twice" in text for _, text, _ in outcomes)
 
 
-def test_an_error_tells_whether_the_output_was_touched() -> None:
-    direct = LocalRanks(2).run(contract.run_missing, Case(algorithm="direct"))
-    ring = LocalRanks(3, 1).run(contract.run_missing, Case(algorithm="ring"))
+def test_an_error_tells_whether_the_output_was_touched(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("direct", "ring")]
+    for folder in folders:
+        folder.mkdir()
+    direct = LocalRanks(2).run(contract.run_missing, Case(algorithm="direct"), folders[0])
+    ring = LocalRanks(3, 1).run(contract.run_missing, Case(algorithm="ring"), folders[1])
     assert direct[0][0][2] == "output untouched"
     assert "output undefined" in {told[0][2] for told in ring}
 
@@ -293,7 +298,7 @@ def test_an_interrupt_while_waiting_aborts_the_communicator_on_every_rank() -> N
     operation = mine.recv(np.ones(4, np.float32), DTYPES["float32"], 1, 0)
     threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        operation.wait(10.0)
+        operation.wait(DEADLINE_S)
     for executor in (mine, other):
         kind, text, _ = contract.attempt(executor, Case())
         assert kind == AbortedError.__name__

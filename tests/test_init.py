@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from native_ranks import Job
 import unisono as un
 from unisono.algorithms.registry import algorithms_of
 
-pytestmark = pytest.mark.timeout(120)
 Say = Callable[[Any], None]
 
 
@@ -96,9 +94,27 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], why: str) -> Non
         un.init(**arguments)
 
 
+@pytest.mark.parametrize("transports", ["pigeon", "", "tcp,", (), ("shm", "shm"), ("auto", "tcp")])
+def test_transports_that_cannot_be_are_refused(transports: Any) -> None:
+    with pytest.raises(un.UsageError, match="some of shm, tcp, ucx, mpi, cuda_ipc with commas between"):
+        un.Options(transports=transports)
+
+
+def test_transports_may_be_a_tuple() -> None:
+    assert un.Options(transports=("shm", "tcp")) == un.Options(transports="SHM, tcp")
+    assert un.Options(transports=("shm", "tcp")).preference == ("shm", "tcp")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("UNISONO_TIMEOUT_S", "soon"), ("UNISONO_TRANSPORT", "pigeon"), ("UNISONO_LOGG", "info"), ("UNISONO_SIZE", "two")],
+    [
+        ("UNISONO_TIMEOUT_S", "soon"),
+        ("UNISONO_TRANSPORTS", "pigeon"),
+        ("UNISONO_TRANSPORTS", "shm,tcp,shm"),
+        ("UNISONO_TRANSPORTS", "auto,tcp"),
+        ("UNISONO_LOGG", "info"),
+        ("UNISONO_SIZE", "two"),
+    ],
 )
 def test_nonsense_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
@@ -130,7 +146,7 @@ def test_ranks_meet_at_stores_of_every_kind(tmp_path: Path) -> None:
 
 def differ(world: un.Communicator, say: Say, store: str) -> None:
     """Only rank 0 asks for TCP, the ring and segments."""
-    asked = un.Options(transport="tcp", algorithm="ring", segment_nbytes=4096) if world.rank == 0 else un.Options()
+    asked = un.Options(transports="tcp", algorithm="ring", segment_nbytes=4096) if world.rank == 0 else un.Options()
     with un.init(asked, store=store, rank=world.rank, size=world.size) as other:
         other.allreduce(np.ones(100_000))
         choice = other.explain("allreduce", 800_000).choice
@@ -145,23 +161,21 @@ def test_all_ranks_adopt_what_rank_0_asks_for(tmp_path: Path) -> None:
 
 def wait_in_vain(world: un.Communicator, say: Say, store: str) -> None:
     """Rank 2 does not come to the second meeting."""
-    began = time.monotonic()
     if world.rank == 2:
         say("absent")
         return
     try:
-        un.init(un.Options(rendezvous_timeout_s=1.0), store=store, rank=world.rank, size=world.size)
+        un.init(un.Options(rendezvous_timeout_s=3.0), store=store, rank=world.rank, size=world.size)
     except un.RendezvousError as error:
-        say((str(error), time.monotonic() - began))
+        say(str(error))
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path, kind: str) -> None:
     store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
     with Job(wait_in_vain, 3, tmp_path, store) as job:
-        for text, waited in job.hear_all(but=2):
-            assert "rank 2" in text, text
-            assert waited < 20
+        for text in job.hear_all(but=2):
+            assert "rank 2 of 3 did not arrive within 3 s" in text, text
 
 
 def say_the_place(world: un.Communicator, say: Say) -> None:

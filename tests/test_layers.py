@@ -6,10 +6,11 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 import unisono
 
@@ -29,10 +30,10 @@ ALLOWED = {
     ),
     "frameworks": ("unisono.frameworks", *PUBLIC, *VOCABULARY),
     "bench": ("unisono.bench", *PUBLIC, *VOCABULARY),
-    "examples": (*PUBLIC, "unisono.torch"),
+    "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
 }
 
-# File → the names that it may import beyond its folder's rule, and why.
+# File → the modules and names that it may import beyond its folder's rule, and why.
 EXCEPTIONS = {
     "algorithms/registry.py": {
         "unisono.entry_points.entry_points": "installed packages may have algorithms; they come in here",
@@ -40,8 +41,61 @@ EXCEPTIONS = {
     "bench/memory.py": {
         "unisono.transports._core": "a rank of many peers is simulated by channels that lead back to it",
     },
-    "bench/placement.py": {
-        "unisono.transports._core": "the latency between two cores is measured by native threads, and is no collective",
+    "frameworks/gradients/compression.py": {
+        **dict.fromkeys(
+            [f"unisono.transports.native_codecs.{name}" for name in ("from_wire", "to_wire", "wire_nbytes")],
+            "only gradients travel in these forms; whoever only calls collectives has no use for them",
+        ),
+    },
+    "transports/bootstrap.py": {
+        "unisono.entry_points.entry_points": "installed packages may have transports; they come in here",
+    },
+    "examples/socket_transport.py": {
+        "unisono.transports.bootstrap.Bootstrap": "what a transport is written with",
+        "unisono.transports.framed.FramedTransport": "likewise",
+    },
+    "transports/rendezvous/roster.py": {
+        "unisono.__version__": "ranks of different versions must not meet",
+    },
+    "bench/gpu_stages/gpu.py": {
+        "unisono.transports.cuda": "kernels are what is measured, of which the public names tell nothing",
+    },
+    "bench/gpu_stages/kernels.py": {
+        "unisono.transports.cuda": "likewise",
+        "unisono.transports.reductions": "what results of kernels are compared with",
+    },
+    "bench/gpu_stages/machine.py": {
+        "unisono.cli": "a machine of which nothing is known is told of as `unisono doctor` does",
+    },
+    "bench/gpu_stages/threads.py": {
+        "unisono.transports.base": "what the transport takes",
+        "unisono.transports.cuda": "ranks that are threads of one process share a GPU; a launcher makes only processes",
+        "unisono.transports.generic": "likewise",
+        "unisono.transports.local": "likewise",
+    },
+    "bench/selection.py": {
+        "unisono.tuning.selection": "it is what is evaluated, on measurements of others, where nothing is called",
+        "unisono.algorithms.registry": "the closed forms of the algorithms that were measured",
+        "unisono.algorithms.algorithm": "likewise",
+    },
+    "bench/replay.py": {
+        "unisono.tuning.calibrate": "the campaign and the model are what is evaluated, on times that were recorded",
+        "unisono.tuning.campaign": "likewise",
+        "unisono.tuning.choice": "likewise",
+        "unisono.tuning.parameters": "likewise",
+        "unisono.tuning.store": "likewise",
+        "unisono.tuning.table": "likewise",
+        "unisono.algorithms.variants": "the names of what was recorded",
+    },
+    "bench/studies.py": {
+        "unisono.tuning.parameters": "the simulator is what is tried",
+        "unisono.tuning.simulate": "likewise",
+        "unisono.tuning.topology": "likewise",
+        "unisono.tuning.training": "likewise",
+        "unisono.algorithms.registry": "the algorithms that are simulated",
+    },
+    "bench/driver.py": {
+        "unisono.transports.cores": "the latency between two cores is measured by native threads, and is no collective",
     },
 }
 
@@ -89,8 +143,9 @@ def is_inside(name: str, parts: tuple[str, ...]) -> bool:
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
-def violations(folder: str, source: str, exceptions: Container[str] = ()) -> list[str]:
-    return [name for name in imports(source) if name not in exceptions and not is_permitted(folder, name)]
+def violations(folder: str, source: str, exceptions: Iterable[str] = ()) -> list[str]:
+    allowed = tuple(exceptions)
+    return [name for name in imports(source) if not is_inside(name, allowed) and not is_permitted(folder, name)]
 
 
 def is_permitted(folder: str, name: str) -> bool:
@@ -116,7 +171,8 @@ def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name
     foreign = [
         found
         for found in imports(source)
-        if not is_inside(found, VOCABULARY) and found.partition(".")[0] not in sys.stdlib_module_names
+        if not is_inside(found, (*VOCABULARY, "unisono.entry_points"))
+        and found.partition(".")[0] not in sys.stdlib_module_names
     ]
     assert foreign == []
 
@@ -162,7 +218,7 @@ def test_every_exception_is_used_and_says_why() -> None:
         found = list(imports((ROOT / name).read_text()))
         for exception, reason in exceptions.items():
             assert reason
-            assert exception in found, (name, exception)
+            assert any(is_inside(each, (exception,)) for each in found), (name, exception)
 
 
 @pytest.mark.parametrize("folder", LAYERS)
@@ -177,14 +233,14 @@ def test_importing_a_lower_layer_loads_neither_numpy_nor_the_native_core(module:
     code = (
         f"import sys, {module}; print(*sorted({{'numpy', 'ml_dtypes', 'unisono.transports._core'}} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert ended.stdout.split() == []
 
 
 def test_every_module_of_the_algorithms_is_free_of_numpy() -> None:
     modules = [f"unisono.algorithms.{path.stem}" for path in sorted((ROOT / "algorithms").glob("[a-z]*.py"))]
     code = f"import sys, {', '.join(modules)}; print('numpy' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert ended.stdout.strip() == "False"
 
 

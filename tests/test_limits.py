@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from native_ranks import Job
 
 import unisono as un
-
-pytestmark = pytest.mark.timeout(120)
 
 RANKS = 3
 COUNT = 300_000
@@ -85,7 +84,7 @@ def reduce_below_a_limit(
         time.sleep(0.001)
     try:
         for _ in range(3):
-            world.allreduce(x, op="max", out=x, timeout_s=30)
+            world.allreduce(x, op="max", out=x, timeout_s=DEADLINE_S)
     except (un.UnisonoError, MemoryError) as error:
         said = (type(error).__name__, str(error))
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -96,7 +95,7 @@ def reduce_below_a_limit(
 
 def outcomes(directory: Path, limited: int, limit: Callable[[int], None], by: int = 0, transport: str = "shm") -> Any:
     is_set = directory / "limit"
-    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, transport=transport) as job:
+    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, transports=transport) as job:
         return job.hear_all()
 
 
@@ -125,7 +124,7 @@ def test_shared_memory_that_cannot_be_had_is_an_error_that_names_the_way_out(
     found = outcomes(tmp_path, 2, limit, by)
     assert all(kind for kind, _ in found), found
     if limit is not short_memory_for_the_other_side:
-        assert all("UNISONO_TRANSPORT=tcp" in text for _, text in found), found
+        assert all("UNISONO_TRANSPORTS=tcp" in text for _, text in found), found
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

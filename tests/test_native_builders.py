@@ -11,15 +11,13 @@ from native_ranks import NativeRanks
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.registry import ALGORITHMS
 
-pytestmark = pytest.mark.timeout(120)
-
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
 OF_MESSAGES = [param for param, algorithm in zip(EVERY_ALGORITHM, ALL, strict=True) if not algorithm.mapped]
 SLOTS_AND_MORE = 50_003
 
 
-@pytest.fixture(scope="module", params=range(1, 10), ids=lambda size: f"{size} ranks")
+@pytest.fixture(scope="module", params=[1, 2, 3, 4, 5, 8], ids=lambda size: f"{size} ranks")
 def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
     with NativeRanks(request.param, "shm") as started:
         yield started

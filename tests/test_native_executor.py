@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import executor_contract as contract
 import numpy as np
 import pytest
 from call_strategies import allreduce_cases, broadcast_cases
-from executor_contract import DIVERGENT, FLOATS, Case
+from executor_contract import DIVERGENT, FEW_ALLREDUCES, Case
 from extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
 from harness import LocalRanks, by_messages
 from hypothesis import given, settings, strategies as st
@@ -17,9 +18,9 @@ from native_ranks import NativeRanks
 
 from unisono.testing.cases import REDUCTIONS
 
-pytestmark = pytest.mark.timeout(120)
-
 ALLREDUCES = by_messages("allreduce")
+# What the kernels make of each dtype is for test_kernels.py.
+FEW_FLOATS = ["bfloat16", "float32"]
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
 
 # A channel of shared memory carries messages in slots of 64 KiB.
@@ -85,7 +86,7 @@ def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tu
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
-    contract.check_allreduce(ranks, Case(algorithm=algorithm, dtype=dtype, count=400_009, segments=7, in_place=True))
+    contract.check_allreduce(ranks, Case(algorithm=algorithm, dtype=dtype, count=150_007, segments=7, in_place=True))
 
 
 @bounded
@@ -112,13 +113,13 @@ def test_narrow_floats_are_rounded_once_by_direct(ranks: NativeRanks, dtype: str
     contract.check_narrow_floats_are_rounded_once(ranks, dtype, op)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_all_ranks_get_the_same_bits(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
     contract.check_all_ranks_get_the_same_bits(ranks, algorithm, dtype, segments=3)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
     case = Case(algorithm=algorithm, dtype=dtype, count=10_007, segments=4, offset=1)
@@ -130,7 +131,7 @@ def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks, 
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
 def test_nan_and_infinity_are_propagated(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
     contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)
 
@@ -140,7 +141,7 @@ def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks: NativeRanks) -
 
 
 def test_many_calls_in_a_row_do_not_mix(ranks: NativeRanks) -> None:
-    contract.check_many_calls_in_a_row(ranks, 200)
+    contract.check_many_calls_in_a_row(ranks, 100)
 
 
 def test_calls_may_be_awaited_in_any_order(ranks: NativeRanks) -> None:
@@ -207,8 +208,8 @@ def test_the_ends_of_calls_are_counted(ranks: NativeRanks) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_a_call_that_nobody_waits_for_times_out(fresh_ranks: NativeRanks, algorithm: str) -> None:
-    contract.check_a_call_that_nobody_waits_for_times_out(fresh_ranks, algorithm)
+def test_a_call_that_nobody_waits_for_times_out(fresh_ranks: NativeRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_call_that_nobody_waits_for_times_out(fresh_ranks, algorithm, tmp_path)
 
 
 def test_closing_ends_calls_in_flight(fresh_ranks: NativeRanks) -> None:
@@ -219,12 +220,12 @@ def test_a_late_rank_is_waited_for(ranks: NativeRanks) -> None:
     contract.check_a_late_rank_is_waited_for(ranks)
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-def test_a_missing_rank_is_named_by_a_timeout(fresh_ranks: NativeRanks, algorithm: str) -> None:
-    contract.check_a_missing_rank_is_named_by_a_timeout(fresh_ranks, algorithm)
+@pytest.mark.parametrize("algorithm", FEW_ALLREDUCES)
+def test_a_missing_rank_is_named_by_a_timeout(fresh_ranks: NativeRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_missing_rank_is_named_by_a_timeout(fresh_ranks, algorithm, tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize("algorithm", FEW_ALLREDUCES)
 def test_a_rank_that_leaves_is_lost(fresh_ranks: NativeRanks, algorithm: str) -> None:
     contract.check_a_rank_that_leaves_is_lost(fresh_ranks, algorithm)
 

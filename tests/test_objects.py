@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 
 import unisono as un
 
-pytestmark = pytest.mark.timeout(120)
-
 LARGE = 100_000
-PATIENCE_S = 30.0
 bounded = settings(max_examples=20, deadline=None, derandomize=True)
 plain = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(max_size=50)),
@@ -98,7 +96,7 @@ def hand_around(world: un.Communicator, recipe: Any) -> bool:
     sender = threading.Thread(target=send)
     sender.start()
     first, second, other = world.recv_object(before, 5), world.recv_object(before, 5), world.recv_object(before)
-    sender.join(PATIENCE_S)
+    sender.join(DEADLINE_S)
     found = world.sendrecv(np.full(3, world.rank), after, np.zeros(3, int), before, 5)
     return is_equal(first, recipe) and (second, other) == ("second", "other tag") and bool((found == before).all())
 
@@ -221,7 +219,7 @@ def test_a_wrong_call_is_refused_where_it_is_made_and_harms_nobody(three: Native
 def forget_to_send(world: un.Communicator) -> Any:
     if world.rank == 0:
         return told(lambda: world.recv_object(1, timeout_s=0.5))
-    return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_an_object_that_does_not_come_is_a_timeout() -> None:

@@ -4,6 +4,7 @@ import sys
 from collections import defaultdict
 
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import given, strategies as st
 
 from unisono.algorithms.algorithm import Algorithm
@@ -188,6 +189,6 @@ def test_the_algorithms_are_imported_without_numpy_or_the_native_module() -> Non
         "print([name for name in sys.modules if name.startswith(('numpy', 'unisono.transports', 'unisono.coll'))])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=sys.prefix
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=sys.prefix
     )
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("[]", "", 0)

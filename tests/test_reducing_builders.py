@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builder_calls import REDUCING, WAIT_S, Reduction, assert_right
+from builder_calls import REDUCING, Reduction, assert_right
+from deadlines import DEADLINE_S
 from harness import LocalRanks, call_of
 
 from unisono.algorithms.algorithm import Algorithm
@@ -264,7 +265,7 @@ def test_floating_point_sums_are_rounded_in_the_order_of_the_algorithm(
         def last_result(executor: Any, values: list[Any] = values) -> Any:
             target = np.zeros(50, np.float32)
             plan = find(collective, name).build(len(values), executor.rank)
-            executor.start(call_of(plan, "float32", (50, 50), op="sum"), values[executor.rank], target).wait(WAIT_S)
+            executor.start(call_of(plan, "float32", (50, 50), op="sum"), values[executor.rank], target).wait(DEADLINE_S)
             return target
 
         results = LocalRanks(size).run(last_result)
@@ -282,7 +283,7 @@ def test_algorithms_of_the_canonical_order_give_the_same_bits(dtype: str, op: st
         def result(executor: Any, algorithm: Algorithm, values: Any = values) -> bytes:
             target = np.zeros(40, dtype)
             call = call_of(algorithm.build(len(values), executor.rank), dtype, (40, 40), op=op, segments=2)
-            executor.start(call, values[executor.rank], target).wait(WAIT_S)
+            executor.start(call, values[executor.rank], target).wait(DEADLINE_S)
             return target.tobytes()
 
         assert len({LocalRanks(size).run(result, algorithm)[0] for algorithm in canonical}) == 1

@@ -19,8 +19,6 @@ from unisono.algorithms.registry import find
 from unisono.collectives.calls import Place, selection
 from unisono.tuning.choice import Question, choose
 
-pytestmark = pytest.mark.timeout(240)
-
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 CANONICAL = {"reproducible": True}
@@ -156,9 +154,7 @@ def test_segments_do_not_change_bits() -> None:
     check(local(5, segment_nbytes=64), 5, MANY, ["bfloat16"], ONCE)
 
 
-@pytest.mark.parametrize(
-    ("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (6, "shm"), (17, "shm")]
-)
+@pytest.mark.parametrize(("size", "transport"), [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (9, "shm")])
 def test_native_ranks_give_the_same_bits_over_every_transport(size: int, transport: str) -> None:
     with NativeRanks(size, transport) as ranks:
         check(ranks.run_calls, size, MANY, ["float16", "bfloat16", "float32", "float64"], CANONICAL)
@@ -227,7 +223,7 @@ def test_each_prefix_of_a_scan_that_accumulates_in_float32_is_rounded_once(size:
         assert ranks.run_calls(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", [3, 9])
+@pytest.mark.parametrize("size", [3, 5])
 def test_so_it_is_in_the_generic_executor(size: int) -> None:
     for options in ({}, {"segment_nbytes": 64}):
         assert local(size, **options)(scanned_once) == [prefixes_once(size, rank) for rank in range(size)]
@@ -254,7 +250,7 @@ def test_shares_of_different_lengths_have_the_same_bits(three: NativeRanks) -> N
 
 
 def sent_nbytes(world: un.Communicator, given: dict[str, Any]) -> int:
-    x = values_of(world.rank, 30_000, "float16")
+    x = values_of(world.rank, 300_000, "float16")
     before = sum(peer.sent_nbytes for peer in world.stats().values())
     world.allreduce(x, **given)
     return sum(peer.sent_nbytes for peer in world.stats().values()) - before
@@ -262,7 +258,7 @@ def sent_nbytes(world: un.Communicator, given: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("given", [CANONICAL, ONCE], ids=str)
 def test_no_rank_sends_more_than_an_allreduce_must(three: NativeRanks, given: dict[str, Any]) -> None:
-    assert three.run_calls(sent_nbytes, given) == [2 * 2 * 2 * 10_000] * 3
+    assert three.run_calls(sent_nbytes, given) == [2 * 2 * 2 * 100_000] * 3
 
 
 @pytest.mark.parametrize("order", ["canonical", "at_once"])

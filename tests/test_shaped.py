@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S, eventually
 
-from unisono.bench.shaped import PREFIX, Found, judge
+from unisono.bench.namespaces import PREFIX, missing
+from unisono.bench.shaped import Found, judge
 
-pytestmark = pytest.mark.timeout(120)
-
-DEADLINE_S = 60.0
 BURST_NBYTES = 128 << 10
 NAMESPACES = Path("/run/netns")
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))), reason="network namespaces need root, ip and tc"
-)
+needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def test_an_algorithm_is_judged_by_the_stream_of_its_own_round() -> None:
@@ -41,13 +35,6 @@ def left_by(process: subprocess.Popen[bytes]) -> list[str]:
     if not NAMESPACES.exists():
         return []
     return [name for name in os.listdir(NAMESPACES) if name.startswith(f"{PREFIX}{process.pid}-")]
-
-
-def eventually(condition: Callable[[], object]) -> bool:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 @needs_namespaces

@@ -12,21 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.listener import Addresses
+from unisono.transports.locality import Surroundings
 from unisono.transports.rendezvous import host_and_port, open_store, tcp_store
 from unisono.transports.rendezvous.file_store import FileStore
-from unisono.transports.rendezvous.roster import Member, join
+from unisono.transports.rendezvous.roster import Member, entry_of, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
 from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
 KEY = bytes(range(32))
 JOB = b"j" * 16
-DEADLINE_S = 20.0
-
-pytestmark = pytest.mark.timeout(60)
+HERE = Surroundings("machine", 1, 2, 3)
 
 
 @pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch"])
@@ -58,7 +58,7 @@ def client(server, key=KEY, job=JOB, timeout_s=DEADLINE_S):
 
 
 def member(rank):
-    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3")
+    return Member(rank, Addresses("host", f"name-{rank}", "127.0.0.1", 4000 + rank, 100 + rank), "3", HERE)
 
 
 def later(action, *arguments):
@@ -187,6 +187,33 @@ def test_a_client_without_a_server_gives_up_and_names_the_address():
         TcpStore(host, port, key=KEY, job=JOB, timeout_s=0.1)
 
 
+def test_a_server_may_be_slow_for_as_long_as_a_client_had_to_find_it(server, monkeypatch):
+    monkeypatch.setattr(tcp_store, "_GRACE_S", 0.05)
+    with contextlib.closing(client(server)) as patient, contextlib.closing(client(server, timeout_s=0.2)) as hasty:
+        server._loop.submit(lambda: time.sleep(0.6))
+        patient.set("patient", b"")
+        server._loop.submit(lambda: time.sleep(0.6))
+        with pytest.raises(RendezvousError, match="is gone: timed out"):
+            hasty.set("hasty", b"")
+
+
+def test_a_client_whose_hello_was_not_heard_in_time_says_it_again():
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        host, port = busy.getsockname()
+
+        def hang_up_and_serve():
+            busy.accept()[0].close()
+            busy.close()
+            started.append(StoreServer(host, port, key=KEY, job=JOB))
+
+        started = []
+        serving = later(hang_up_and_serve)
+        with contextlib.closing(TcpStore(host, port, key=KEY, job=JOB, timeout_s=DEADLINE_S)) as store:
+            store.set("key", b"value")
+    serving.join()
+    started[0].close()
+
+
 def test_a_failed_store_ends_pending_and_later_gets_with_the_reason(server):
     with contextlib.closing(client(server)) as waiting, contextlib.closing(client(server)) as arriving:
         failing = later(server.fail, "rank 2 exited with code 0 before it called un.init()")
@@ -245,7 +272,7 @@ def test_a_client_that_is_killed_while_it_waits_is_forgotten(server):
     host, port = host_and_port(server.url)
     script = (
         "from unisono.transports.rendezvous.tcp_store import TcpStore\n"
-        f"store = TcpStore({host!r}, {port}, key=bytes(range(32)), job=b'j' * 16, timeout_s=20)\n"
+        f"store = TcpStore({host!r}, {port}, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
         "store.set('here', b''); store.get('never', 60)\n"
     )
     with contextlib.closing(client(server)) as store, subprocess.Popen([sys.executable, "-c", script]) as process:
@@ -381,14 +408,59 @@ def test_all_ranks_get_the_same_roster_with_the_settings_of_rank_0(opened):
     assert rosters[0].settings == {"threshold": 0}
 
 
+class Counting:
+    """A store that counts what it is asked."""
+
+    def __init__(self, store):
+        self._store = store
+        self.asked = 0
+
+    def set(self, key, value):
+        self.asked += 1
+        self._store.set(key, value)
+
+    def get(self, key, timeout_s):
+        self.asked += 1
+        return self._store.get(key, timeout_s)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33, 100])
+def test_no_rank_asks_the_store_more_often_than_the_logarithm_of_their_number(server, size):
+    with contextlib.ExitStack() as opened:
+        stores = [Counting(opened.enter_context(contextlib.closing(client(server)))) for _ in range(size)]
+        with ThreadPoolExecutor(size) as pool:
+            rosters = list(
+                pool.map(lambda n: join(stores[n], n, size, member(n), DEADLINE_S, settings={}), range(size))
+            )
+    assert rosters == [rosters[0]] * size
+    assert [each.rank for each in rosters[0].members] == list(range(size))
+    assert max(store.asked for store in stores) <= 3 + (size - 1).bit_length()
+    assert sum(store.asked for store in stores) <= 4 * size
+
+
+def test_a_rank_that_dies_between_its_entry_and_those_of_others_is_named(server):
+    """Rank 2 is to bring the entry of rank 3 along, and ends after its own."""
+    with contextlib.closing(client(server)) as store:
+        store.set("member/2", entry_of(member(2), 4))
+
+    def rank(number):
+        with contextlib.closing(client(server)) as store, pytest.raises(RendezvousError) as caught:
+            join(store, number, 4, member(number), 0.3, settings={})
+        return caught.value.message
+
+    with ThreadPoolExecutor(3) as pool:
+        assert "rank 2 of 4 did not arrive within 0.3 s" in list(pool.map(rank, (0, 1, 3)))
+
+
 def test_ranks_in_their_own_processes_meet(server):
     script = (
         "import sys; from unisono.transports.listener import Addresses\n"
+        "from unisono.transports.locality import Surroundings\n"
         "from unisono.transports.rendezvous import open_store\n"
         "from unisono.transports.rendezvous.roster import Member, join\n"
         "url, rank = sys.argv[1], int(sys.argv[2])\n"
-        "store = open_store(url, rank=rank, key=bytes(range(32)), job=b'j' * 16, timeout_s=20)\n"
-        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3')\n"
+        "store = open_store(url, rank=rank, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
+        "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here())\n"
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"
     )
@@ -428,7 +500,7 @@ def test_two_processes_with_one_rank_are_told_so(server):
 
 def entry(**changes):
     where = {"host_id": "host", "unix": "name", "tcp_host": "127.0.0.1", "tcp_port": 1, "pid": 1, **changes}
-    return {"rank": 0, "addresses": where}
+    return {"rank": 0, "addresses": where, "cores": "3", "surroundings": HERE._asdict()}
 
 
 @pytest.mark.parametrize(
@@ -449,6 +521,11 @@ def entry(**changes):
         json.dumps({"members": [entry(pid=-1)], "settings": {}}).encode(),
         json.dumps({"members": [entry(unix="x" * 257)], "settings": {}}).encode(),
         json.dumps({"members": [{**entry(), "rank": 1}], "settings": {}}).encode(),
+        json.dumps({"members": [{**entry(), "cores": "all"}], "settings": {}}).encode(),
+        json.dumps({"members": [{**entry(), "surroundings": {}}], "settings": {}}).encode(),
+        json.dumps(
+            {"members": [{**entry(), "surroundings": {**HERE._asdict(), "user": "0"}}], "settings": {}}
+        ).encode(),
         json.dumps({"members": [entry(), entry()], "settings": {}}).encode(),
         json.dumps({"members": 1, "settings": {}}).encode(),
     ],

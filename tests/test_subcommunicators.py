@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import given, settings, strategies as st
 from native_ranks import Job, NativeRanks
+from outcomes import told
 
 import unisono as un
 
-pytestmark = pytest.mark.timeout(120)
-
 SHORT_S = 0.5
-PATIENCE_S = 30.0
 X = np.ones(8, np.float32)
 Say = Callable[[Any], None]
 bounded = settings(max_examples=25, deadline=None, derandomize=True)
@@ -38,15 +37,6 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
     """Ranks of one test, whose job may end with it."""
     with NativeRanks(4, request.param) as started:
         yield started
-
-
-def told(call: Callable[[], Any]) -> tuple[str, str]:
-    """Return class and text of the error that `call` raises; both are empty if there is none."""
-    try:
-        call()
-    except un.UnisonoError as error:
-        return type(error).__name__, str(error)
-    return "", ""
 
 
 # --- who is in them ------------------------------------------------------------------------------------------------
@@ -197,7 +187,7 @@ def cross(world: un.Communicator) -> list[int]:
         thread.start()
         time.sleep(0.005)
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(DEADLINE_S)
     for group in groups:
         group.close()
     return results
@@ -220,7 +210,7 @@ def share(world: un.Communicator) -> list[float]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(DEADLINE_S)
         return totals
 
 
@@ -278,12 +268,12 @@ def test_closing_a_communicator_closes_those_made_of_it_and_no_other(fresh: Nati
 def leave_one(world: un.Communicator) -> tuple[str, str]:
     """Rank 2 leaves a subgroup, whose other ranks go on with it."""
     if world.rank == 0:
-        return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
     with world.subgroup([1, 2, 3]) as three:
         three.barrier()
         if world.rank != 2:
-            return told(lambda: three.allreduce(X, algorithm="ring", timeout_s=PATIENCE_S))
-    return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+            return told(lambda: three.allreduce(X, algorithm="ring", timeout_s=DEADLINE_S))
+    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_a_rank_that_leaves_a_subgroup_is_lost_to_it_by_its_number_in_the_world(fresh: NativeRanks) -> None:
@@ -299,8 +289,8 @@ def come_late(world: un.Communicator) -> tuple[str, str]:
         pair.close()
     world.barrier()
     if world.rank == 3:
-        return told(lambda: pair.allreduce(X, timeout_s=PATIENCE_S))
-    return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        return told(lambda: pair.allreduce(X, timeout_s=DEADLINE_S))
+    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
 
 
 def test_who_comes_when_the_other_rank_has_left_the_subgroup_is_told_so(fresh: NativeRanks) -> None:
@@ -337,7 +327,7 @@ def test_a_forked_child_is_refused_on_subgroups_and_harms_nobody(fresh: NativeRa
 def disagree(world: un.Communicator) -> tuple[str, str]:
     """Ranks 3 and 2, which are 0 and 1 there, disagree; ranks 0 and 1 are elsewhere."""
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
     pair = world.subgroup([3, 2])
     return told(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
 
@@ -351,7 +341,7 @@ def test_a_disagreement_in_a_subgroup_names_ranks_by_their_number_in_the_world(f
 
 def send_too_much(world: un.Communicator) -> tuple[str, str]:
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
     pair = world.subgroup([3, 2])
     return told(lambda: pair.send(X, 1, 5) if pair.rank == 0 else pair.recv(X[:3].copy(), 0, 5)) or told(pair.barrier)
 
@@ -365,12 +355,12 @@ def test_a_wrong_message_in_a_subgroup_names_its_sender(fresh: NativeRanks) -> N
 def call_parent_and_child(world: un.Communicator) -> tuple[str, str]:
     """Rank 3 calls the parent where rank 2 calls the child; ranks 0 and 1 are outside of both."""
     if world.rank < 2:
-        return told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
     parent = world.subgroup([2, 3])
     with parent.dup() as child:
         if world.rank == 2:
             return told(lambda: child.barrier(timeout_s=SHORT_S))
-        return told(lambda: parent.allreduce(X, timeout_s=PATIENCE_S))
+        return told(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
 
 
 def test_calls_of_parent_and_child_that_wait_for_each_other_time_out_and_both_are_named(fresh: NativeRanks) -> None:
@@ -388,7 +378,7 @@ def die_in_a_subgroup(world: un.Communicator, say: Say) -> None:
     if world.rank == 1:
         time.sleep(0.1)
         os._exit(3)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + DEADLINE_S
     error = ("", "")
     while not error[0] and time.monotonic() < deadline:
         error = told(lambda: half.allreduce(X))

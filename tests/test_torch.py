@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
-from torch_ranks import DEADLINE_S, PROGRAMS, lines_of, run, started
+from torch_ranks import PROGRAMS, lines_of, run, started
 
 
 def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
@@ -19,10 +20,14 @@ def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
         assert [line for line in lines if not line.startswith("USDT:")] == ["all calls were made"]
 
 
+def test_tensors_on_a_gpu_go_as_they_are_or_are_refused_where_another_backend_was_named(tmp_path: Path) -> None:
+    assert lines_of(run("on_gpu", 2, tmp_path)) == [["all calls were made", "refused"]] * 2
+
+
 def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
     outputs = lines_of(run("training", 2, tmp_path))
     for rank, lines in enumerate(outputs):
-        assert len(lines) == 12
+        assert len(lines) == 13
         assert lines[-1] == f"join: {2 + rank} of {2 + rank}"
         assert [line for line in lines[:-1] if not line.endswith(": equal")] == []
 
@@ -63,7 +68,7 @@ def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> None:
     with started("failures", 3, tmp_path, "death") as ranks:
-        written = [rank.communicate(timeout=100) for rank in ranks]
+        written = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0, 3], written
     for output, _ in written[:2]:
         kinds, _, text, _ = next(line for line in output.splitlines() if line.startswith("death|")).split("|")[1:]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
@@ -26,7 +27,7 @@ def test_ranks_of_torchrun_meet_twice_and_reduce(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for meeting in range(2):
         for rank in range(2):

@@ -402,7 +402,12 @@ def test_the_ring_needs_a_commutative_operation() -> None:
 
 @pytest.mark.parametrize(
     ("cost", "term"),
-    [(Cost(5, 1.5, 0.75), "rounds"), (Cost(6, 1.25, 0.75), "sent"), (Cost(6, 1.5, 1.0), "reduced")],
+    [
+        (Cost(5, 1.5, 0.75), "rounds"),
+        (Cost(6, 1.25, 0.75), "sent"),
+        (Cost(6, 1.5, 1.0), "reduced"),
+        (Cost(6, 1.5, 0.75, 12), "most_messages"),
+    ],
 )
 def test_a_declared_cost_that_is_not_what_the_plan_does_is_refused(cost: Cost, term: str) -> None:
     with pytest.raises(PlanError, match=f"allreduce ring on 4 ranks: {term} is .*, declared"):

@@ -18,20 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 from array_kinds import INSTALLED, KINDS
-from executor_contract import eventually
+from deadlines import DEADLINE_S, await_marks, eventually, leave_mark
 from harness import LocalRanks
 from native_ranks import Job, NativeRanks
+from outcomes import told
 
 import unisono as un
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 
-pytestmark = pytest.mark.timeout(180)
-
-PATIENCE_S = 30.0
 SHORT_S = 0.3
-IN_FLIGHT = 1000
+DROPPED = 5
 Say = Callable[[Any], None]
 
 
@@ -72,15 +70,6 @@ def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     with NativeRanks(size, transport) as started:
         yield started
-
-
-def told(call: Callable[[], Any]) -> tuple[str, str]:
-    """Return class and text of the error that `call` raises; both are empty if there is none."""
-    try:
-        call()
-    except (un.UnisonoError, KeyboardInterrupt) as error:
-        return type(error).__name__, str(error)
-    return "", ""
 
 
 def never(world: un.Communicator, tag: int = 99, **given: Any) -> un.Work[Any]:
@@ -185,19 +174,19 @@ def test_a_result_is_of_the_kind_of_the_array(ranks: Any, name: str) -> None:
 # --- arrays and works that nobody keeps ----------------------------------------------------------------------------
 
 
-def keep_a_thousand_in_flight(world: un.Communicator) -> bool:
-    xs = [np.full(10, float(index)) for index in range(IN_FLIGHT)]
+def keep_many_in_flight(world: un.Communicator, calls: int) -> bool:
+    xs = [np.full(10, float(index)) for index in range(calls)]
     works = [world.allreduce(x, wait=False) for x in xs]
-    order = np.random.default_rng(world.rank).permutation(IN_FLIGHT)
+    order = np.random.default_rng(world.rank).permutation(calls)
     return all(works[index].wait().tolist() == [index * world.size] * 10 for index in order.tolist())
 
 
 def test_a_thousand_calls_may_be_in_flight(ranks: Any) -> None:
-    assert all(ranks.run_calls(keep_a_thousand_in_flight))
+    assert all(ranks.run_calls(keep_many_in_flight, 1000 if isinstance(ranks, NativeRanks) else 200))
 
 
 def drop_works(world: un.Communicator) -> list[float]:
-    outs = [np.zeros(1000) for _ in range(20)]
+    outs = [np.zeros(1000) for _ in range(DROPPED)]
     for index, out in enumerate(outs):
         world.allreduce(np.full(1000, float(index)), out=out, wait=False)
         gc.collect()
@@ -206,7 +195,7 @@ def drop_works(world: un.Communicator) -> list[float]:
 
 
 def test_dropping_a_work_changes_nothing(ranks: Any) -> None:
-    assert ranks.run_calls(drop_works) == [[float(index * ranks.size) for index in range(20)]] * ranks.size
+    assert ranks.run_calls(drop_works) == [[float(index * ranks.size) for index in range(DROPPED)]] * ranks.size
 
 
 def is_let_go(array: weakref.ref[Any]) -> bool:
@@ -276,7 +265,7 @@ def test_a_work_tells_whether_it_has_ended(ranks: Any) -> None:
 def wait_for_all(world: un.Communicator) -> None:
     works = [world.allreduce(np.full(3, float(index)), wait=False) for index in range(5)]
     works.append(world.barrier(wait=False))
-    *sums, nothing = un.wait_all(works, timeout_s=PATIENCE_S)
+    *sums, nothing = un.wait_all(works, timeout_s=DEADLINE_S)
     assert [float(each[0]) for each in sums] == [float(index * world.size) for index in range(5)]
     assert nothing is None
     assert un.wait_all([]) == []
@@ -374,7 +363,7 @@ def chain_calls_by_callbacks(world: un.Communicator) -> None:
             world.allreduce(work.result(), "sum", wait=False).add_done_callback(again)
 
     world.allreduce(np.ones(1), wait=False).add_done_callback(again)
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait(DEADLINE_S)
     assert seen == [float(world.size**call) for call in range(1, 11)]
     world.barrier()
 
@@ -455,7 +444,7 @@ def leave_an_event_loop(world: un.Communicator) -> list[str]:
     work.add_done_callback(lambda _: called.set())
     world.barrier()
     world.send(np.ones(1), (world.rank - 1) % world.size, 6)
-    assert called.wait(PATIENCE_S)
+    assert called.wait(DEADLINE_S)
     logging.getLogger("unisono").removeHandler(handler)
     return records
 
@@ -467,10 +456,10 @@ def test_an_event_loop_may_be_left_before_the_end(ranks: Any) -> None:
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-def time_out_unattended(world: un.Communicator, way: str) -> tuple[tuple[str, str], tuple[str, str], str]:
+def time_out_unattended(world: un.Communicator, way: str, folder: Path) -> tuple[tuple[str, str], tuple[str, str], str]:
     if world.rank == world.size - 1:
-        time.sleep(3 * SHORT_S)
-        last = told(lambda: world.barrier(timeout_s=PATIENCE_S))
+        await_marks(folder, *range(world.rank))
+        last = told(lambda: world.barrier(timeout_s=DEADLINE_S))
         return last, last, told(world.barrier)[0]
     if way == "message":
         work = never(world, timeout_s=SHORT_S)
@@ -482,12 +471,13 @@ def time_out_unattended(world: un.Communicator, way: str) -> tuple[tuple[str, st
     if way not in waits:
         assert eventually(work.done)
     first = told(waits.get(way, work.wait))
+    leave_mark(folder, world.rank)
     return first, told(work.wait), told(world.barrier)[0]
 
 
 @pytest.mark.parametrize("way", ["collective", "message", "wait", "wait_all"])
-def test_a_limit_ends_a_call_on_all_ranks(fresh_ranks: Any, way: str) -> None:
-    *others, last = fresh_ranks.run_calls(time_out_unattended, way)
+def test_a_limit_ends_a_call_on_all_ranks(fresh_ranks: Any, way: str, tmp_path: Path) -> None:
+    *others, last = fresh_ranks.run_calls(time_out_unattended, way, tmp_path)
     assert "CollectiveTimeoutError" in [first[0] for first, _, _ in others]
     for first, again, later in (*others, last):
         assert first[0] in ("CollectiveTimeoutError", "AbortedError")
@@ -528,7 +518,7 @@ def close_with_calls_in_flight(world: un.Communicator) -> list[str]:
     works[1].add_done_callback(lambda _: called.set())
     told(world.barrier)  # nobody closes before all have called
     world.close()
-    assert called.wait(PATIENCE_S)
+    assert called.wait(DEADLINE_S)
     assert all(work.done() for work in works)
     return [told(works[0].wait)[0], told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0]]
 
@@ -544,13 +534,13 @@ def be_killed_or_lose(world: un.Communicator, say: Say) -> None:
     work = world.allreduce(np.ones(4), wait=False) if world.rank else never(world)
     say(os.getpid())
     if world.rank == 0:
-        time.sleep(PATIENCE_S)
+        time.sleep(DEADLINE_S)
     say((told(work.wait), told(world.barrier)[0]))
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_killed_peer_is_lost_to_the_work(tmp_path: Path, transport: str) -> None:
-    with Job(be_killed_or_lose, 3, tmp_path, transport=transport) as job:
+    with Job(be_killed_or_lose, 3, tmp_path, transports=transport) as job:
         job.hear_all()
         job.signal(0, signal.SIGKILL)
         for rank in (1, 2):
@@ -568,7 +558,7 @@ def be_interrupted(world: un.Communicator, say: Say) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_an_interrupt_ends_the_wait_for_a_work_and_aborts_the_others(tmp_path: Path, transport: str) -> None:
-    with Job(be_interrupted, 3, tmp_path, transport=transport) as job:
+    with Job(be_interrupted, 3, tmp_path, transports=transport) as job:
         job.hear_all()
         time.sleep(0.3)
         job.signal(1, signal.SIGINT)
@@ -613,7 +603,7 @@ def fork_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_forked_child_is_refused_and_ends_cleanly(tmp_path: Path, transport: str) -> None:
     refused = repr([True, True, *["UsageError"] * 4, 0])
-    with Job(fork_with_calls_in_flight, 2, tmp_path, transport=transport) as job:
+    with Job(fork_with_calls_in_flight, 2, tmp_path, transports=transport) as job:
         assert [job.hear(1) for _ in range(5)] == [(refused, True)] * 5
         assert job.hear_all() == [2.0, 2.0]
 

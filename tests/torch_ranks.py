@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from deadlines import DEADLINE_S
+
 PROGRAMS = Path(__file__).parent / "torch_programs"
-DEADLINE_S = 110.0
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.algorithms.plan import Buffer, Plan, Span
 from unisono.dtypes import DType
+from unisono.errors import UnisonoError
 from unisono.operations import Op
 
 AnyArray: TypeAlias = NDArray[np.generic]
@@ -74,7 +75,8 @@ class Signature:
     The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
     own (in rows), as far as all ranks know them. Where there are several arrays in one call, `others` are those after
     the first. `reproducible` and `accumulate` are what the user asked for; so is `asked`, the name of an algorithm,
-    which is only shown: ranks agree if their `algorithm` is the same.
+    which is only shown: ranks agree if their `algorithm` is the same. `memory` is where the arrays are, if that is not
+    the host.
     """
 
     collective: str
@@ -89,6 +91,7 @@ class Signature:
     reproducible: bool = False
     accumulate: str | None = None
     others: tuple[Argument, ...] = ()
+    memory: str = ""
     asked: str | None = field(default=None, compare=False)
 
     @cached_property
@@ -109,7 +112,8 @@ class Signature:
         reproducible = "reproducible" if self.reproducible else ""
         accumulate = f"accumulate={self.accumulate}" if self.accumulate else ""
         asked = f"algorithm={self.asked}" if self.asked else ""
-        parts = (what, root, counts, asked, reproducible, accumulate)
+        memory = f"on a {self.memory}" if self.memory else ""
+        parts = (what, memory, root, counts, asked, reproducible, accumulate)
         return f"{self.collective}({', '.join(part for part in parts if part)})"
 
 
@@ -165,6 +169,14 @@ class Call:
             return False
         contract = CONTRACTS[self.plan.collective]
         return (contract.input if buffer is Buffer.INPUT else contract.output) is Cut.SHARES
+
+
+class Usage(NamedTuple):
+    """How often a call has been run, and the seconds of those of its runs that were timed."""
+
+    calls: int
+    timed: int
+    seconds: float
 
 
 class Operation(Protocol):
@@ -277,17 +289,49 @@ class _NoCache:
 NO_CACHE: CallCache = _NoCache()
 
 
+class MessageCalls(Protocol):
+    """Messages of numpy's arrays that are passed on without a closer look, by their arguments as the user gave them.
+
+    What is to be waited for is asked for by the methods of a communicator themselves, if this is the native core's.
+    """
+
+    def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
+        """Start what `Executor.send` does, let it go on by itself, and return it; None if it takes a closer look."""
+
+    def start_receive(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
+        """The same for `Executor.recv`."""
+
+
+class _NoMessages:
+    """Messages all of which take a closer look."""
+
+    def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
+        return None
+
+    def start_receive(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
+        return None
+
+
+NO_MESSAGES: MessageCalls = _NoMessages()
+
+
+# Why a library does not carry out a call, (collective, bytes, what is reduced by what, arrays, ranks) → reason or None.
+VendorRefusal: TypeAlias = Callable[[str, int, Sequence[tuple[DType, Op]], int, int], "str | None"]
+
+
 class Executor(Protocol):
     """Runs plans for one rank of one communicator.
 
     Attributes:
         rank, size: this rank in the communicator, and the number of ranks.
         members: the number in the job of each rank; errors name ranks by it.
+        vendors: what it can have carried out by a library, by the name of the algorithm; the same on all ranks.
     """
 
     rank: int
     size: int
     members: tuple[int, ...]
+    vendors: Mapping[str, VendorRefusal]
 
     def subgroup(self, ranks: Sequence[int]) -> Executor:
         """Return the executor of a new communicator of these ranks, in this order; only they call it.
@@ -343,11 +387,29 @@ class Executor(Protocol):
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:
         """Start looking for a message that `recv` would get, without receiving it: until there is one, or `once`."""
 
+    def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
+        """Return what passes plain messages on, whose default time limit is `timeout_s`.
+
+        `any_source` and `any_tag` are what callers give for any other rank and for any tag.
+        """
+
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """Block until more than `seen` operations have ended, or `most_s` seconds have passed; return how many have."""
 
+    def links(self) -> Mapping[int, str]:
+        """Return by peer which transport its messages take, and why not shared memory: "tcp (another machine)"."""
+
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the counters, by peer. Zero-byte messages do not exist and are not counted."""
+
+    def usage(self) -> Sequence[tuple[Call, Usage]]:
+        """Return how often each call has been run; nothing, if this executor does not count."""
+
+    def check(self, operation: str) -> None:
+        """Raise the error that has ended the communicator, if there is one, as that of `operation`; never blocks."""
+
+    def fail(self, error: UnisonoError) -> None:
+        """End the communicator on every rank with `error`, unless it has ended before."""
 
     def abort(self, reason: str) -> None:
         """Poison the communicator on every rank with `AbortedError`."""

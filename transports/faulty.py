@@ -9,21 +9,20 @@ memory may be late, as messages are, but not lost or repeated.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from unisono.algorithms.plan import Span
 from unisono.errors import UsageError
 from unisono.transports.base import (
-    Capabilities,
     Identity,
     MappedTransport,
     MessageTransport,
     Request,
     Signature,
-    Traffic,
 )
+from unisono.transports.forwarded import ForwardedTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +52,12 @@ class Faults:
             raise UsageError(f"max_hold must be at least 1; got {self.max_hold!r}")
 
 
-class FaultyTransport:
+class FaultyTransport(ForwardedTransport):
     """A `MessageTransport` that carries messages by `inner`, with `faults`. It owns `inner` and closes it."""
 
     def __init__(self, inner: MessageTransport, faults: Faults) -> None:
-        self.name = inner.name
-        self.rank = inner.rank
-        self.size = inner.size
-        self.members = inner.members
-        self.capabilities: Capabilities = replace(inner.capabilities, ordered=False)
-        self._inner = inner
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, ordered=False)
         self._faults = faults
         self._random = random.Random(f"{faults.seed}/{inner.rank}")
         self._held: list[_Held] = []
@@ -71,31 +66,16 @@ class FaultyTransport:
     def subgroup(self, ranks: tuple[int, ...], number: int) -> FaultyTransport:
         return FaultyTransport(self._inner.subgroup(ranks, number), self._faults)
 
-    def announce(self, sequence: int, signature: Signature) -> None:
-        self._inner.announce(sequence, signature)
-
-    def absent(self, sequence: int) -> Collection[int]:
-        return self._inner.absent(sequence)
-
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         # One draw for each kind of fault and message, so that turning one kind off leaves the others where they were.
         drop, duplicate, delay = (self._random.random() for _ in range(3))
         hold = self._random.randint(1, self._faults.max_hold)
         if drop < self._faults.drop:
             return _Lost()
-        post = partial(self._inner.post_send, peer, identity, signature, pieces)
+        post = partial(super().post_send, peer, identity, signature, pieces)
         if duplicate < self._faults.duplicate:
             post()
         return self._post(post, delay, hold)
-
-    def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        return self._inner.post_recv(peer, identity, signature, pieces)
-
-    def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
-        return self._inner.arrived(peer, lane)
-
-    def departed(self, peer: int) -> bool:
-        return self._inner.departed(peer)
 
     def progress(self) -> None:
         for held in self._held:
@@ -103,18 +83,15 @@ class FaultyTransport:
             if held.hold == 0:
                 held.posted = held.post()
         self._held = [held for held in self._held if held.posted is None]
-        self._inner.progress()
-
-    def traffic(self) -> Mapping[int, Traffic]:
-        return self._inner.traffic()
+        super().progress()
 
     def abort(self, error: Exception) -> None:
         self._held.clear()
-        self._inner.abort(error)
+        super().abort(error)
 
     def close(self) -> None:
         self._held.clear()
-        self._inner.close()
+        super().close()
 
     def _perhaps_late(self, post: Callable[[], Request]) -> Request:
         return self._post(post, self._random.random(), self._random.randint(1, self._faults.max_hold))

@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count, repeat
+from itertools import count
 from typing import Any
 
 from unisono.algorithms.plan import (
@@ -44,26 +44,29 @@ from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.base import (
     NO_CACHE,
+    NO_MESSAGES,
     AnyArray,
     Call,
     CallCache,
     Identity,
     MappedTransport,
     Message,
+    MessageCalls,
     MessageTransport,
     Operand,
     Operation,
     Request,
     Signature,
     Traffic,
+    Usage,
+    VendorRefusal,
 )
 from unisono.transports.checks import MESSAGES, WRITES, check_plan
 from unisono.transports.lane import Lane, Posted
 from unisono.transports.matching import Matching, Receive, signature_of
 from unisono.transports.memory import Memory, View, as_bytes, checked, flat, scatter
+from unisono.transports.polling import LONGEST_PAUSE_S, pauses_of_polling, wait_by_polling
 from unisono.transports.reductions import reduce_into
-
-_LONGEST_PAUSE_S = 0.0002
 
 
 class GenericExecutor:
@@ -73,6 +76,7 @@ class GenericExecutor:
         self.rank = transport.rank
         self.size = transport.size
         self.members = transport.members
+        self.vendors: Mapping[str, VendorRefusal] = {}
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
         self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
@@ -84,6 +88,11 @@ class GenericExecutor:
         self._failure: UnisonoError | None = None
         self._told = False  # whether the failure has been raised to the caller, as the error that it is
         self._closed = False
+
+    @property
+    def maps_memory(self) -> bool:
+        """Whether the ranks can use each other's memory."""
+        return self._transport.mapped is not None
 
     def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
         """See `Executor.subgroup`."""
@@ -115,6 +124,10 @@ class GenericExecutor:
     def call_cache(self, timeout_s: float) -> CallCache:
         """See `Executor.call_cache`."""
         return NO_CACHE
+
+    def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
+        """See `Executor.message_calls`."""
+        return NO_MESSAGES
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
         """See `Executor.cache`; here, every call takes the same way."""
@@ -171,11 +184,18 @@ class GenericExecutor:
         deadline = time.monotonic() + most_s
         while self._ended <= seen and time.monotonic() < deadline:
             self.progress()
-            time.sleep(_LONGEST_PAUSE_S)
+            time.sleep(LONGEST_PAUSE_S)
         return self._ended
+
+    def links(self) -> Mapping[int, str]:
+        return dict.fromkeys((peer for peer in range(self.size) if peer != self.rank), self._transport.name)
 
     def traffic(self) -> Mapping[int, Traffic]:
         return self._transport.traffic()
+
+    def usage(self) -> Sequence[tuple[Call, Usage]]:
+        """See `Executor.usage`: this one does not count."""
+        return ()
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
@@ -202,8 +222,15 @@ class GenericExecutor:
             except UnisonoError as error:
                 self.fail(error)
 
+    def check(self, operation: str) -> None:
+        """See `Executor.check`."""
+        self.progress()
+        if (error := self.failure()) is not None:
+            error.rank, error.operation = self.members[self.rank], operation
+            raise error
+
     def fail(self, error: UnisonoError) -> None:
-        """End the communicator on every rank with `error`, unless it has ended before."""
+        """See `Executor.fail`."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
@@ -224,7 +251,7 @@ class GenericExecutor:
             threading.Thread(target=self._drive, name="unisono-generic", daemon=True).start()
 
     def _drive(self) -> None:
-        pauses = _pauses()
+        pauses = pauses_of_polling()
         while True:
             self.progress()
             with self._lock:
@@ -304,17 +331,7 @@ class _Running:
 
     def wait(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        deadline = time.monotonic() + timeout_s
-        pauses = _pauses()
-        try:
-            while not self.poll():
-                if time.monotonic() >= deadline:
-                    self._executor.fail(self.timeout())
-                elif (pause := next(pauses)) is not None:
-                    time.sleep(pause)
-        except KeyboardInterrupt:
-            self.abort("interrupted")
-            raise
+        wait_by_polling(self, timeout_s, lambda: self._executor.fail(self.timeout()))
 
     def abort(self, reason: str) -> None:
         self._executor.abort(reason)
@@ -571,8 +588,3 @@ _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
 
 def _ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _pauses() -> Iterator[float | None]:
-    """Yield how long to pause after each poll in vain: spin first, then yield the core, then sleep (seconds)."""
-    return chain(repeat(None, 100), repeat(0.0, 100), repeat(_LONGEST_PAUSE_S))

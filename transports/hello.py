@@ -51,6 +51,10 @@ class Purpose(enum.IntEnum):
     SHM = 1
     TCP = 2
     STORE = 3
+    UCX = 4
+    MPI = 5
+    HOST = 6
+    SURVIVOR = 7
 
 
 class HandshakeError(TransportUnavailableError):

@@ -19,6 +19,7 @@ from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnava
 from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.interfaces import SETTING, address_for
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
@@ -30,7 +31,7 @@ class Addresses:
     """Where a rank can be reached.
 
     Attributes:
-        host_id: equal on two ranks exactly if they share a kernel and its network, so that `unix` connects them.
+        host_id: equal on two ranks exactly if `unix` connects them and they can share memory (`transports.locality`).
         unix: name of the abstract Unix socket, without the leading NUL.
         tcp_host: numeric IP address.
         tcp_port: port.
@@ -44,13 +45,6 @@ class Addresses:
     pid: int
 
 
-def host_id() -> str:
-    """Return what tells this kernel and network namespace from all others: the boot's id and the namespace's inode."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-
-
 class Listener:
     """Accepts the connections of a rank, in a thread of its own, from construction to `close`.
 
@@ -60,7 +54,8 @@ class Listener:
         epoch: the generation of the job's membership.
         rank: this rank.
         size: the number of ranks.
-        bind_address: name or address of an interface of this machine that the other ranks can reach.
+        bind_address: where the other ranks can reach this one, as `interfaces.address_for` takes it.
+        host_id: see `Addresses`.
         deliver: called in the listener's thread with the peer's hello (as agreed) and the blocking socket, which it
             then owns. It must not block; if it raises, the socket is closed and the error logged.
 
@@ -69,14 +64,23 @@ class Listener:
     """
 
     def __init__(
-        self, *, key: bytes, job: bytes, epoch: int, rank: int, size: int, bind_address: str, deliver: Admit
+        self,
+        *,
+        key: bytes,
+        job: bytes,
+        epoch: int,
+        rank: int,
+        size: int,
+        bind_address: str,
+        host_id: str,
+        deliver: Admit,
     ) -> None:
         self._tcp = _listen_tcp(bind_address)
         self._unix, name = _listen_unix()
         tcp_host, tcp_port = self._tcp.getsockname()[:2]
-        self.addresses = Addresses(host_id(), name, tcp_host, tcp_port, os.getpid())
+        self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
-        endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE})
+        endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
         self._loop = EventLoop(f"unisono-listener-{rank}")
         # All ranks may dial at once, over several lanes; that alone must not look like a crowd of strangers.
         self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT + _PENDING_PER_RANK * size, deliver)
@@ -98,28 +102,19 @@ class Listener:
 
 
 def _listen_tcp(bind_address: str) -> socket.socket:
+    host = address_for(bind_address)
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        raise UsageError(f"{SETTING}={bind_address!r} names no interface: give one that other ranks can connect to")
+    sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
     try:
-        found = socket.getaddrinfo(bind_address, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        if ipaddress.ip_address(address[0]).is_unspecified:
-            raise UsageError(
-                f"UNISONO_BIND_ADDRESS={bind_address!r} names no interface: give one that other ranks can connect to"
-            )
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_bind(bind_address, error) from None
-    try:
-        sock.bind(address)
+        sock.bind((host, 0))
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise _cannot_bind(bind_address, error) from None
+        raise UsageError(f"{SETTING}={bind_address!r} cannot be listened on: {error.strerror or error}") from None
     return sock
-
-
-def _cannot_bind(bind_address: str, error: OSError) -> UsageError:
-    return UsageError(f"UNISONO_BIND_ADDRESS={bind_address!r} cannot be listened on: {error.strerror or error}")
 
 
 def _listen_unix() -> tuple[socket.socket, str]:
@@ -167,7 +162,7 @@ def dial(
     """
     handshake = DialerHandshake(key, Hello(job, epoch, rank, peer, purpose, communicator, lane))
     deadline = time.monotonic() + timeout_s
-    where = f"unix:{addresses.unix}" if use_unix else f"{addresses.tcp_host}:{addresses.tcp_port}"
+    where = f"unix:{addresses.unix}" if use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
     facts: dict[str, Any] = {"rank": rank, "peer": peer}
     try:
         sock = _connect(addresses, use_unix, deadline)
@@ -189,7 +184,15 @@ def dial(
 
 def _connect(addresses: Addresses, use_unix: bool, deadline: float) -> socket.socket:
     if not use_unix:
-        return socket.create_connection((addresses.tcp_host, addresses.tcp_port), remaining(deadline))
+        family = socket.AF_INET6 if ":" in addresses.tcp_host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(remaining(deadline))
+            sock.connect((addresses.tcp_host, addresses.tcp_port))
+            return sock
+        except BaseException:
+            sock.close()
+            raise
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from unisono.algorithms.plan import Span
 from unisono.errors import InternalError, MismatchError, PeerLostError
-from unisono.transports.base import Capabilities, Identity, Published, Request, Signature, Traffic
+from unisono.transports.base import Capabilities, Identity, MappedTransport, Published, Request, Signature, Traffic
 
 # How many identities a channel remembers in order to refuse a message that comes twice.
 _DUPLICATE_WINDOW = 4096
@@ -305,7 +305,7 @@ class LocalTransport:
         self.rank = rank
         self.size = network.size
         self.members = network.members
-        self.mapped = LocalMemory(network, rank)
+        self.mapped: MappedTransport | None = LocalMemory(network, rank)
         self._network = network
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalTransport:

@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from unisono.algorithms.binding import bounds
+from unisono.algorithms.binding import Shape, bounds
 from unisono.algorithms.encode import encode
 from unisono.algorithms.plan import Buffer, Counts, peers
+from unisono.algorithms.registry import find
+from unisono.algorithms.vendors import MPI_NATIVE
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import (
     AbortedError,
@@ -31,11 +33,27 @@ from unisono.errors import (
 )
 from unisono.operations import Combine
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, CallCache, Extent, Message, Operand, Operation, Traffic
+from unisono.transports.base import (
+    AnyArray,
+    Call,
+    CallCache,
+    Extent,
+    Message,
+    MessageCalls,
+    Operand,
+    Operation,
+    Traffic,
+    Usage,
+    VendorRefusal,
+)
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import arrays_of, checked_extents
 from unisono.transports.native_reductions import divisor
+from unisono.transports.reductions import numpy_dtype
 from unisono.transports.session import Session
+
+if TYPE_CHECKING:
+    from unisono.transports.mpi_collectives import MpiCollectives
 
 _log = logging.getLogger("unisono")
 
@@ -43,13 +61,14 @@ _log = logging.getLogger("unisono")
 _WORLD = 0
 
 # Kinds of failure, numbered as in transports/native/failure.h.
-_MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL = 1, 2, 3, 4, 5
+_MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL, _UNAVAILABLE = 1, 2, 3, 4, 5, 6
 _ERRORS: dict[int, type[UnisonoError]] = {
     _MISMATCH: MismatchError,
     _PEER_LOST: PeerLostError,
     _TIMEOUT: CollectiveTimeoutError,
     _ABORTED: AbortedError,
     _INTERNAL: InternalError,
+    _UNAVAILABLE: TransportUnavailableError,
 }
 _PENDING, _DONE = 0, 1
 
@@ -60,6 +79,8 @@ _DTYPES_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 _TOKEN = np.zeros(1, np.uint8)
 _TOKEN_ROWS = [(1, DTYPES["uint8"].code, int(Combine.SUM), 1)], [(0, DTYPES["uint8"].code, int(Combine.SUM), 1)]
 _Buffers: TypeAlias = tuple[AnyArray | None, ...]
+# How long a wait for any end may be where ends by MPI are not heard of.
+_LOOK_S = 0.002
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
 _MOST_COMPILED = 4096
 
@@ -94,8 +115,25 @@ class _Failures:
             buffers="the contents of the output are undefined",
         )
 
+    def check_now(self, operation: str) -> None:
+        """Raise the failure, if there is one."""
+        if self._control.failed():
+            self.check(_PENDING, operation)
+
+    def lose(self, text: str) -> None:
+        """Make every call of the job fail, on all ranks, with `PeerLostError`."""
+        self._control.fail(_PEER_LOST, -1, text)
+
+    def time_out(self, text: str) -> None:
+        """Make every call of the job fail, on all ranks, with `CollectiveTimeoutError`."""
+        self._control.fail(_TIMEOUT, -1, text)
+
+    def break_down(self, text: str) -> None:
+        """Make every call of the job fail, on all ranks, with `InternalError`."""
+        self._control.fail(_INTERNAL, -1, text)
+
     def abort(self, reason: str) -> None:
-        """Make every call of the job fail, on all ranks."""
+        """Make every call of the job fail, on all ranks, with `AbortedError`."""
         self._control.fail(_ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
 
 
@@ -159,6 +197,7 @@ class NativeExecutor:
         parent: the executor that it is a subgroup of; None for all ranks of the job.
         communicator: the communicator's id, the same on all ranks; 63 bits.
         members: its ranks, by their numbers in the job; not given for all ranks.
+        mpi: MPI's collectives of the same ranks in the same order, if there are any.
     """
 
     def __init__(
@@ -167,7 +206,11 @@ class NativeExecutor:
         parent: NativeExecutor | None = None,
         communicator: int = _WORLD,
         members: tuple[int, ...] = (),
+        mpi: MpiCollectives | None = None,
     ) -> None:
+        self._mpi = mpi
+        self.vendors: Mapping[str, VendorRefusal] = {} if mpi is None else {MPI_NATIVE: mpi.refusal}
+        self._agreements: dict[int, tuple[Call, Call]] = {}
         self.members = members or tuple(range(session.identity.size))
         self.rank = self.members.index(session.identity.rank)
         self.size = len(self.members)
@@ -184,14 +227,28 @@ class NativeExecutor:
         self._closed = False
         session.add_communicator(communicator, self._endpoint)
 
+    @property
+    def session(self) -> Session:
+        """This rank's place in the job."""
+        return self._session
+
+    @property
+    def communicator(self) -> int:
+        """The communicator's id."""
+        return self._communicator
+
     def subgroup(self, ranks: Sequence[int]) -> NativeExecutor:
         """See `Executor.subgroup`."""
         members = tuple(self.members[rank] for rank in ranks)
         number = next(self._subgroups[members])
-        return NativeExecutor(self._session, self, _id_of(self._communicator, members, number), members)
+        communicator = _id_of(self._communicator, members, number)
+        mpi = None if self._mpi is None else self._mpi.subgroup(members, communicator)
+        return NativeExecutor(self._session, self, communicator, members, mpi)
 
-    def start(self, call: Call, source: Operand, target: Operand) -> NativeOperation:
+    def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """See `Executor.start`."""
+        if call.plan.algorithm in self.vendors:
+            return self._start_by_mpi(call, source, target)
         compiled = self._compile(call)
         if call.extents:
             source = checked_extents("source", source, call.extents, Buffer.INPUT, compiled.lengths[0])
@@ -199,8 +256,20 @@ class NativeExecutor:
         request = self._endpoint.start(compiled.native, *_memory(compiled, source, target))
         return NativeOperation(self._failures, request, str(call.signature))
 
+    def _start_by_mpi(self, call: Call, source: Operand, target: Operand) -> Operation:
+        """Start a call that MPI carries out, by the barrier by which the ranks agree on it."""
+        assert self._mpi is not None
+        if id(call) not in self._agreements:
+            barrier = find("barrier", "dissemination").build(self.size, self.rank)
+            self._agreements[id(call)] = call, Call(call.signature, barrier, Shape((1, 1), {}), ())
+        agree = partial(self.start, self._agreements[id(call)][1], None, None)
+        return self._mpi.start(call, source, target, agree, self._failures)
+
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
         """See `Executor.run`."""
+        if call.plan.algorithm in self.vendors:
+            self.start(call, source, target).wait(timeout_s)
+            return
         compiled = self._compile(call)
         outcome = self._endpoint.run(compiled.native, *_memory(compiled, source, target), timeout_s)
         if outcome != _DONE:
@@ -215,7 +284,7 @@ class NativeExecutor:
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
         """See `Executor.cache`."""
-        if self._cache is not None:
+        if self._cache is not None and call.plan.algorithm not in self.vendors:
             compiled = self._compile(call)
             uses = (length > 0 for length in compiled.lengths)
             self._cache.add(collective, x, out, op, root, algorithm, compiled.native, *uses)
@@ -230,6 +299,8 @@ class NativeExecutor:
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
         """See `Executor.persistent`."""
+        if call.plan.algorithm in self.vendors:
+            return partial(self._start_again, call, source, target, timeout_s, result, on_start)
         compiled = self._compile(call)
         memory = _memory(compiled, source, target)
         failures = self._failures
@@ -240,6 +311,23 @@ class NativeExecutor:
         return _core.PersistentCall(
             self._endpoint, compiled.native, *memory, failures.check, started, timeout_s, result
         )
+
+    def _start_again(
+        self,
+        call: Call,
+        source: Operand,
+        target: Operand,
+        timeout_s: float,
+        result: Any,
+        on_start: Callable[[Operation, Any], Any],
+        wait: bool = True,
+    ) -> Any:
+        operation = self.start(call, source, target)
+        if wait:
+            operation.wait(timeout_s)
+            return result
+        operation.go_on(timeout_s)
+        return on_start(operation, result)
 
     def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
         """See `Executor.send`."""
@@ -258,9 +346,29 @@ class NativeExecutor:
         request = self._endpoint.probe(source, tag, once)
         return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_whence(source, tag)})")
 
+    def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
+        """See `Executor.message_calls`."""
+        return _core.MessageCalls(
+            self._endpoint,
+            np.ndarray,
+            [(numpy_dtype(dtype), dtype.code) for dtype in DTYPES.values()],
+            any_source,
+            any_tag,
+            self._failures.check,
+            partial(NativeOperation, self._failures),
+            partial(NativeProbe, self._failures),
+            timeout_s,
+        )
+
     def wait_for_end(self, seen: int, most_s: float) -> int:
         """See `Executor.wait_for_end`."""
-        return self._endpoint.wait_for_end(seen, most_s)
+        # What MPI carries out is not counted, so where there may be some, it is looked at by whoever waits.
+        return self._endpoint.wait_for_end(seen, most_s if self._mpi is None else min(most_s, _LOOK_S))
+
+    def links(self) -> Mapping[int, str]:
+        """See `Executor.links`."""
+        others = (peer for peer in range(self.size) if peer != self.rank)
+        return {peer: self._session.link_to(self.members[peer]) for peer in others}
 
     def traffic(self) -> Mapping[int, Traffic]:
         """See `Executor.traffic`."""
@@ -269,12 +377,30 @@ class NativeExecutor:
             totals[peer] = Traffic(transport, *counts) + totals.get(peer, Traffic(transport))
         return totals
 
+    def usage(self) -> Sequence[tuple[Call, Usage]]:
+        """See `Executor.usage`; calls that were forgotten, as there were too many kinds, are not among them."""
+        agreements = {id(agreement) for _, agreement in list(self._agreements.values())}
+        own = [each for key, each in list(self._compiled.items()) if key not in agreements]
+        counts = [(each.call, each.native.usage()) for each in own]
+        by_mpi = [] if self._mpi is None else self._mpi.usage()
+        return [*((call, Usage(calls, timed, ns / 1e9)) for call, (calls, timed, ns) in counts), *by_mpi]
+
+    def check(self, operation: str) -> None:
+        """See `Executor.check`."""
+        self._failures.check_now(operation)
+
+    def fail(self, error: UnisonoError) -> None:
+        """See `Executor.fail`."""
+        self._session.control.fail(kind_of(error), -1 if error.peer is None else error.peer, error.message)
+
     def abort(self, reason: str) -> None:
         """See `Executor.abort`."""
         self._failures.abort(reason)
 
     def close(self) -> None:
         """See `Executor.close`."""
+        if self._mpi is not None and not self._closed and self._mpi.close():
+            self._failures.abort("it has left while MPI was carrying out a call")
         self._closed = True
         self._session.remove_communicator(self._communicator)
         self._endpoint.close()
@@ -292,8 +418,8 @@ class NativeExecutor:
     def _compile_anew(self, call: Call) -> _Compiled:
         if self._closed:
             raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-        transport, able = ("shm", READS) if self._session.shares_memory(self.members) else ("tcp", MESSAGES)
-        check_plan(call.plan, self.rank, self.size, transport, able)
+        able = READS if self._session.shares_memory(self.members) else MESSAGES
+        check_plan(call.plan, self.rank, self.size, self._session.preference, able)
         if able is READS:
             check_reads(call.plan)
         if len(self._compiled) >= _MOST_COMPILED:
@@ -308,8 +434,19 @@ class NativeExecutor:
         try:
             self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
         except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
-            kind = _TIMEOUT if isinstance(error, CollectiveTimeoutError) else _PEER_LOST
+            kind = next(kind for kind, known in _ERRORS.items() if isinstance(error, known))
             self._session.control.fail(kind, -1 if error.peer is None else error.peer, error.message)
+
+
+def failure_of(control: _core.Control) -> UnisonoError:
+    """Return the error that has ended the job of `control`."""
+    kind, finder, peer, _, text = control.failure()
+    return _ERRORS[kind](text, peer=peer if peer >= 0 else finder)
+
+
+def kind_of(error: Exception) -> int:
+    """Return the number of the kind of an error, for `Control.fail`; one that has none is an internal one."""
+    return next((kind for kind, known in _ERRORS.items() if isinstance(error, known)), _INTERNAL)
 
 
 def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:

@@ -46,14 +46,14 @@ def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:
     """
     if op.factor is None:
         return contribution
-    factor = _factor(op, DTYPES[contribution.dtype.name])
+    factor = factor_of(op, DTYPES[contribution.dtype.name])
     lifted = np.empty_like(contribution) if out is None else out
     with np.errstate(all="ignore"):
         lifted[...] = _multiply(contribution.astype(factor.dtype, copy=False), factor)
     return lifted
 
 
-def _factor(op: Op, dtype: DType) -> Any:
+def factor_of(op: Op, dtype: DType) -> Any:
     """Return the factor of `op` as a scalar of the accumulation dtype, or raise `UsageError` if it cannot be one."""
     factor: Any = op.factor
     accumulate = np.dtype(dtype.accumulate)

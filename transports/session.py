@@ -3,35 +3,44 @@
 Theory of operation. Control links form a star: every other rank dials rank 0 when it joins. Channels are opened by
 need: of two ranks that a collective connects, the higher one dials; point-to-point messages have a channel for each
 direction, which the sender dials. Dialling needs only the other rank's listener, not its program, so nobody waits for a
-rank that is busy. On one host a channel is shared memory: the dialling side makes the memory and a doorbell for each
-side, and passes them over the authenticated Unix socket, which then stays open to show when the other side goes.
+rank that is busy. A channel of shared memory, on one host, is memory and a doorbell for each side, which the dialling
+side makes and passes over the authenticated Unix socket; for one of UCX or MPI, the two sides agree over the socket
+(fabrics.py). The socket then stays open to show when the other side goes. Which ranks are on
+one host is known before (`transports.locality`), and equal on all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from unisono.errors import RendezvousError, TransportUnavailableError
+from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.transports import _core
+from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
 from unisono.transports.hello import Hello, Purpose
+from unisono.transports.joined_sockets import process_descriptor, share_memory, take_shared_memory, watch
 from unisono.transports.listener import Addresses, Listener, dial
+from unisono.transports.locality import Locality, Surroundings
+from unisono.transports.open_files import lift_limit_of_files
 from unisono.transports.rendezvous.roster import Member, Roster
+from unisono.transports.survivors import Arrivals
 
 _log = logging.getLogger("unisono")
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_DIAL_TIMEOUT_S = 10.0
-_PASS_TIMEOUT_S = 5.0
-_DESCRIPTORS = 3
+_DIAL_PAUSE_S = 0.01
+# How long a rank that is dialled may be silent before it is looked whether the job has failed; doubled each time.
+_DIAL_PATIENCE_S = 5.0
+# What rank 0 holds open: of each rank its link, its process, and what a rendezvous needs for a while; and all the rest.
+_DESCRIPTORS_PER_RANK = 4
+_OTHER_DESCRIPTORS = 256
 # On the wire, lane 0 is that of point-to-point messages, and lane k + 1 is lane k of collectives.
 _WIRE_POINT_TO_POINT = 0
 # Above the lane, the hello of a channel over TCP says which of how many streams it opens.
@@ -39,6 +48,10 @@ _LANE_MASK = 0xFFFF
 _STREAM_SHIFT = 16
 _STREAM_MASK = 0xFF
 _STREAMS_SHIFT = 24
+
+
+class _OutOfReachError(TransportUnavailableError):
+    """A transport does not reach a peer; another may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +71,18 @@ class Session:
     Args:
         identity: who this rank is.
         bind_address: the address to listen on.
+        heartbeat_timeout_s: how long the other end of a control link to another host may be silent until it is lost.
+        answer_timeout_s: how long another rank may take to answer, which may have to wait for its core.
     """
 
-    def __init__(self, identity: Identity, bind_address: str) -> None:
+    def __init__(
+        self, identity: Identity, bind_address: str, heartbeat_timeout_s: float, answer_timeout_s: float
+    ) -> None:
         self.identity = identity
+        self._answer_timeout_s = answer_timeout_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._options = Options()
+        self._fabrics = Fabrics((), identity.rank, None)
         self.control = _core.Control(identity.rank, identity.size)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
@@ -72,54 +92,86 @@ class Session:
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
         self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
+        self.survivors = Arrivals()
+        self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
-        self._listener = Listener(
-            key=identity.key,
-            job=identity.job,
-            epoch=identity.epoch,
-            rank=identity.rank,
-            size=identity.size,
-            bind_address=bind_address,
-            deliver=self._deliver,
+        self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
+        self._locality = Locality(
+            identity.key, identity.job, identity.epoch, identity.rank, identity.size, answer_timeout_s
         )
+        try:
+            self._listener = Listener(
+                key=identity.key,
+                job=identity.job,
+                epoch=identity.epoch,
+                rank=identity.rank,
+                size=identity.size,
+                bind_address=bind_address,
+                host_id=self._locality.host_id,
+                deliver=self._deliver,
+            )
+        except BaseException:
+            self._locality.close()
+            raise
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """Where this rank is."""
+        return self._locality.surroundings
 
     @property
     def addresses(self) -> Addresses:
         """Where this rank can be reached."""
         return self._listener.addresses
 
-    def meet(self, roster: Roster, options: Options) -> None:
+    def meet(self, roster: Roster, options: Options, comm: Any = None) -> None:
         """Open the control links to the members of `roster`.
 
         Args:
             roster: the ranks of the job.
-            options: of their use here: `transport` and those of TCP, for every channel, and `rendezvous_timeout_s`, how
-                long rank 0 waits for the others' links.
+            options: of their use here: `transports` and those of TCP, for every channel, and `rendezvous_timeout_s`,
+                how long rank 0 waits for the others' links.
+            comm: the communicator of mpi4py by which the ranks have met, or None.
 
         Raises:
             RendezvousError: ranks that had arrived did not connect in that time.
         """
+        self._locality.close()  # all ranks have asked
         self._members = roster.members
         self._options = options
+        self._fabrics = Fabrics(options.preference, self.identity.rank, comm)
         timeout_s = options.rendezvous_timeout_s
         if self.identity.rank != 0:
-            sock = self._dial(0, Purpose.CONTROL, 0, 0)
-            self._add_control_link(0, sock)
+            self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
             return
+        _allow_descriptors(self.identity.size)
         with self._changed:
-            everyone = self._changed.wait_for(lambda: len(self._linked) == self.identity.size - 1, timeout_s)
-        if not everyone:
+            others = self.identity.size - 1
+            self._changed.wait_for(lambda: self._given_up or len(self._linked) == others, timeout_s)
+        if self._given_up:
+            raise RendezvousError(self._given_up)
+        if len(self._linked) < others:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
 
+    def give_up(self, reason: str) -> None:
+        """Let `meet` wait for nobody any more, and raise `RendezvousError` with `reason`."""
+        with self._changed:
+            self._given_up = reason
+            self._changed.notify_all()
+
+    def reach(self, peer: int, communicator: int, lane: int, timeout_s: float) -> socket.socket:
+        """Return a connection to another rank, as survivors want it; raises as `dial` does."""
+        return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
+
     def peers_of_host(self) -> int:
-        """Return the number of ranks on this host, this one included."""
-        return sum(self._is_local(member.rank) for member in self._members)
+        """Return the number of ranks on this machine, this one included."""
+        return sum(self._shares_cores(member) for member in self._members)
 
     def cores_of_host(self) -> int:
-        """Return the number of cores that the ranks of this host may run on, all together."""
+        """Return the number of cores that the ranks of this machine may run on, all together."""
         mask = 0
         for member in self._members:
-            if self._is_local(member.rank):
+            if self._shares_cores(member):
                 mask |= int(member.cores, 16)
         return mask.bit_count()
 
@@ -146,26 +198,25 @@ class Session:
         for sock in waiting:
             sock.close()
 
-    def transport_to(self, peer: int) -> str:
-        """Return the transport of channels to `peer`: "shm" or "tcp".
+    @property
+    def preference(self) -> str:
+        """The names of the transports, in order of preference."""
+        return ",".join(self._options.preference)
 
-        Raises:
-            TransportUnavailableError: shared memory was asked for, and the peer is on another host.
+    def link_to(self, peer: int) -> str:
+        """Return by which transport messages get to `peer`, and why not by shared memory: "tcp (another machine)".
+
+        Before a channel is there, it is the first that may reach the peer.
         """
-        transport = self._options.transport
-        if transport == "auto":
-            return "shm" if self._is_local(peer) else "tcp"
-        if transport == "shm" and not self._is_local(peer):
-            raise TransportUnavailableError(
-                f"rank {peer} is on another host, which shared memory does not reach; use UNISONO_TRANSPORT=auto",
-                rank=self.identity.rank,
-                peer=peer,
-            )
-        return transport
+        hoped = (name for name in self._options.preference if name != "shm" or self._is_local(peer))
+        transport = self._used.get(peer) or next(hoped, "none")
+        if transport == "shm":
+            return transport
+        return f"{transport} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
 
     def shares_memory(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks exchange messages through shared memory."""
-        return all(self.transport_to(rank) == "shm" for rank in ranks)
+        return self._options.preference[0] == "shm" and all(self._is_local(rank) for rank in ranks)
 
     def open_channels(self, communicator: int, wanted: Iterable[tuple[int, int]]) -> None:
         """Dial the peers of those (lane, peer) pairs whose channel this rank must open and has not opened yet.
@@ -182,7 +233,9 @@ class Session:
 
     def close(self, farewell: str) -> None:
         """Leave the job: `farewell` says why, or is empty."""
+        self._locality.close()
         self._listener.close()
+        self.survivors.close()
         self.control.leave(farewell)
         with self._lock:
             self._endpoints.clear()
@@ -200,44 +253,115 @@ class Session:
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
 
-    def _dial(self, peer: int, purpose: Purpose, communicator: int, lane: int) -> socket.socket:
+    def _shares_cores(self, member: Member) -> bool:
+        return member.surroundings.machine == self.surroundings.machine
+
+    def _why_apart(self, peer: int) -> str:
+        return self.surroundings.apart_from(self._members[peer].surroundings)
+
+    def _dial(
+        self, peer: int, purpose: Purpose, communicator: int, lane: int, timeout_s: float | None = None
+    ) -> socket.socket:
+        """Connect to a rank; one that is so busy that it drops the connection unheard is dialled again, for as long.
+
+        A rank that has died refuses: that is not tried again, and nothing is after the job has failed.
+        """
         me = self.identity
-        sock, _ = dial(
-            self._members[peer].addresses,
-            key=me.key,
-            job=me.job,
-            epoch=me.epoch,
-            rank=me.rank,
-            peer=peer,
-            purpose=purpose,
-            communicator=communicator,
-            lane=lane,
-            use_unix=purpose is not Purpose.TCP and self._is_local(peer),
-            timeout_s=_DIAL_TIMEOUT_S,
-        )
-        return sock
+        timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        patience_s = _DIAL_PATIENCE_S
+        while True:
+            try:
+                sock, _ = dial(
+                    self._members[peer].addresses,
+                    key=me.key,
+                    job=me.job,
+                    epoch=me.epoch,
+                    rank=me.rank,
+                    peer=peer,
+                    purpose=purpose,
+                    communicator=communicator,
+                    lane=lane,
+                    use_unix=purpose is not Purpose.TCP and self._is_local(peer),
+                    timeout_s=max(_DIAL_PAUSE_S, min(patience_s, deadline - time.monotonic())),
+                )
+                return sock
+            except PeerLostError as error:
+                if isinstance(error.__cause__, ConnectionRefusedError) or self._is_over(deadline):
+                    raise
+            except CollectiveTimeoutError:
+                if self._is_over(deadline):
+                    message = f"rank {peer} did not answer within {timeout_s:g} s"
+                    raise CollectiveTimeoutError(message, rank=me.rank, peer=peer) from None
+                patience_s *= 2
+            time.sleep(_DIAL_PAUSE_S)
+
+    def _is_over(self, deadline: float) -> bool:
+        return time.monotonic() >= deadline or self.control.failed()
 
     def _open_channel(self, communicator: int, lane: int, peer: int) -> None:
-        transport = self.transport_to(peer)
-        wire_lane = _WIRE_POINT_TO_POINT if lane == _core.SENDING_LANE else lane + 1
-        _log.info("channel %s to rank %d: %s", _lane_name(lane), peer, transport)
-        if transport == "tcp":
-            streams = self._options.tcp_streams
-            with contextlib.ExitStack() as dialled:
-                sockets = [
-                    dialled.enter_context(self._dial(peer, Purpose.TCP, communicator, _stream(wire_lane, k, streams)))
-                    for k in range(streams)
-                ]
-                self._add_tcp(self._endpoints[communicator], lane, peer, sockets)
-            return
-        sock = self._dial(peer, Purpose.SHM, communicator, wire_lane)
+        """Open a channel by the first of the option `transports` that reaches the peer."""
+        reasons = []
+        for transport in self._options.preference:
+            try:
+                self._open_by(transport, communicator, lane, peer)
+                self._used[peer] = transport
+                _log.info("channel %s to rank %d: %s", _lane_name(lane), peer, self.link_to(peer))
+                return
+            except _OutOfReachError as error:
+                _log.info("channel %s to rank %d: not %s: %s", _lane_name(lane), peer, transport, error.message)
+                reasons.append(error.message)
+        raise TransportUnavailableError(
+            f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {peer}: {'; '.join(reasons)}",
+            rank=self.identity.rank,
+            peer=peer,
+        )
+
+    def _open_by(self, transport: str, communicator: int, lane: int, peer: int) -> None:
+        if transport in FABRICS:
+            self._open_fabric(transport, communicator, lane, peer)
+        elif transport == "tcp":
+            self._open_tcp(communicator, lane, peer)
+        else:
+            self._open_shm(communicator, lane, peer)
+
+    def _open_tcp(self, communicator: int, lane: int, peer: int) -> None:
+        streams = self._options.tcp_streams
+        wire_lanes = [_stream(_wire_lane(lane), stream, streams) for stream in range(streams)]
+        with contextlib.ExitStack() as dialled:
+            sockets = [
+                dialled.enter_context(self._dial(peer, Purpose.TCP, communicator, wire_lane))
+                for wire_lane in wire_lanes
+            ]
+            self._add_tcp(self._endpoints[communicator], lane, peer, sockets)
+
+    def _open_fabric(self, name: str, communicator: int, lane: int, peer: int) -> None:
         try:
-            memory, bell, peer_bell = _share_memory(sock)
+            messenger = self._fabrics.messenger(name)
+            sock = self._dial(peer, Purpose[name.upper()], communicator, _wire_lane(lane))
+            with contextlib.closing(sock):
+                agreed = self._fabrics.propose(name, sock)
+                self._add_tagged(self._endpoints[communicator], lane, peer, messenger, agreed, sock)
+        except FabricError as error:
+            raise _OutOfReachError(error.message) from None
+        except ConnectionError as error:
+            raise PeerLostError(f"rank {peer} is gone: {error}", rank=self.identity.rank, peer=peer) from error
+        except (OSError, RuntimeError) as error:
+            raise TransportUnavailableError(
+                f"a channel over {name} to rank {peer} cannot be had: {error}", rank=self.identity.rank, peer=peer
+            ) from error
+
+    def _open_shm(self, communicator: int, lane: int, peer: int) -> None:
+        if not self._is_local(peer):
+            raise _OutOfReachError(f"shared memory does not ({self._why_apart(peer)})")
+        sock = self._dial(peer, Purpose.SHM, communicator, _wire_lane(lane))
+        try:
+            memory, bell, peer_bell = share_memory(sock)
             self._endpoints[communicator].add_shm(lane, peer, True, memory, bell, peer_bell, sock.detach())
         except (OSError, RuntimeError) as error:
             sock.close()
             raise TransportUnavailableError(
-                f"shared memory with rank {peer} cannot be had ({error}); UNISONO_TRANSPORT=tcp does without it",
+                f"shared memory with rank {peer} cannot be had ({error}); UNISONO_TRANSPORTS=tcp does without it",
                 rank=self.identity.rank,
                 peer=peer,
             ) from error
@@ -246,9 +370,23 @@ class Session:
         descriptors = [sock.detach() for sock in sockets]
         endpoint.add_tcp(lane, peer, descriptors, self.identity.epoch, self._options.tcp_checksum)
 
+    @staticmethod
+    def _add_tagged(
+        endpoint: _core.Endpoint,
+        lane: int,
+        peer: int,
+        messenger: _core.Messenger,
+        agreed: Agreed,
+        sock: socket.socket,
+    ) -> None:
+        endpoint.add_tagged(lane, peer, messenger, *agreed, sock.detach())
+
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:
             self._add_control_link(hello.sender, sock)
+            return
+        if hello.purpose is Purpose.SURVIVOR:
+            self.survivors.admit(hello, sock)
             return
         with self._lock:
             if hello.communicator in self._closed:
@@ -265,10 +403,17 @@ class Session:
             if not sockets:
                 return
             self._add_tcp(endpoint, lane, hello.sender, sockets)
+        elif (name := hello.purpose.name.lower()) in FABRICS:
+            agreed = self._fabrics.accept(name, sock)
+            if agreed is None:
+                sock.close()
+                return
+            self._add_tagged(endpoint, lane, hello.sender, self._fabrics.messenger(name), agreed, sock)
         else:
-            memory, peer_bell, bell = _take_shared_memory(sock)
+            memory, peer_bell, bell = take_shared_memory(sock)
             endpoint.add_shm(lane, hello.sender, False, memory, bell, peer_bell, sock.detach())
-        _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, hello.purpose.name.lower())
+        self._used[hello.sender] = hello.purpose.name.lower()
+        _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, self._used[hello.sender])
 
     def _gather_streams(self, hello: Hello, sock: socket.socket) -> list[socket.socket]:
         """Return the streams of the channel of `hello`, in their order, once the last one has come; before, nothing."""
@@ -287,11 +432,31 @@ class Session:
         return [gathered[k] for k in sorted(gathered)]
 
     def _add_control_link(self, peer: int, sock: socket.socket) -> None:
-        process = _process_descriptor(sock)
+        process = process_descriptor(sock)
+        if sock.family != socket.AF_UNIX:
+            watch(sock, self._heartbeat_timeout_s)
         with self._changed:
             self.control.add_link(peer, sock.detach(), process)
             self._linked.add(peer)
             self._changed.notify_all()
+
+
+def _wire_lane(lane: int) -> int:
+    return _WIRE_POINT_TO_POINT if lane == _core.SENDING_LANE else lane + 1
+
+
+def _allow_descriptors(size: int) -> None:
+    """Let rank 0 keep a link to each of `size` ranks, with a descriptor of its process.
+
+    Raises:
+        RendezvousError: the system does not allow so many.
+    """
+    needed = _DESCRIPTORS_PER_RANK * size + _OTHER_DESCRIPTORS
+    most = lift_limit_of_files(needed)
+    if most is not None:
+        raise RendezvousError(
+            f"rank 0 of {size} ranks needs about {needed} open files, and {most} are allowed to it (`ulimit -Hn`)"
+        )
 
 
 def _stream(wire_lane: int, stream: int, streams: int) -> int:
@@ -301,48 +466,3 @@ def _stream(wire_lane: int, stream: int, streams: int) -> int:
 
 def _lane_name(lane: int) -> str:
     return f"of lane {lane}" if lane >= 0 else "for messages"
-
-
-def _share_memory(sock: socket.socket) -> tuple[int, int, int]:
-    """Make sealed memory for a channel, this side's doorbell and the other's; pass and return their descriptors."""
-    flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    made: list[int] = []
-    try:
-        made.append(os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(made[0], _core.SHM_NBYTES)
-        fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
-        made.append(os.eventfd(0, flags))
-        made.append(os.eventfd(0, flags))
-        # A peer that has left the communicator has ended its calls, and the channel finds out if one needs it still.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(sock, [b"\0"], made)
-    except OSError:  # such as the limit of descriptors
-        for descriptor in made:
-            os.close(descriptor)
-        raise
-    memory, bell, peer_bell = made
-    return memory, bell, peer_bell
-
-
-def _take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the descriptors that the dialling side passes right after the hello, in its order."""
-    sock.settimeout(_PASS_TIMEOUT_S)
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
-    if len(descriptors) != _DESCRIPTORS:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise OSError(f"{len(descriptors)} descriptors were passed for a channel, not {_DESCRIPTORS}")
-    memory, peer_bell, bell = descriptors
-    return memory, peer_bell, bell
-
-
-def _process_descriptor(sock: socket.socket) -> int:
-    """Return a pidfd of the process at the other end of a Unix socket, or -1 for a process of another host."""
-    if sock.family != socket.AF_UNIX:
-        return -1
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid = int.from_bytes(credentials[:4], "little")
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # another pid namespace: the link's end will tell
-        return -1

@@ -1,6 +1,7 @@
 """Choosing an algorithm: candidates, their predicted times, the reasons of those that are refused, and the choice.
 
-The choice depends only on what is equal on all ranks, so all ranks choose alike without a message.
+The choice depends only on what is equal on all ranks, so all ranks choose alike without a message. A name that is
+forced comes first; then a table, if one has times for such calls; then the model.
 
 What a flat algorithm sends may take the slowest link, and all of it is priced so. A composition knows which of its
 phases stay inside hosts, and its costs add up; so the cheapest algorithm of each phase is found by itself.
@@ -8,15 +9,51 @@ phases stay inside hosts, and its costs add up; so the cheapest algorithm of eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.algorithm import Algorithm, Cost, Order
+from unisono.algorithms.contracts import CONTRACTS
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.phases import Composition, PhaseKind, total
-from unisono.algorithms.registry import algorithms_of, find
-from unisono.errors import NoAlgorithmError
-from unisono.tuning.model import LINKS, Link, predicted_s, segments, shown
+from unisono.algorithms.registry import candidates_of, find
+from unisono.algorithms.variants import Variant, parsed
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.model import predicted_by_rounds_s, predicted_s, segments, shown
+from unisono.tuning.parameters import PRIORS, UNMEASURED, Link, Parameters
+
+if TYPE_CHECKING:
+    from unisono.tuning.table import Reading, Table
+
+_log = logging.getLogger("unisono")
+
+# The parameter of a variant that is not its builder's: bytes of a block that travel at once.
+SEGMENT = "segment_nbytes"
+
+# The dtype whose reductions are measured for each class.
+_MEASURED = {"plain": "float32", "narrow": "bfloat16"}
+_LARGE = 1 << 20  # bytes at which the two are compared
+
+
+class Known(NamedTuple):
+    """What is known of a machine, beside the question; the same on all ranks.
+
+    Attributes:
+        table: measured times and decisions, or None.
+        parameters: what links cost, measured or not.
+        machine: the fingerprint of the machine.
+    """
+
+    table: Table | None = None
+    parameters: Parameters = PRIORS
+    machine: str = ""
+
+
+NOTHING = Known()
+
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +64,18 @@ class Question:
         collective: "allreduce", "broadcast", …
         nbytes: bytes of the vector.
         size: number of ranks.
-        link: the slowest kind of link between the ranks: "shm", "tcp" or "local".
+        link: the slowest kind of link between the ranks: the name of a transport.
         commutative: whether the operation is.
-        algorithm: the name of an algorithm to force, or "auto".
+        algorithm: an algorithm to force, by name or with parameters as "knomial(radix=3)", or "auto".
         segment_nbytes: bytes of a block that travel at once, or 0 to leave it to the model.
         varying: whether the shares of the ranks differ in length.
         hosts: the ranks of each host; none if they are not known.
         inside: the kind of link between the ranks of a host.
         crowd: the number of ranks for each core on the most crowded host, and at least 1.
         order: the order in which contributions must be combined; None for any.
+        vendors: the algorithms of libraries that the ranks have, each with the reason why it does not carry this out,
+            or None.
+        dtype: the class of dtypes: "narrow" where elements are combined in a wider type, or else "plain".
     """
 
     collective: str
@@ -50,13 +90,21 @@ class Question:
     inside: str = "shm"
     crowd: float = 1.0
     order: Order | None = None
+    vendors: tuple[tuple[str, str | None], ...] = ()
+    dtype: str = "plain"
+
+    @property
+    def ranks_per_host(self) -> int:
+        """The most ranks on one host; all of them, if hosts are not known."""
+        return max(map(len, self.hosts), default=self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None.
 
-    `phases` names the algorithm of each phase of a composition, by the parameter of its builder.
+    `phases` names the algorithm of each phase of a composition, by the parameter of its builder; `measured_s` are the
+    seconds that a table knows; `params` are those of the variant.
     """
 
     algorithm: str
@@ -64,11 +112,18 @@ class Candidate:
     segments: int
     refusal: str | None
     phases: tuple[tuple[str, str], ...] = ()
+    measured_s: float | None = None
+    params: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def variant(self) -> str:
+        """The algorithm with its parameters."""
+        return str(Variant(self.algorithm, self.params))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced" or "model".
+    """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced", "table…" or "model".
 
     `params` are for its builder: `build(size, rank, root, **dict(params))`.
     """
@@ -78,15 +133,26 @@ class Choice:
     tier: str
     predicted_s: float | None
     params: tuple[tuple[str, Any], ...] = ()
+    variant: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The algorithm with what is given of its builder's parameters: of its segments, calls tell otherwise."""
+        return str(parsed(self.variant).having(**{SEGMENT: None}))
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A question, everything that was looked at, and the choice."""
+    """A question, everything that was looked at, and the choice; and how each rank is reached, as far as known.
+
+    `on_device` says how arrays of a GPU would go; empty if that is not known.
+    """
 
     question: Question
     candidates: tuple[Candidate, ...]
     choice: Choice
+    links: Mapping[int, str] = field(default_factory=dict)
+    on_device: str = ""
 
     def __str__(self) -> str:
         """Return a table for people, best candidate first."""
@@ -97,77 +163,181 @@ class Explanation:
             f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}"
         ]
         for candidate in self.candidates:
-            what = candidate.refusal or shown(candidate.predicted_s)
-            mark = "*" if candidate.algorithm == self.choice.algorithm else " "
+            measured = "" if candidate.measured_s is None else f"measured {candidate.measured_s * 1e6:.1f} us, "
+            what = candidate.refusal or f"{measured}{shown(candidate.predicted_s)}"
+            mark = "*" if candidate.variant == self.choice.variant else " "
             phases = ", ".join(f"{parameter}={name}" for parameter, name in candidate.phases)
-            lines.append(f" {mark} {candidate.algorithm:<20} {what}{phases and f' with {phases}'}")
+            lines.append(f" {mark} {candidate.variant:<20} {what}{phases and f' with {phases}'}")
+        for link in dict.fromkeys(self.links.values()):
+            ranks = [rank for rank, its_link in self.links.items() if its_link == link]
+            shown_ranks = ", ".join(map(str, ranks[:_MOST_SHOWN])) + (", …" if len(ranks) > _MOST_SHOWN else "")
+            lines.append(f"   rank{'s' if len(ranks) > 1 else ''} {shown_ranks}: {link}")
+        if self.on_device:
+            lines.append(f"   arrays on a GPU: {self.on_device}")
         return "\n".join(lines)
 
 
-def explain(question: Question) -> Explanation:
+def explain(question: Question, known: Known = NOTHING) -> Explanation:
     """Return the candidates for `question`, best first, and the choice among them.
 
     Raises:
         NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; says why.
-        UsageError: `hosts` does not name every rank once.
+        UsageError: `hosts` does not name every rank once, or the algorithm has no such parameters.
     """
+    forced = None if question.algorithm == "auto" else _forced(question)
+    reading = known.table.read(_context(question, known), question.nbytes) if known.table else None
+    times = reading.times_s if reading else {}
+    named = [*([forced] if forced else []), *_variants_of(reading)]
+    rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
     candidates = sorted(
-        (_candidate(algorithm, question) for algorithm in algorithms_of(question.collective).values()),
-        key=lambda candidate: (candidate.refusal is not None, candidate.predicted_s or 0.0),
+        (candidate(row, question, known, times.get(str(row)), row in named) for row in rows),
+        key=_place,
     )
-    forced = question.algorithm != "auto"
-    if forced:
-        find(question.collective, question.algorithm)
-        best = next(candidate for candidate in candidates if candidate.algorithm == question.algorithm)
-    else:
-        best = candidates[0]
+    best, tier = _best(candidates, forced, reading)
     if best.refusal is not None:
-        refusals = "; ".join(f"{each.algorithm} {each.refusal}" for each in candidates if each.refusal)
+        refusals = "; ".join(f"{each.variant} {each.refusal}" for each in candidates if each.refusal)
         raise NoAlgorithmError(f"no algorithm carries out {question.collective} over {question.size} ranks: {refusals}")
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
-    params: tuple[tuple[str, Any], ...] = (*hosts, *best.phases)
-    choice = Choice(best.algorithm, best.segments, "forced" if forced else "model", best.predicted_s, params)
+    params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
+    choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
     return Explanation(question, tuple(candidates), choice)
 
 
-def choose(question: Question) -> Choice:
+def _place(each: Candidate) -> tuple[bool, bool, float]:
+    """Return by what candidates are in order: those refused come last, and those that were measured first."""
+    return each.refusal is not None, each.measured_s is None, each.measured_s or each.predicted_s or 0.0
+
+
+def choose(question: Question, known: Known = NOTHING) -> Choice:
     """Return the choice for `question`; raises as `explain` does."""
-    return explain(question).choice
+    return explain(question, known).choice
 
 
-def _candidate(algorithm: Algorithm, question: Question) -> Candidate:
-    refusal = _refusal(algorithm, question)
+def looked_at(question: Question) -> list[Algorithm]:
+    """Return the algorithms, and of what libraries do by themselves that which the ranks have or the question names."""
+    vendors = {question.algorithm, *dict(question.vendors)}
+    return [each for each in candidates_of(question.collective).values() if not each.vendor or each.name in vendors]
+
+
+def builder_params(params: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the parameters of a variant that are its builder's."""
+    return {name: value for name, value in params if name != SEGMENT}
+
+
+def check_variant(collective: str, variant: Variant) -> None:
+    """Check that there is such an algorithm, with such parameters.
+
+    Raises:
+        NoAlgorithmError: there is no such algorithm.
+        UsageError: it has no such parameter.
+    """
+    find(collective, variant.algorithm).check_parameters(name for name, _ in variant.params if name != SEGMENT)
+    size = dict(variant.params).get(SEGMENT, 1)
+    if type(size) is not int or size < 1:
+        raise UsageError(f"{SEGMENT} of {variant} must be a positive number of bytes")
+
+
+def _forced(question: Question) -> Variant:
+    """Return the variant that a question forces; raises as `check_variant` does."""
+    try:
+        variant = parsed(question.algorithm)
+    except ValueError:
+        variant = Variant(question.algorithm)  # which there is not, as the error says with those that there are
+    check_variant(question.collective, variant)
+    return variant
+
+
+def _context(question: Question, known: Known) -> Any:
+    from unisono.tuning.store import Context
+
+    asked = question
+    return Context(known.machine, asked.collective, asked.link, asked.dtype, asked.size, asked.ranks_per_host)
+
+
+def _variants_of(reading: Reading | None) -> list[Variant]:
+    """Return the variants that a table knows for a call, all of which there are."""
+    if reading is None:
+        return []
+    return [parsed(text) for text in {**reading.times_s, **({reading.variant: None} if reading.variant else {})}]
+
+
+def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading | None) -> tuple[Candidate, str]:
+    """Return the best of the candidates, which are in order, and the tier that says so."""
+    if forced:
+        return next(each for each in candidates if each.variant == str(forced)), "forced"
+    if reading:
+        of_range = next((each for each in candidates if each.variant == reading.variant), None)
+        if of_range and of_range.refusal is None:
+            return of_range, reading.tier
+        if of_range and of_range.refusal:
+            _log.info("the table's %s is not taken, as it %s", of_range.variant, of_range.refusal)
+        if candidates[0].refusal is None and candidates[0].measured_s is not None:
+            return candidates[0], reading.tier
+    return candidates[0], "model"
+
+
+def candidate(row: Variant, question: Question, known: Known, measured_s: float | None, is_named: bool) -> Candidate:
+    """Return what there is to say of a variant; `is_named` if someone or a table has named it."""
+    algorithm, links, params = find(question.collective, row.algorithm), known.parameters, dict(row.params)
+    refusal = _refusal(algorithm, question, is_named)
     phases: tuple[tuple[str, str], ...] = ()
+    link = links.link(question.link)
     if not isinstance(algorithm, Composition):
-        cost = algorithm.cost_of(question.size, {})
-        predicted = None if cost is None else predicted_s(cost, question.nbytes, LINKS[question.link], question.crowd)
+        cost = algorithm.cost_of(question.size, params)
+        predicted = None if cost is None else _predicted_s(cost, question, links)
     elif refusal is None:
-        phases, cost, predicted = _composed(algorithm, question)
+        phases, cost, predicted = _composed(algorithm, question, links, params)
     else:
         cost, predicted = None, None
-    segment_nbytes = question.segment_nbytes or LINKS[question.link].segment_nbytes
+    segment_nbytes = params.get(SEGMENT) or question.segment_nbytes or link.segment_nbytes
     parts = segments(algorithm, cost, question.nbytes, segment_nbytes)
-    return Candidate(algorithm.name, predicted, parts, refusal, phases)
+    return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, row.params)
 
 
-def _composed(algorithm: Composition, question: Question) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
-    """Return the algorithms of the phases that are predicted to be fastest, their cost together, and the prediction."""
+def _predicted_s(cost: Cost, question: Question, known: Parameters) -> float:
+    """Return the prediction of a flat algorithm: by rounds among as many ranks, if they were measured."""
+    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
+    reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
+    if rounds is not None:
+        contract = CONTRACTS[question.collective]
+        is_rooted = contract.input_at_root or contract.output_at_root
+        plain = known.reduce.get(_MEASURED["plain"], UNMEASURED)
+        slower = reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0
+        return predicted_by_rounds_s(
+            cost, question.nbytes, rounds, is_rooted=is_rooted, crowd=question.crowd, slower=slower
+        )
+    return predicted_s(cost, question.nbytes, known.link(question.link), question.crowd, reduce)
+
+
+def _composed(
+    algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]
+) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
+    """Return the algorithms of the phases, as named or predicted to be fastest, their cost, and the prediction."""
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
     costs = [algorithm.between(levels)]
-    predicted = predicted_s(costs[0], question.nbytes, LINKS[question.inside], question.crowd)
+    predicted = predicted_s(costs[0], question.nbytes, links.link(question.inside), question.crowd)
     for phase in algorithm.phases:
-        link = LINKS[question.inside if phase.is_inside else question.link]
-        seconds, names[phase.parameter], cost = _fastest(phase, levels, question, link)
+        link = links.link(question.inside if phase.is_inside else question.link)
+        among = (named[phase.parameter],) if phase.parameter in named else phase.algorithms
+        seconds, names[phase.parameter], cost = _fastest(phase, among, levels, question, link)
         costs.append(cost)
         predicted += seconds
     return tuple(names.items()), total(costs), predicted
 
 
-def _fastest(phase: PhaseKind, levels: Levels, question: Question, link: Link) -> tuple[float, str, Cost]:
-    """Return the prediction, the name and the cost of the algorithm of a phase that is predicted to be fastest."""
-    costs = {name: cost for name in phase.algorithms if (cost := phase.cost(levels, name)) is not None}
+def _fastest(
+    phase: PhaseKind, among: Sequence[str], levels: Levels, question: Question, link: Link
+) -> tuple[float, str, Cost]:
+    """Return the prediction, the name and the cost of the algorithm of a phase that is predicted to be fastest.
+
+    Raises:
+        NoAlgorithmError: no cost is known of any.
+    """
+    costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
     predicted = {name: predicted_s(cost, question.nbytes, link, question.crowd) for name, cost in costs.items()}
+    if not predicted:
+        raise NoAlgorithmError(f"the costs of {', '.join(among)} as {phase.parameter} are not known")
     name = min(predicted, key=predicted.__getitem__)
     return predicted[name], name, costs[name]
 
@@ -180,11 +350,19 @@ _ORDERS: dict[Order | None, str] = {
 }
 
 
-def _refusal(algorithm: Algorithm, question: Question) -> str | None:
+# Kinds of link whose ranks can map each other's memory.
+_MAPPABLE = ("shm", "local")
+
+
+def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | None:
     unsupported = algorithm.supports(question.size)
-    is_named = question.algorithm == algorithm.name
+    vendor = dict(question.vendors).get(algorithm.name, "needs ranks that meet by its library: see un.init(mpi_comm=)")
     reasons = (
-        (algorithm.mapped and question.link == "tcp", "needs memory that peers can map, so all ranks on one host"),
+        (algorithm.vendor and vendor is not None, vendor),
+        (
+            algorithm.mapped and question.link not in _MAPPABLE,
+            "needs memory that peers can map, so all ranks on one host",
+        ),
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
         (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
@@ -194,13 +372,12 @@ def _refusal(algorithm: Algorithm, question: Question) -> str | None:
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
     )
     told = next((reason for applies, reason in reasons if applies), None)
-    return told or (_refusal_of_hosts(algorithm, question) if isinstance(algorithm, Composition) else None)
+    return told or (_refusal_of_hosts(algorithm, question, is_named) if isinstance(algorithm, Composition) else None)
 
 
-def _refusal_of_hosts(algorithm: Composition, question: Question) -> str | None:
+def _refusal_of_hosts(algorithm: Composition, question: Question, is_named: bool) -> str | None:
     """Return why a composition cannot run on the hosts or, where it is not named, would have nothing to gain there."""
     levels = levels_of(question.hosts or None, question.size)
-    is_named = question.algorithm == algorithm.name
     unfit = algorithm.needs(levels)
     reasons = (
         (unfit is not None, f"does not run on these hosts: {unfit}"),

@@ -2,43 +2,17 @@
 
 A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
 and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
-The constants below are priors, measured on one x86-64 server of 2025; they only have to order the algorithms rightly.
+Where whole rounds were measured, by the bytes of a message, they take the place of constants (PLogP): between two ranks
+or, which knows best what ranks that share cores cost each other, among as many as there are. What a link costs is in
+`tuning.parameters`; the simulator (`tuning.simulate`) knows more, and takes longer.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from unisono.algorithms.algorithm import Algorithm, Cost
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What one kind of link between ranks costs.
-
-    Attributes:
-        name: "shm", "tcp" or "local".
-        latency_s: of one message (alpha).
-        per_message_s: of the work for one message, which adds up where a rank has several at a time.
-        per_byte_s: of each byte sent (beta).
-        reduce_per_byte_s: of each byte combined (gamma).
-        segment_nbytes: how much of a block travels at once in a pipelined plan.
-    """
-
-    name: str
-    latency_s: float
-    per_message_s: float
-    per_byte_s: float
-    reduce_per_byte_s: float
-    segment_nbytes: int
-
-
-LINKS: dict[str, Link] = {
-    "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9, 1 / 20e9, 128 << 10),
-    "tcp": Link("tcp", 10e-6, 2e-6, 1 / 2e9, 1 / 20e9, 256 << 10),
-    "local": Link("local", 40e-6, 10e-6, 1 / 5e9, 1 / 2e9, 1 << 20),
-}
+from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
 
 # A rank that shares its core waits for a turn of each of the others, and then finds nothing of its own in the caches.
 _TURN_S = 2.5e-6
@@ -47,17 +21,54 @@ _COLD = 4
 _MOST_SEGMENTS = 4096
 
 
-def predicted_s(cost: Cost, nbytes: int, link: Link, crowd: float = 1.0) -> float:
+def predicted_s(cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce: Curve = UNMEASURED) -> float:
     """Return the predicted seconds of what costs so much on vectors of `nbytes`, not pipelined.
 
-    `crowd` is the number of ranks for each core, and at least 1. A rank that sends whole vectors has as many messages;
-    one that sends parts of them, one in each round.
+    `crowd` is the number of ranks for each core, and at least 1; `reduce` is the measured time of combining, by bytes;
+    without knots, the link's own rate holds. A rank that sends whole vectors has as many messages; one that sends parts
+    of them, one in each round. All of them are taken to be equally long.
     """
-    messages = max(cost.rounds, cost.sent)
-    per_byte_s = cost.sent * link.per_byte_s + cost.reduced * link.reduce_per_byte_s
+    messages, message_nbytes = _messages(cost, nbytes)
+    if not messages:
+        return nbytes * cost.reduced * link.reduce_per_byte_s
     turn_s, cold = (crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
-    work_s = messages * cold * link.per_message_s + nbytes * per_byte_s
+    message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
+    work_s = messages * message_s + nbytes * cost.reduced * reduce_per_byte_s(link, message_nbytes, reduce)
     return cost.rounds * (link.latency_s + turn_s) + crowd * work_s
+
+
+def predicted_by_rounds_s(
+    cost: Cost, nbytes: int, rounds: RoundCosts, *, is_rooted: bool, crowd: float = 1.0, slower: float = 1.0
+) -> float:
+    """Return the predicted seconds of what costs so much on vectors of `nbytes`, by measured rounds of these ranks.
+
+    In a rooted collective the ranks send one vector on average, or less. So where the busiest sends more than that, it
+    has cores to itself that ranks share (`crowd`) where all are as busy. Combining takes `slower` times as long as
+    where it was measured.
+    """
+    messages, message_nbytes = _messages(cost, nbytes)
+    if not messages:
+        return rounds.rooted_call_s if is_rooted else rounds.call_s
+    latency_s = rounds.step.seconds[0]
+    moved_s = cost.rounds * (rounds.step_s(message_nbytes, nbytes) - latency_s)
+    moved_s += (messages - cost.rounds) * rounds.further.at(message_nbytes)
+    combined = nbytes * cost.reduced / message_nbytes if message_nbytes else 0.0
+    reduce = rounds.reduce if messages <= cost.rounds else rounds.reduce_apart
+    work_s = moved_s + slower * combined * reduce.at(message_nbytes)
+    if is_rooted:
+        return rounds.rooted_call_s + cost.rounds * latency_s + work_s / min(crowd, max(1.0, cost.sent))
+    return rounds.call_s + cost.rounds * latency_s + work_s
+
+
+def _messages(cost: Cost, nbytes: int) -> tuple[float, float]:
+    """Return how many messages the busiest rank sends, and the bytes of each."""
+    messages = max(cost.rounds, cost.sent, cost.most_messages)
+    return messages, nbytes * cost.sent / messages if messages else 0.0
+
+
+def reduce_per_byte_s(link: Link, nbytes: float, reduce: Curve = UNMEASURED) -> float:
+    """Return the seconds that each byte takes to combine, in messages of so many bytes."""
+    return reduce.at(nbytes) / nbytes if reduce.nbytes and nbytes else link.reduce_per_byte_s
 
 
 def shown(predicted_s: float | None) -> str:

@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono import testing as testing, torch as torch
+    from unisono import data_parallel as data_parallel, testing as testing, torch as torch
     from unisono.algorithms.registration import algorithm as algorithm
     from unisono.collectives.communicator import Communicator as Communicator
     from unisono.collectives.init import init as init
     from unisono.collectives.local_reduction import reduce_local as reduce_local
     from unisono.collectives.memory import empty as empty
-    from unisono.collectives.messages import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
+    from unisono.collectives.wildcards import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
     from unisono.collectives.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.errors import (
         AbortedError as AbortedError,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UnisonoError as UnisonoError,
         UsageError as UsageError,
     )
+    from unisono.frameworks.gradients.reducer import GradientReducer as GradientReducer
     from unisono.launchers.launch import launch as launch
     from unisono.operations import Op as Op
     from unisono.options import Options as Options
@@ -57,19 +58,20 @@ _NAMES = {
     "algorithm": "unisono.algorithms.registration",
     "Communicator": "unisono.collectives.communicator",
     "empty": "unisono.collectives.memory",
+    "GradientReducer": "unisono.frameworks.gradients.reducer",
     "init": "unisono.collectives.init",
     "launch": "unisono.launchers.launch",
     "Op": "unisono.operations",
     "Options": "unisono.options",
     "reduce_local": "unisono.collectives.local_reduction",
-    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.messages"),
+    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.wildcards"),
     "Message": "unisono.transports.base",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
 # Those that are modules themselves, and those among them that need another library.
-_MODULES = ("testing",)
+_MODULES = ("data_parallel", "testing")
 _FRAMEWORKS = ("torch",)
 
 __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604

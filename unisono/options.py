@@ -14,6 +14,13 @@ from typing import Any
 from unisono.errors import UsageError
 
 PREFIX = "UNISONO_"
+# What carries arrays of a GPU between ranks of a host, and no messages.
+CUDA_IPC = "cuda_ipc"
+TRANSPORTS = ("shm", "tcp", "ucx", "mpi", CUDA_IPC)
+# One that carries all messages of a job, and stands alone.
+WHOLE_TRANSPORTS = ("ucx_core",)
+# The group of entry points by which installed packages offer more of that kind.
+TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
 
 
@@ -24,6 +31,37 @@ def _choice(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def parse_transports(names: str | tuple[str, ...]) -> str:
+    """Return "auto", or the transports that `names` lists, with commas between; raises ValueError if it lists none.
+
+    >>> parse_transports("SHM, tcp"), parse_transports(("tcp",))
+    ('shm,tcp', 'tcp')
+    """
+    listed = names.split(",") if isinstance(names, str) else names
+    found = [name.strip().lower() for name in listed]
+    is_list = set(found) <= set(TRANSPORTS) and len(set(found)) == len(found) > 0
+    if found == [CUDA_IPC]:
+        raise ValueError(f"{CUDA_IPC} and another one, as it carries no messages")
+    if found != ["auto"] and not is_list and not (len(found) == 1 and _is_whole(found[0])):
+        more = f"; or one alone of {', '.join(WHOLE_TRANSPORTS)}, and of installed packages: "
+        more += ", ".join(installed_transports()) or "there is none"
+        raise ValueError(f"auto, or some of {', '.join(TRANSPORTS)} with commas between, the preferred one first{more}")
+    return ",".join(found)
+
+
+def _is_whole(name: str) -> bool:
+    return name in WHOLE_TRANSPORTS or name in installed_transports()
+
+
+def installed_transports() -> list[str]:
+    """Return the names of transports of installed packages."""
+    from unisono.entry_points import entry_points
+
+    return sorted(
+        {each.name for each in entry_points(group=TRANSPORTS_GROUP)} - {"auto", *TRANSPORTS, *WHOLE_TRANSPORTS}
+    )
 
 
 def _seconds(text: str) -> float:
@@ -78,11 +116,18 @@ class Options:
         log: how much to tell on stderr: "error", "warning", "info" or "debug".
         timeout_s: seconds after which a collective that has not completed raises `CollectiveTimeoutError`.
         rendezvous_timeout_s: seconds to wait for all ranks to arrive in `init`.
-        transport: "auto" (shared memory on a host, TCP elsewhere), or "shm" or "tcp" to force one.
-        algorithm: name of the algorithm to force for every collective that has it, of which there must be one; "auto"
-            lets the tuner choose.
+        transports: what may carry messages, in order of preference, as "shm,ucx,tcp", or the same as a tuple. To each
+            peer the first that reaches it is used. "auto" is shared memory on a host, and between hosts UCX where it
+            has more to offer than TCP, else TCP. "cuda_ipc", which is part of "auto" and may stand anywhere, is for
+            arrays of a GPU; where it is not named or does not reach all ranks, they are staged through the host.
+        algorithm: name of the algorithm to force for every collective that has it, of which there must be one; or by
+            collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring"; "auto" lets the tuner choose.
+        table: path of a decision table, which `unisono tune` makes, for the tuner to choose by; "" for none.
         segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
-        bind_address: the address that this rank listens on for TCP links.
+        bind_address: where this rank listens for TCP links: an address or a host name of this machine, an interface
+            ("eth1"), or a network that one of its addresses is in ("10.0.0.0/8", "fd00::/8").
+        heartbeat_timeout_s: seconds after which a rank of another host is lost that gives no sign of life: its host is
+            down, or the network between.
         tcp_streams: connections between two ranks that share the load of large messages, where one alone does not
             fill the link; at most 16.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C), which find what the network's own miss.
@@ -91,12 +136,36 @@ class Options:
     log: str = "warning"
     timeout_s: float = 300.0
     rendezvous_timeout_s: float = 60.0
-    transport: str = "auto"
+    transports: str | tuple[str, ...] = "auto"
     algorithm: str = "auto"
+    table: str = ""
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
+    heartbeat_timeout_s: float = 20.0
     tcp_streams: int = 1
     tcp_checksum: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "transports", parse_transports(self.transports))
+        except ValueError as error:
+            raise UsageError(f"transports={self.transports!r} cannot be used: it must be {error}") from None
+
+    @property
+    def preference(self) -> tuple[str, ...]:
+        """The transports of messages in order of preference; ("auto",) where that is not told."""
+        return tuple(name for name in str(self.transports).split(",") if name != CUDA_IPC)
+
+    @property
+    def allows_cuda_ipc(self) -> bool:
+        """Whether arrays of a GPU may go by CUDA IPC."""
+        return not {"auto", CUDA_IPC}.isdisjoint(str(self.transports).split(","))
+
+    @property
+    def third_party(self) -> str | None:
+        """The transport that carries all messages by the generic executor, as those of installed packages; or None."""
+        first = self.preference[0]
+        return None if first in ("auto", *TRANSPORTS) else first
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> Options:
@@ -124,10 +193,12 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "log": _choice("error", "warning", "info", "debug"),
     "timeout_s": _seconds,
     "rendezvous_timeout_s": _seconds,
-    "transport": _choice("auto", "shm", "tcp"),
+    "transports": parse_transports,
     "algorithm": _text,
+    "table": _text,
     "segment_nbytes": parse_nbytes,
     "bind_address": _text,
+    "heartbeat_timeout_s": _seconds,
     "tcp_streams": _streams,
     "tcp_checksum": _switch,
 }

@@ -4,6 +4,7 @@ from unisono.frameworks.torch.errors import CallError
 from unisono.frameworks.torch.fsdp import AllGather, ReduceScatter
 from unisono.frameworks.torch.hooks import ddp_hook
 from unisono.frameworks.torch.monitored import monitored_barrier
+from unisono.frameworks.torch.optimizer import DistributedOptimizer
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.process_group import ProcessGroup
 from unisono.frameworks.torch.registration import register
@@ -11,6 +12,7 @@ from unisono.frameworks.torch.registration import register
 __all__ = [
     "AllGather",
     "CallError",
+    "DistributedOptimizer",
     "Options",
     "ProcessGroup",
     "ReduceScatter",

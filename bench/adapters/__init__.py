@@ -19,4 +19,6 @@ and what it returns has:
                             Raises NotImplementedError where the library lacks the collective or the dtype.
     barrier()               returns when all ranks have called it
     close()                 leaves the job in order
+    memory                  where its arrays are not of numpy but of a device: an object as `worker.HostMemory`; `call`
+                            gets those arrays, and returns when the device has done
 """

@@ -41,12 +41,12 @@ def stream(bare: socket.socket | None, sends: bool, nbytes: int) -> float:
         return 0.0
     chunk = bytearray(CHUNK_NBYTES)
     began = time.perf_counter()
+    left = nbytes
     if sends:
-        for _ in range(nbytes // CHUNK_NBYTES):
-            bare.sendall(chunk)
+        while left:
+            left -= bare.send(memoryview(chunk)[:left])
         bare.recv(1)
     else:
-        left = nbytes
         while left:
             left -= bare.recv_into(chunk, min(left, CHUNK_NBYTES))
         bare.sendall(b"\1")

@@ -10,7 +10,7 @@ import unisono as un
 
 
 class UnisonoAdapter:
-    """The world communicator; ``UNISONO_TRANSPORT`` in the environment says what carries it."""
+    """The world communicator; ``UNISONO_TRANSPORTS`` in the environment says what carries it."""
 
     def __init__(self) -> None:
         self._world = un.init()

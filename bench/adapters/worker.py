@@ -49,11 +49,15 @@ class Form(NamedTuple):
 
 def contribution(rank: int, count: int, dtype: Any) -> Any:
     """Return what `rank` puts in: `count` elements that depend on the rank and the position."""
-    return (np.arange(count) % PERIOD + rank % RANK_PERIOD).astype(dtype)
+    return _repeated(np.arange(PERIOD) + rank % RANK_PERIOD, count, dtype)
+
+
+def _repeated(period: Any, count: int, dtype: Any) -> Any:
+    return np.tile(period.astype(dtype), -(-count // PERIOD))[:count]
 
 
 def _sum(size: int, rank: int, count: int, dtype: Any) -> Any:
-    return np.asarray(sum(contribution(other, count, np.int64) for other in range(size))).astype(dtype)
+    return _repeated(sum(contribution(other, PERIOD, np.int64) for other in range(size)), count, dtype)
 
 
 def _sum_at_root(size: int, rank: int, count: int, dtype: Any) -> Any:
@@ -87,6 +91,30 @@ FORMS: dict[str, Form] = {
 }
 
 
+class HostMemory:
+    """Arrays of numpy. An adapter of a library whose arrays are others has such an object as its `memory`."""
+
+    @staticmethod
+    def empty(count: int, dtype: Any) -> Any:
+        """Return a flat array to be overwritten, of a dtype of numpy."""
+        return np.empty(count, dtype)
+
+    @staticmethod
+    def place(array: Any) -> Any:
+        """Return the array that holds what this one of numpy does, and is only read."""
+        return array
+
+    @staticmethod
+    def fill(array: Any, source: Any) -> None:
+        """Copy what `place` has returned into an array of `empty`; it is there when this returns."""
+        np.copyto(array, source)
+
+    @staticmethod
+    def fetch(array: Any) -> Any:
+        """Return what an array holds as one of numpy."""
+        return array
+
+
 class Worker:
     """Carries out the driver's commands; each public method is one, and returns its reply."""
 
@@ -97,6 +125,7 @@ class Worker:
     def join(self) -> dict[str, Any]:
         """Join the library's job, which needs all ranks."""
         self._adapter = _load(self._adapter_path).connect()
+        self._memory = getattr(self._adapter, "memory", HostMemory)
         return {"version": self._adapter.version, "size": self._adapter.size}
 
     def prepare(self, collective: str, dtype: str, count: int) -> dict[str, Any]:
@@ -105,16 +134,17 @@ class Worker:
             importlib.import_module("ml_dtypes")  # Registers the dtype's name with numpy.
         element = np.dtype(dtype)
         form, size = FORMS[collective], self._adapter.size
-        self._source = contribution(self._rank, count // size if form.puts_share else count, element)
+        put = contribution(self._rank, count // size if form.puts_share else count, element)
         self._expected = form.expected(size, self._rank, count, element)
-        self._array = np.empty_like(self._source)
-        self._out = self._array if form.in_place else np.empty(count // size if form.gets_share else count, element)
+        empty = self._memory.empty
+        self._source, self._array = self._memory.place(put), empty(put.size, element)
+        self._out = self._array if form.in_place else empty(count // size if form.gets_share else count, element)
         self._call = self._adapter.call(collective, self._array, self._out)
         return {}
 
     def verify(self) -> dict[str, Any]:
         """Run the call once and compare every element of the result; the reply says what is wrong, or None."""
-        np.copyto(self._array, self._source)
+        self._memory.fill(self._array, self._source)
         self._call()
         return {"wrong": self._difference()}
 
@@ -125,11 +155,11 @@ class Worker:
         result is compared like the first.
         """
         array, source, call, barrier = self._array, self._source, self._call, self._adapter.barrier
-        clock, times = time.perf_counter_ns, []
+        fill, clock, times = self._memory.fill, time.perf_counter_ns, []
         gc.disable()
         started = clock()
         for _ in range(iterations):
-            np.copyto(array, source)
+            fill(array, source)
             barrier()
             before = clock()
             call()
@@ -146,11 +176,12 @@ class Worker:
     def _difference(self) -> str | None:
         if self._expected is None:
             return None
-        wrong = np.flatnonzero(self._out != self._expected)
+        got = self._memory.fetch(self._out)
+        wrong = np.flatnonzero(got != self._expected)
         if not wrong.size:
             return None
         first = wrong[0]
-        return f"element {first} is {self._out[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
+        return f"element {first} is {got[first]} and must be {self._expected[first]}; {wrong.size} are wrong"
 
 
 def serve(worker: Worker, stream: TextIO) -> None:

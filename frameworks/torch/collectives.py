@@ -3,10 +3,10 @@
 They are apart from the group so that they can serve any of torch's base classes. torch calls each by one or more of
 several names: Python by those of its time, C++ by the newest. All are here, as one method under many names.
 
-Every method takes tensors on the host (others are copied there and back), contiguous or not, of any dtype that can be
-moved, and the options of its call. Of those it looks at `asyncOp`, without which it returns None when all is done, at
-`timeout` and at what it needs else. It raises `dist.DistBackendError`, and `CallError`, which is one, if the call is
-wrong: then nothing has been sent.
+Every method takes tensors on the host or on a GPU (others are copied), contiguous or not, of any dtype that can be
+moved, and the options of its call. Of those it looks at `asyncOp`, without which it returns None when all is done (on a
+GPU: when all stands in the streams), at `timeout` and at what it needs else. It raises `dist.DistBackendError`, and
+`CallError`, which is one, if the call is wrong: then nothing has been sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.profiler import record_function
@@ -24,7 +23,8 @@ from torch.profiler import record_function
 from unisono import Communicator, Op, UnisonoError, UsageError
 from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.tensors import Array, Stage
+from unisono.frameworks.torch.registration import NAME
+from unisono.frameworks.torch.tensors import Stage, Taken, apart, lies_at
 from unisono.frameworks.torch.work import Kept, Work
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -32,7 +32,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 # What torch sets where no timeout was given.
 _UNSET = timedelta(milliseconds=-1)
 _NOTHING: Mapping[str, Any] = {}
-_NO_TENSORS = Stage()
+_STAGE = partial(Stage, takes_gpu=True)
+_NO_TENSORS = _STAGE()
 _is_profiled = torch.autograd._profiler_enabled
 
 
@@ -73,7 +74,7 @@ class Collectives:
 
             work = sparse.allreduce(self._communicator, tensor, opts, self._kept)
             return work if opts.asyncOp else _waited(work)
-        stage = Stage()
+        stage = _STAGE()
         x = stage.write(tensor)
         op, rounding = self._op(opts, tensor.dtype)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
@@ -82,7 +83,7 @@ class Collectives:
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         """Combine each tensor of a list with those in its place on the other ranks, in place."""
         opts = opts or c10d.AllreduceCoalescedOptions()
-        tensors, stage = _listed(tensors), Stage()
+        tensors, stage = _listed(tensors), _STAGE()
         x: Any = [stage.write(tensor) for tensor in tensors]
         op, rounding = self._op_of_all(opts, tensors)
         return self._run(partial(self._communicator.allreduce, x, op, out=x, **rounding), opts, tensors, stage)
@@ -92,7 +93,7 @@ class Collectives:
         """Combine a tensor of each rank, in place at the root; the others keep theirs."""
         opts = opts or c10d.ReduceOptions()
         (tensor,) = tensors = _listed(tensors)
-        stage = Stage()
+        stage = _STAGE()
         is_root = opts.rootRank == self._communicator.rank
         x = stage.write(tensor) if is_root else stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
@@ -104,33 +105,33 @@ class Collectives:
         """Combine the lists of all ranks, tensor by tensor; rank r gets that in place r, of a shape of its own."""
         opts = opts or c10d.ReduceScatterOptions()
         (output,), (parts,) = _listed(outputs), _nested(inputs)
-        stage = Stage()
+        stage = _STAGE()
         out, x = stage.write(output), stage.read_all(parts)
         op, rounding = self._op(opts, output.dtype)
         counts = _counts(parts)
         if len(set(counts)) == 1:
-            reduce = partial(self._communicator.reduce_scatter, _apart(x, out), op, out=out, **rounding)
+            reduce = partial(self._communicator.reduce_scatter, apart(x, out), op, out=out, **rounding)
         else:
-            reduce = partial(self._communicator.reduce_scatterv, _apart(x, out), counts, op, out=out, **rounding)
+            reduce = partial(self._communicator.reduce_scatterv, apart(x, out), counts, op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
     @call
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Combine the tensors of all ranks; each rank gets an equal part of the result."""
         opts = opts or c10d.ReduceScatterOptions()
-        stage = Stage()
+        stage = _STAGE()
         out, x = stage.write(output), stage.read(tensor)
         op, rounding = self._op(opts, tensor.dtype)
-        reduce = partial(self._communicator.reduce_scatter, _apart(x, out), op, out=out, **rounding)
+        reduce = partial(self._communicator.reduce_scatter, apart(x, out), op, out=out, **rounding)
         return self._run(reduce, opts, [output], stage)
 
     @call
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Do what `reduce_scatter_single` does, for each of several tensors."""
         opts = opts or c10d.ReduceScatterOptions()
-        outputs, inputs, stage = _listed(outputs), _listed(inputs), Stage()
+        outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
         outs = [stage.write(output) for output in outputs]
-        x = [_apart(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
+        x = [apart(stage.read(tensor), out) for tensor, out in zip(inputs, outs, strict=True)]
         op, rounding = self._op_of_all(opts, inputs)
         reduce = partial(self._communicator.reduce_scatter, x, op, out=outs, **rounding)
         return self._run(reduce, opts, outputs, stage)
@@ -142,7 +143,7 @@ class Collectives:
         """Copy the root's tensor to those of all ranks."""
         opts = opts or c10d.BroadcastOptions()
         (tensor,) = tensors = _listed(tensors)
-        stage = Stage()
+        stage = _STAGE()
         x = stage.write(tensor)
         return self._run(partial(self._communicator.broadcast, x, opts.rootRank, out=x), opts, tensors, stage)
 
@@ -151,20 +152,20 @@ class Collectives:
         """Copy the tensors of all ranks, each of a shape of its own, to the list of outputs of every rank."""
         opts = opts or c10d.AllgatherOptions()
         (parts,), (tensor,) = _nested(outputs), _listed(inputs)
-        stage = Stage()
+        stage = _STAGE()
         out, x = stage.write_all(parts), stage.read(tensor)
         counts = _counts(parts)
         if len(set(counts)) == 1:
             gather = partial(self._communicator.allgather, self._in_its_part(x, out), out=out)
         else:
-            gather = partial(self._communicator.allgatherv, _apart(x, out), counts, out=out)
+            gather = partial(self._communicator.allgatherv, apart(x, out), counts, out=out)
         return self._run(gather, opts, parts, stage)
 
     @call
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks, one after the other, to the output of every rank."""
         opts = opts or c10d.AllgatherOptions()
-        stage = Stage()
+        stage = _STAGE()
         out, x = stage.write(output), stage.read(tensor)
         return self._run(
             partial(self._communicator.allgather, self._in_its_part(x, out), out=out), opts, [output], stage
@@ -174,7 +175,7 @@ class Collectives:
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Do what `all_gather_single` does, for each of several tensors."""
         opts = opts or c10d.AllgatherOptions()
-        outputs, stage = _listed(outputs), Stage()
+        outputs, stage = _listed(outputs), _STAGE()
         outs = [stage.write(output) for output in outputs]
         pairs = zip(_listed(inputs), outs, strict=True)
         x = [self._in_its_part(stage.read(tensor), out) for tensor, out in pairs]
@@ -184,9 +185,9 @@ class Collectives:
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Do what `allgather` does, for each of several tensors: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
         opts = opts or c10d.AllgatherOptions()
-        stage = Stage()
+        stage = _STAGE()
         outs = [stage.write_all(parts) for parts in zip(*outputs, strict=True)]
-        x = [_apart(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
+        x = [apart(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
         written = [tensor for parts in outputs for tensor in parts]
         return self._run(partial(self._communicator.allgather, x, out=outs), opts, written, stage)
 
@@ -194,7 +195,7 @@ class Collectives:
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy the tensors of all ranks to the list of outputs of the root; the others give an empty list."""
         opts = opts or c10d.GatherOptions()
-        (tensor,), stage = _listed(inputs), Stage()
+        (tensor,), stage = _listed(inputs), _STAGE()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(outputs, is_root, "output")
         x, out = stage.read(tensor), stage.write_all(parts) if is_root else None
@@ -206,12 +207,12 @@ class Collectives:
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy each tensor of the root's list to the output of its rank; the others give an empty list."""
         opts = opts or c10d.ScatterOptions()
-        (output,), stage = _listed(outputs), Stage()
+        (output,), stage = _listed(outputs), _STAGE()
         is_root = opts.rootRank == self._communicator.rank
         parts = self._list_of_root(inputs, is_root, "input")
         out, x = stage.write(output), stage.read_all(parts) if is_root else None
         if x is not None:
-            x = _apart(x, out)
+            x = apart(x, out)
         return self._run(partial(self._communicator.scatter, x, opts.rootRank, out=out), opts, [output], stage)
 
     @call
@@ -220,9 +221,9 @@ class Collectives:
     ) -> Any:
         """Copy each part of the rows of the tensor to the output of its rank: in equal parts, or in these."""
         opts = opts or c10d.AllToAllOptions()
-        stage = Stage()
+        stage = _STAGE()
         out, x = stage.write(output), stage.read(tensor)
-        x = _apart(x, out)
+        x = apart(x, out)
         if not output_splits and not input_splits:
             self._check_rows(tensor)
             return self._run(partial(self._communicator.alltoall, x, out=out), opts, [output], stage)
@@ -233,9 +234,9 @@ class Collectives:
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Copy each tensor of the list to the output, in the place of this rank, of the rank in whose place it is."""
         opts = opts or c10d.AllToAllOptions()
-        outputs, inputs, stage = _listed(outputs), _listed(inputs), Stage()
+        outputs, inputs, stage = _listed(outputs), _listed(inputs), _STAGE()
         out, x = stage.write_all(outputs), stage.read_all(inputs)
-        exchange = partial(self._communicator.alltoallv, _apart(x, out), _counts(inputs), _counts(outputs), out=out)
+        exchange = partial(self._communicator.alltoallv, apart(x, out), _counts(inputs), _counts(outputs), out=out)
         return self._run(exchange, opts, outputs, stage)
 
     @call
@@ -254,6 +255,8 @@ class Collectives:
 
     def _run(self, start: Callable[..., Any], opts: Any, results: list[Any], stage: Stage) -> Work | None:
         """Make a call of the communicator; return its work, or None if it has ended."""
+        if stage.has_gpu:
+            check_gpu(self)
         limit_s = self._limit_s if opts.timeout == _UNSET else opts.timeout.total_seconds()
         limits = _NOTHING if limit_s is None else {"timeout_s": limit_s}
         if opts.asyncOp or self._kept.are_coalesced:
@@ -272,9 +275,9 @@ class Collectives:
             raise UsageError(f"the tensors of a list must be of one dtype; got {names}")
         return self._op(opts, *dtypes)
 
-    def _in_its_part(self, x: Array, out: Array) -> Array:
+    def _in_its_part(self, x: Taken, out: Taken) -> Taken:
         """Return `x`, or a copy if it is in the memory of `out` and not where this rank's part of that is."""
-        return x if out.ctypes.data + self._communicator.rank * x.nbytes == x.ctypes.data else _apart(x, out)
+        return x if lies_at(out) + self._communicator.rank * x.nbytes == lies_at(x) else apart(x, out)
 
     def _list_of_root(self, lists: Any, is_root: bool, name: str) -> list[Any]:
         """Return the tensors that only the root gives.
@@ -306,6 +309,21 @@ class Collectives:
         return [rows * row for rows in splits]
 
 
+def check_gpu(group: Any) -> None:
+    """Check that tensors on a GPU are this backend's.
+
+    Raises:
+        UsageError: the group was made with another backend for them, whose place torch has let this one take.
+    """
+    named = c10d._world.pg_backend_config.get(group, "")
+    other = dict(each.split(":") for each in named.split(",") if ":" in each).get("cuda", NAME)
+    if other != NAME:
+        raise UsageError(
+            f"this group was made with the backend {named!r}, but torch lets a group that is written in Python take "
+            f"the place of all of them; make one for tensors on a GPU by new_group(backend={other!r})"
+        )
+
+
 def _waited(work: Work) -> None:
     work.wait()
 
@@ -320,8 +338,3 @@ def _nested(lists: Any) -> list[Any]:
 
 def _counts(tensors: Sequence[Any]) -> list[int]:
     return [tensor.numel() for tensor in tensors]
-
-
-def _apart(x: Array, out: Array) -> Array:
-    """Return `x`, or a copy of it if it is in the memory of `out`."""
-    return x.copy() if np.may_share_memory(x, out) else x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono import ANY_SOURCE, Communicator
-from unisono.frameworks.torch.collectives import call
+from unisono.frameworks.torch.collectives import call, check_gpu
 from unisono.frameworks.torch.tensors import Stage
 from unisono.frameworks.torch.work import Kept, ReceivedFrom, Work
 
@@ -20,8 +20,11 @@ class Messages:
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
         (tensor,) = tensors
-        stage = Stage()
-        work = self._communicator.send(stage.read(tensor), dst, tag, wait=False)
+        stage = Stage(takes_gpu=True)
+        x = stage.read(tensor)
+        if stage.has_gpu:
+            check_gpu(self)
+        work = self._communicator.send(x, dst, tag, wait=False)
         return Work(work, tensors, stage.finish, self._kept)
 
     @call
@@ -36,6 +39,9 @@ class Messages:
 
     def _receive(self, kind: type[Work], tensors: Any, source: Any, tag: int) -> Work:
         (tensor,) = tensors
-        stage = Stage()
-        work = self._communicator.recv(stage.write(tensor), source, tag, wait=False)
+        stage = Stage(takes_gpu=True)
+        out = stage.write(tensor)
+        if stage.has_gpu:
+            check_gpu(self)
+        work = self._communicator.recv(out, source, tag, wait=False)
         return kind(work, tensors, stage.finish, self._kept)

@@ -25,7 +25,7 @@ class Options:
         reproducible: whether the bits of every reduction depend on the contributions and their ranks alone.
         accumulate: "float32" to sum float16, bfloat16 and the 8-bit floats up in float32, and round once.
         timeout: how long a call may take; by default what `init_process_group` or `new_group` is given.
-        settings: fields of `unisono.Options`, such as `transport`, `algorithm` and `bind_address`; by default those of
+        settings: fields of `unisono.Options`, such as `transports`, `algorithm` and `bind_address`; by default those of
             the ``UNISONO_*`` variables. All ranks of the group adopt those of its rank 0 that must be equal.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 NAME = "unisono"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 
 
 def register() -> None:

@@ -1,5 +1,7 @@
 """Tensors as collectives take them: flat numpy arrays at the same address, or a copy where that cannot be.
 
+Those on a GPU are taken as they are, as flat tensors, where they go to a communicator; otherwise they are copied.
+
 `Tensor.numpy` will not do: it makes the tensor's memory one that can never be resized, which FSDP does all the time.
 Nor is what is written here told to autograd, as with torch's own backends: FSDP gathers parameters into memory that
 autograd has views of, and expects that no version changes.
@@ -21,6 +23,8 @@ from unisono import UsageError
 from unisono.dtypes import DTYPES
 
 Array: TypeAlias = NDArray[Any]
+# What a communicator takes: an array, or a tensor on a GPU.
+Taken: TypeAlias = "NDArray[Any] | Any"
 
 _TYPES: dict[Any, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in DTYPES}
 # Types that are moved and not reduced, and so may be anything of their size.
@@ -30,6 +34,8 @@ ONLY_MOVED: dict[Any, np.dtype[Any]] = {
     torch.float8_e8m0fnu: np.dtype(np.uint8),
     torch.complex32: np.dtype(np.uint32),
 }
+# The same on a GPU: torch has few types without a sign.
+_MOVED_AS = {1: torch.uint8, 4: torch.int32}
 _ALL_TYPES = {**_TYPES, **ONLY_MOVED}
 
 _STRIDED = torch.strided
@@ -43,42 +49,52 @@ _finishing = threading.Lock()
 
 
 class Stage:
-    """The memory of one call, which this keeps alive, and what must be copied to tensors when it has ended."""
+    """The memory of one call, which this keeps alive, and what must be copied to tensors when it has ended.
 
-    __slots__ = ("_copies", "_used")
+    Args:
+        takes_gpu: whether tensors on a GPU are used there, and not by a copy on the host.
 
-    def __init__(self) -> None:
+    Attributes:
+        has_gpu: whether there were any.
+    """
+
+    __slots__ = ("_copies", "_takes_gpu", "_used", "has_gpu")
+
+    def __init__(self, *, takes_gpu: bool = False) -> None:
+        self._takes_gpu = takes_gpu
+        self.has_gpu = False
         self._used: Any = None  # one tensor, mostly; of several, a chain of pairs
         self._copies: Sequence[tuple[Any, Any]] = ()
 
-    def read(self, tensor: Any) -> Array:
+    def read(self, tensor: Any) -> Taken:
         """Return the elements of a tensor, which is not written.
 
         Raises:
             UsageError: it is sparse, or of a type that cannot be moved.
         """
-        return self._array(tensor if _is_flat(tensor) else _copy(tensor))
+        return self._array(tensor if self._is_flat(tensor) else self._copy(tensor))
 
-    def write(self, tensor: Any) -> Array:
+    def write(self, tensor: Any) -> Taken:
         """Return memory whose elements a tensor gets in the end; they are its own now. Raises what `read` does."""
-        if _is_flat(tensor):
+        if self._is_flat(tensor):
             return self._array(tensor)
-        host = _copy(tensor)
-        self._copies = (*self._copies, (tensor, host))
-        return self._array(host)
+        copy = self._copy(tensor)
+        self._copies = (*self._copies, (tensor, copy))
+        return self._array(copy)
 
-    def read_all(self, tensors: Sequence[Any]) -> Array:
+    def read_all(self, tensors: Sequence[Any]) -> Taken:
         """Return the elements of tensors, one after the other. Raises what `read` does, and if the types differ."""
-        joined = _joined(tensors)
+        joined = self._joined(tensors)
         if joined is None:
-            joined = torch.cat([_copy(each).reshape(-1) for each in tensors])
+            joined = torch.cat([self._copy(each).reshape(-1) for each in tensors])
         return self._array(joined)
 
-    def write_all(self, tensors: Sequence[Any]) -> Array:
+    def write_all(self, tensors: Sequence[Any]) -> Taken:
         """Return memory whose elements tensors get in the end, one after the other; raises what `read_all` does."""
-        joined = _joined(tensors)
+        joined = self._joined(tensors)
         if joined is None:
-            joined = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
+            place = tensors[0].device if self._is_taken_on_gpu(tensors[0]) else "cpu"
+            joined = tensors[0].detach().new_empty(sum(each.numel() for each in tensors), device=place)
             parts = joined.split([each.numel() for each in tensors])
             copies = [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
             self._copies = (*self._copies, *copies)
@@ -88,31 +104,72 @@ class Stage:
         """Copy what must be copied; to be called when the call has ended, by as many threads as want to."""
         if self._copies:
             with _finishing, torch.no_grad():
-                for tensor, host in self._copies:
-                    tensor.copy_(host)
+                for tensor, copy in self._copies:
+                    tensor.copy_(copy)
                 self._copies = ()
 
-    def _array(self, tensor: Any) -> Array:
-        """Return the array at the address of a contiguous tensor."""
+    def _array(self, tensor: Any) -> Taken:
+        """Return the array at the address of a contiguous tensor; on a GPU, a flat tensor that autograd knows not."""
         self._used = tensor if self._used is None else (self._used, tensor)
+        if self._is_taken_on_gpu(tensor):
+            self.has_gpu = True
+            flat = tensor.data.reshape(-1)
+            return flat.view(_MOVED_AS[tensor.element_size()]) if tensor.dtype in ONLY_MOVED else flat
         place = tensor.data_ptr(), tensor.numel(), tensor.dtype
         array = _arrays.get(place)
         return _array_at(*place) if array is None else array
 
+    def _is_taken_on_gpu(self, tensor: Any) -> bool:
+        return self._takes_gpu and bool(tensor.is_cuda)
 
-def _is_flat(tensor: Any) -> bool:
-    """Return whether a tensor lies on the host as an array would."""
-    if tensor.layout is not _STRIDED:
-        raise UsageError(
-            f"a tensor of the layout {tensor.layout} goes through all_reduce alone: pass tensor.to_dense()"
-        )
-    is_flat: bool = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
-    return is_flat
+    def _is_flat(self, tensor: Any) -> bool:
+        """Return whether a tensor lies where it is taken as an array would."""
+        if tensor.layout is not _STRIDED:
+            raise UsageError(
+                f"a tensor of the layout {tensor.layout} goes through all_reduce alone: pass tensor.to_dense()"
+            )
+        is_there = tensor.is_cpu or self._is_taken_on_gpu(tensor)
+        is_flat: bool = is_there and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())
+        return is_flat
+
+    def _copy(self, tensor: Any) -> Any:
+        """Return a contiguous tensor with the same elements where tensors are taken, a copy unless it is one."""
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        return (plain if self._is_taken_on_gpu(tensor) else plain.cpu()).contiguous()
+
+    def _joined(self, tensors: Sequence[Any]) -> Any:
+        """Return one flat tensor in the memory of all, if they lie there one after the other; otherwise None.
+
+        Raises:
+            UsageError: their types differ, or there are none.
+        """
+        if len({(each.dtype, each.device) for each in tensors}) != 1:
+            kinds = ", ".join(dict.fromkeys(f"{each.dtype} on {each.device}" for each in tensors))
+            raise UsageError(f"the tensors of a list must be of one dtype and device; got {kinds or 'none'}")
+        full = [each for each in tensors if each.numel()]
+        if not full:
+            return self._copy(tensors[0]).reshape(-1)
+        first, end = full[0], full[0].data_ptr()
+        for each in full:
+            if not self._is_flat(each) or each.data_ptr() != end:
+                return None
+            if each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+                return None
+            end += each.numel() * each.element_size()
+        return first.detach().as_strided((sum(each.numel() for each in full),), (1,))
 
 
-def _copy(tensor: Any) -> Any:
-    """Return a contiguous tensor on the host with the same elements, a copy unless it is one."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+def lies_at(x: Taken) -> int:
+    """Return the address of the first element of what was taken."""
+    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+
+
+def apart(x: Taken, out: Taken) -> Taken:
+    """Return `x`, or a copy of it if it is in the memory of `out`; both are flat."""
+    begin, written = lies_at(x), lies_at(out)
+    if begin < written + out.nbytes and written < begin + x.nbytes:
+        return x.copy() if isinstance(x, np.ndarray) else x.clone()
+    return x
 
 
 def _array_at(address: int, count: int, dtype: Any) -> Array:
@@ -129,23 +186,7 @@ def _array_at(address: int, count: int, dtype: Any) -> Array:
     return array
 
 
-def _joined(tensors: Sequence[Any]) -> Any:
-    """Return one flat tensor in the memory of all, if they lie there one after the other; otherwise None.
-
-    Raises:
-        UsageError: their types differ, or there are none.
-    """
-    if len({(each.dtype, each.device) for each in tensors}) != 1:
-        kinds = ", ".join(dict.fromkeys(f"{each.dtype} on {each.device}" for each in tensors))
-        raise UsageError(f"the tensors of a list must be of one dtype and device; got {kinds or 'none'}")
-    full = [each for each in tensors if each.numel()]
-    if not full:
-        return tensors[0].detach().reshape(-1).cpu()
-    first, end = full[0], full[0].data_ptr()
-    for each in full:
-        if not _is_flat(each) or each.data_ptr() != end:
-            return None
-        if each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None
-        end += each.numel() * each.element_size()
-    return first.detach().as_strided((sum(each.numel() for each in full),), (1,))
+def like(parameter: Any, array: Array) -> Any:
+    """Return a tensor in the memory of an array, of the dtype, shape and device of a parameter."""
+    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return flat.view(parameter.dtype).view(parameter.shape).to(parameter.device)

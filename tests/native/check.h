@@ -18,7 +18,7 @@
 namespace unisono::testing {
 
 // A test that has not ended by then is killed by SIGALRM.
-inline constexpr unsigned deadline_s = 100;
+inline constexpr unsigned deadline_s = 300;
 
 struct Test {
   const char* name;

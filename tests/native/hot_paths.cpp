@@ -53,6 +53,20 @@ constexpr Path paths[] = {
     {"ring_of_4_with_16_segments", Transport::shm, ring_allreduce, 4, 1024, 16},
 };
 
+// One rank sends to another, which receives, by calls that end at once.
+void send_and_receive(long times) {
+  Ranks ranks(2, Transport::shm);
+  float sent[2] = {1, 2}, received[2] = {};
+  auto* from = reinterpret_cast<std::byte*>(sent);
+  auto* to = reinterpret_cast<std::byte*>(received);
+  for (; times > 0; --times) {
+    const auto sending = ranks.endpoint(0).try_now(Message::to_send(1, DType::float32, 0, from, 8), {}, 1);
+    const auto receiving = ranks.endpoint(1).try_now(Message::to_receive(0, DType::float32, 0, to, 8), {}, 1);
+    if (sending->outcome() != Outcome::done || receiving->outcome() != Outcome::done) std::abort();
+  }
+}
+constexpr const char* message_path = "shm_message_8_bytes";
+
 // The ranks take turns until all have ended.
 class Caller {
  public:
@@ -97,6 +111,11 @@ class Caller {
 int main(int argc, char** argv) {
   if (argc == 1) {
     for (const Path& path : paths) std::puts(path.name);
+    std::puts(message_path);
+    return 0;
+  }
+  if (argc == 3 && std::strcmp(argv[1], message_path) == 0) {
+    send_and_receive(std::atol(argv[2]));
     return 0;
   }
   for (const Path& path : paths) {

@@ -13,7 +13,9 @@
 #include <thread>
 
 #include "check.h"
+#include "exchange.h"
 #include "shm_channel.h"
+#include "tagged_channel.h"
 #include "tcp_channel.h"
 
 namespace unisono::testing {
@@ -32,6 +34,16 @@ ChannelPair tcp_channel_pair(bool checked, std::int32_t a, std::int32_t b) {
   const TcpTerms terms{3, checked};
   return {std::make_unique<TcpChannel>(b, std::move(ends_of_a), terms),
           std::make_unique<TcpChannel>(a, std::move(ends_of_b), terms), Descriptor()};
+}
+
+ChannelPair tagged_channel_pair(std::int32_t a, std::int32_t b) {
+  MessengerPair messengers = messenger_pair();
+  SocketPair sockets = unix_pair();
+  const std::uint64_t to_a = messengers.a->reserve();
+  const std::uint64_t to_b = messengers.b->reserve();
+  return {std::make_unique<TaggedChannel>(b, messengers.a, TaggedChannel::Route{0, to_b, to_a}, std::move(sockets.a)),
+          std::make_unique<TaggedChannel>(a, messengers.b, TaggedChannel::Route{0, to_a, to_b}, std::move(sockets.b)),
+          Descriptor()};
 }
 
 }  // namespace
@@ -67,6 +79,7 @@ Descriptor sealed_memory() {
 }
 
 ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
+  if (transport == Transport::tagged) return tagged_channel_pair(a, b);
   if (transport != Transport::shm) return tcp_channel_pair(transport == Transport::checked, a, b);
   SocketPair sockets = unix_pair();
   Descriptor memory = sealed_memory();

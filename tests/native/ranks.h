@@ -13,9 +13,9 @@
 
 namespace unisono::testing {
 
-// `checked`: TCP over several streams, with checksums of payloads.
-enum class Transport { shm, tcp, checked };
-inline constexpr Transport transports[] = {Transport::shm, Transport::tcp, Transport::checked};
+// `checked`: TCP over several streams, with checksums of payloads. `tagged`: by the library of exchange.h.
+enum class Transport { shm, tcp, checked, tagged };
+inline constexpr Transport transports[] = {Transport::shm, Transport::tcp, Transport::checked, Transport::tagged};
 
 struct SocketPair {
   Descriptor a;

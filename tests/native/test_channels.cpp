@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -185,11 +186,15 @@ void any_header_from_a_peer_ends_as_a_failure_of_the_call() {
       endpoint.add_channel(ChannelTable::receiving_lane, std::move(pair.a));
       const auto word = [&] { return static_cast<std::uint32_t>(dice.awkward()); };
       const Header header{dice.awkward(), dice.awkward(), word(), 1, word(), word()};
-      CHECK(pair.b->begin(header));
+      try {
+        CHECK(pair.b->begin(header));
+      } catch (const std::invalid_argument&) {
+        continue;  // of a library's messages, one that does not lie in one piece
+      }
       pair.b->write(zeros.data(), std::min(zeros.size(), header.nbytes));
       pair.b->flush();
       Bytes room(10);  // no awkward number
-      const auto request = endpoint.receive(1, DType::uint8, 1, room.data(), room.size(), {});
+      const auto request = endpoint.start(Message::to_receive(1, DType::uint8, 1, room.data(), room.size()), {});
       CHECK(endpoint.wait(*request, 20, nullptr) == Outcome::failed);
       CHECK(endpoint.control().failure().kind != FailureKind::timeout);
     }

@@ -23,11 +23,11 @@ Bytes pattern(std::size_t nbytes, std::size_t seed) {
 }
 
 std::unique_ptr<Request> send(Endpoint& endpoint, std::uint32_t tag, Bytes& data) {
-  return endpoint.send(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size(), {});
+  return endpoint.start(Message::to_send(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size()), {});
 }
 
 std::unique_ptr<Request> receive(Endpoint& endpoint, std::uint32_t tag, Bytes& data) {
-  return endpoint.receive(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size(), {});
+  return endpoint.start(Message::to_receive(1 - endpoint.rank(), DType::uint8, tag, data.data(), data.size()), {});
 }
 
 bool done(Endpoint& endpoint, Request& request) { return endpoint.wait(request, timeout_s, nullptr) == Outcome::done; }
@@ -102,11 +102,48 @@ void a_message_of_another_length_is_a_mismatch() {
   }
 }
 
+void a_message_that_can_end_at_once_does() {
+  Ranks ranks(2, Transport::shm);
+  Endpoint& sender = ranks.endpoint(0);
+  Endpoint& receiver = ranks.endpoint(1);
+  Bytes data = pattern(100, 1);
+  Bytes room(100);
+  const Message to_receive = Message::to_receive(0, DType::uint8, 3, room.data(), room.size());
+  CHECK(sender.reaches(1));
+  for (const bool expected : {false, true}) {
+    std::unique_ptr<Request> early = expected ? receiver.try_now(to_receive, {}, 1) : nullptr;
+    CHECK(!expected || early->outcome() == Outcome::pending);
+    const auto sending = sender.try_now(Message::to_send(1, DType::uint8, 3, data.data(), data.size()), {}, 1);
+    CHECK(sending->outcome() == Outcome::done);
+    if (!expected) early = receiver.try_now(to_receive, {}, 1);
+    CHECK(done(receiver, *early) && early->found()->source == 0 && room == data);
+    room.assign(100, std::byte{});
+  }
+}
+
+// What was handed in before comes first, and a failure is found by whoever waits.
+void a_message_is_not_begun_where_something_stands_in_its_way() {
+  Ranks ranks(2, Transport::shm);
+  Endpoint& receiver = ranks.endpoint(1);
+  Bytes data(50);
+  const auto first = receive(receiver, 1, data);
+  CHECK(receiver.try_now(Message::to_receive(0, DType::uint8, 1, data.data(), 50), {}, 1) == nullptr);
+  Bytes longer = pattern(100, 1);
+  CHECK(done(ranks.endpoint(0), *send(ranks.endpoint(0), 2, longer)));
+  CHECK(receiver.poll(*first) == Outcome::pending);
+  const auto wrong = receiver.try_now(Message::to_receive(0, DType::uint8, 2, data.data(), 50), {}, 50);
+  CHECK(wrong != nullptr && wrong->outcome() == Outcome::pending);
+  CHECK(receiver.wait(*wrong, timeout_s, nullptr) == Outcome::failed);
+  CHECK(receiver.control().failure().kind == FailureKind::mismatch);
+  CHECK(receiver.try_now(Message::to_receive(0, DType::uint8, 2, data.data(), 50), {}, 1) == nullptr);
+}
+
 void a_peer_that_cannot_be_leaves_the_endpoint_usable() {
   Ranks ranks(2, Transport::shm);
   Bytes data(1);
   Endpoint& endpoint = ranks.endpoint(0);
-  CHECK(throws<std::invalid_argument>([&] { endpoint.send(9, DType::uint8, 0, data.data(), 1, {}); }));
+  CHECK(
+      throws<std::invalid_argument>([&] { endpoint.start(Message::to_send(9, DType::uint8, 0, data.data(), 1), {}); }));
   CHECK(!endpoint.control().failed());
   const auto request = send(endpoint, 0, data);
   CHECK(done(endpoint, *request));
@@ -150,12 +187,12 @@ void a_receive_from_a_rank_that_left_fails() {
 }
 
 std::unique_ptr<Request> receive_any(Endpoint& endpoint, Bytes& data, std::optional<std::uint32_t> tag = {}) {
-  return endpoint.receive({}, DType::uint8, tag, data.data(), data.size(), {});
+  return endpoint.start(Message::to_receive({}, DType::uint8, tag, data.data(), data.size()), {});
 }
 
 std::optional<Found> probed(Endpoint& endpoint, std::optional<std::int32_t> source, std::optional<std::uint32_t> tag,
                             bool once) {
-  const auto request = endpoint.probe(source, tag, once, {});
+  const auto request = endpoint.start(Message::to_probe(source, tag, once), {});
   CHECK(done(endpoint, *request));
   return request->found();
 }
@@ -172,7 +209,7 @@ void a_receive_of_any_rank_gets_what_comes() {
         const auto tag = static_cast<std::uint32_t>(nbytes);  // for a rank may be ahead of the other
         Bytes data = rank == 0 ? Bytes(nbytes) : pattern(nbytes, static_cast<std::size_t>(rank));
         if (rank != 0) {
-          CHECK(done(endpoint, *endpoint.send(0, DType::uint8, tag, data.data(), nbytes, {})));
+          CHECK(done(endpoint, *endpoint.start(Message::to_send(0, DType::uint8, tag, data.data(), nbytes), {})));
           continue;
         }
         std::vector<int> seen(3);
@@ -194,13 +231,13 @@ void receives_of_any_and_of_one_rank_take_turns_as_posted() {
     Bytes data = pattern(100, 1);
     std::vector<Bytes> rooms(4, Bytes(100));
     Endpoint& receiver = ranks.endpoint(0);
-    const auto first = receiver.receive(2, DType::uint8, 5, rooms[0].data(), 100, {});
+    const auto first = receiver.start(Message::to_receive(2, DType::uint8, 5, rooms[0].data(), 100), {});
     const auto second = receive_any(receiver, rooms[1], 5);
-    const auto third = receiver.receive(2, DType::uint8, 5, rooms[2].data(), 100, {});
+    const auto third = receiver.start(Message::to_receive(2, DType::uint8, 5, rooms[2].data(), 100), {});
     const auto fourth = receive_any(receiver, rooms[3]);
     for (const std::int32_t source : {2, 2, 2, 1}) {
       Endpoint& sender = ranks.endpoint(source);
-      CHECK(done(sender, *sender.send(0, DType::uint8, 5, data.data(), 100, {})));
+      CHECK(done(sender, *sender.start(Message::to_send(0, DType::uint8, 5, data.data(), 100), {})));
       if (source == 2) continue;
       CHECK(done(receiver, *fourth));
     }
@@ -235,8 +272,8 @@ void a_probe_leaves_the_message_where_it_is() {
     Bytes data = pattern(100000, 3);
     Endpoint& sender = ranks.endpoint(2);
     std::thread sends([&] {
-      CHECK(done(sender, *sender.send(0, DType::float32, 6, data.data(), 8, {})));
-      CHECK(done(sender, *sender.send(0, DType::uint8, 4, data.data(), data.size(), {})));
+      CHECK(done(sender, *sender.start(Message::to_send(0, DType::float32, 6, data.data(), 8), {})));
+      CHECK(done(sender, *sender.start(Message::to_send(0, DType::uint8, 4, data.data(), data.size()), {})));
     });
     for (int round = 0; round < 2; ++round) {
       const auto found = probed(receiver, {}, 4, false);
@@ -259,7 +296,7 @@ void a_mismatched_receive_of_any_rank_fails() {
     Bytes data = pattern(100, 0);
     Endpoint& sender = ranks.endpoint(2);
     Endpoint& receiver = ranks.endpoint(0);
-    CHECK(done(sender, *sender.send(0, DType::uint8, 1, data.data(), 100, {})));
+    CHECK(done(sender, *sender.start(Message::to_send(0, DType::uint8, 1, data.data(), 100), {})));
     if (aside) CHECK(!probed(receiver, {}, 9, true));
     Bytes room(50);
     const auto wrong = receive_any(receiver, room);
@@ -274,19 +311,19 @@ void what_waits_for_any_rank_fails_when_all_have_left() {
     Ranks ranks(3, Transport::shm);
     Bytes data(1);
     Endpoint& endpoint = ranks.endpoint(0);
-    CHECK(done(ranks.endpoint(1), *ranks.endpoint(1).send(0, DType::uint8, 3, data.data(), 1, {})));
+    CHECK(done(ranks.endpoint(1), *ranks.endpoint(1).start(Message::to_send(0, DType::uint8, 3, data.data(), 1), {})));
     ranks.endpoint(1).close();
     ranks.control(1).leave("finished");
     CHECK(done(endpoint, *receive_any(endpoint, data)));
     CHECK(!probed(endpoint, {}, {}, true));
-    const auto request = probes ? endpoint.probe({}, 4, true, {}) : receive_any(endpoint, data);
+    const auto request = probes ? endpoint.start(Message::to_probe({}, 4, true), {}) : receive_any(endpoint, data);
     ranks.endpoint(2).close();
     ranks.control(2).leave("finished too");
     if (probes) {
       // What looked once has ended, or has not begun and fails as all later ones.
       endpoint.wait(*request, timeout_s, nullptr);
       CHECK(eventually([&] {
-        const auto again = endpoint.probe({}, 4, true, {});
+        const auto again = endpoint.start(Message::to_probe({}, 4, true), {});
         return endpoint.wait(*again, timeout_s, nullptr) == Outcome::failed;
       }));
     } else {
@@ -313,6 +350,9 @@ int main() {
       {"both directions move at once", both_directions_move_at_once},
       {"a receive takes the first message of its tag", a_receive_takes_the_first_message_of_its_tag},
       {"a message of another length is a mismatch", a_message_of_another_length_is_a_mismatch},
+      {"a message that can end at once does", a_message_that_can_end_at_once_does},
+      {"a message is not begun where something stands in its way",
+       a_message_is_not_begun_where_something_stands_in_its_way},
       {"a peer that cannot be leaves the endpoint usable", a_peer_that_cannot_be_leaves_the_endpoint_usable},
       {"closing ends a receive that another thread waits for", closing_ends_a_receive_that_another_thread_waits_for},
       {"a receive times out naming its peer", a_receive_times_out_naming_its_peer},

@@ -132,8 +132,8 @@ def groups() -> None:
         thread.join()
     for other, total in sums.items():
         expect(f"threads with {other}", total, torch.ones(4))
-    exact = un.torch.Options(reproducible=True, accumulate="float32", algorithm="ring", transport="tcp")
-    careful = dist.new_group(list(range(SIZE)), pg_options=un.torch.Options(reproducible=True, transport="tcp"))
+    exact = un.torch.Options(reproducible=True, accumulate="float32", algorithm="ring", transports="tcp")
+    careful = dist.new_group(list(range(SIZE)), pg_options=un.torch.Options(reproducible=True, transports="tcp"))
     for dtype in (torch.bfloat16, torch.float32, torch.int64):
         tensor = torch.ones(3, dtype=dtype)
         dist.all_reduce(tensor, group=careful)

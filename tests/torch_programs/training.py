@@ -101,6 +101,7 @@ def main() -> None:
     world = dist.group.WORLD.communicator
     with world.dup() as other:
         check("our hook", train(ddp(hook=un.torch.ddp_hook(other)), share), alone, 1e-5)
+        check("our int8 hook", train(ddp(hook=un.torch.ddp_hook(other, "int8")), share), alone, 1e-2)
     joined = ddp()
     seen = 0
     with joined.join():

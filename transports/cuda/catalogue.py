@@ -1,8 +1,8 @@
 """The kernels by operation and dtype: which C++ is compiled for each.
 
 Each is compiled by itself, so that a program waits only for what it uses. Kernels take the parameters that they have in
-`kernels/` (`reduce.cuh`, `extents.cuh`, `quantise.cuh`), and blocks of `BLOCK_THREADS` threads in one dimension, in a
-grid of any size.
+`kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`), and blocks of `BLOCK_THREADS` threads in one
+dimension, in a grid of any size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
-from unisono.operations import Combine, Lower, Op
+from unisono.operations import OPERATIONS, Combine, Lower, Op
 
 KERNELS = Path(__file__).parent / "kernels"
 # The arithmetic that GPUs and processors have in common.
@@ -110,6 +110,17 @@ def _element(dtype: DType, combine: Combine) -> tuple[int, str]:
     if dtype.kind == "complex" and combine is Combine.SUM:
         return 2, f"Plain<{_CPP['float32' if dtype.itemsize == 8 else 'float64']}>"
     return 1, f"{'Bitwise' if combine in _BITWISE else 'Plain'}<{_CPP[dtype.name]}>"
+
+
+def scaling(dtype: DType) -> Kernel:
+    """Return what multiplies an array of `dtype` by a factor, which is of the accumulation dtype.
+
+    Raises:
+        UsageError: `dtype` has no products.
+    """
+    OPERATIONS["prod"].check(dtype)
+    name = f"{dtype.name}_scale"
+    return Kernel(name, _text("scale", f"UNISONO_SCALE({name}, {_element(dtype, Combine.PROD)[1]})"))
 
 
 COPY_EXTENTS = Kernel("copy_extents", _text("extents"))

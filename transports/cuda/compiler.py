@@ -84,14 +84,20 @@ def compile_kernel(kernel: Kernel, target: str) -> Compiled:
         nvrtc.nvrtcDestroyProgram(program)
 
 
+def version() -> tuple[int, int]:
+    """Return the version of CUDA that NVRTC is of; raises as `fingerprint` does."""
+    nvrtc = _nvrtc()
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
+
+
 def fingerprint(kernel: Kernel, target: str) -> str:
     """Return a hash of everything that decides what `compile_kernel` makes: the sources, the options and the compiler.
 
     Raises:
         TransportUnavailableError: NVRTC is not installed; says what to install.
     """
-    nvrtc = _nvrtc()
-    major, minor = nvrtc.nvrtcVersion()[1:]
+    major, minor = version()
     found = hashlib.sha256()
     for part in (f"NVRTC {major}.{minor}", target, *OPTIONS, kernel.source, *(path.read_text() for path in _files())):
         found.update(f"{len(part)} {part}".encode())

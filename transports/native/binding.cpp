@@ -17,15 +17,19 @@
 #include <utility>
 
 #include "arena.h"
+#include "codecs.h"
 #include "dtype.h"
 #include "endpoint.h"
 #include "kernels.h"
+#include "mpi_messenger.h"
 #include "placement.h"
 #include "plan.h"
 #include "python_call.h"
 #include "shm_channel.h"
 #include "started_call.h"
+#include "tagged_channel.h"
 #include "tcp_channel.h"
+#include "ucx_messenger.h"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -56,26 +60,26 @@ StartedCall start(nb::object endpoint, nb::object call, nb::handle inputs, nb::h
 int run(Endpoint& endpoint, const CompiledCall& call, nb::handle inputs, nb::handle outputs, double timeout_s) {
   const Operands from(call, BufferKind::input, inputs);
   const Operands to(call, BufferKind::output, outputs);
-  return run_call(endpoint, call, {from.addresses(), to.addresses()}, call_site(), timeout_s);
+  return run_call(endpoint, call, {from.addresses(), to.addresses()}, {inputs, outputs}, call_site(), timeout_s);
 }
 
 StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
   const Buffer from(array, false);
-  auto request =
-      nb::cast<Endpoint&>(endpoint).send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), call_site());
+  auto request = nb::cast<Endpoint&>(endpoint).start(
+      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes()), call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
 StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
                     nb::handle array) {
   const Buffer to(array, true);
-  auto request =
-      nb::cast<Endpoint&>(endpoint).receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), call_site());
+  auto request = nb::cast<Endpoint&>(endpoint).start(
+      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes()), call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
 StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
-  auto request = nb::cast<Endpoint&>(endpoint).probe(peer, tag, once, call_site());
+  auto request = nb::cast<Endpoint&>(endpoint).start(Message::to_probe(peer, tag, once), call_site());
   return {std::move(endpoint), {}, std::move(request)};
 }
 
@@ -177,6 +181,41 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
   kernel(target.data(), data.data(), data.size(), count, divisor);
 }
 
+const Codec& codec_of(int form) {
+  const Codec* found = codec(static_cast<DType>(form));
+  if (found == nullptr) throw std::invalid_argument("there is no such form");
+  return *found;
+}
+
+std::size_t wire_nbytes(int form, std::size_t elements) { return codec_of(form).nbytes(elements); }
+
+// How many float32 there are, where `wire` has room for them.
+std::size_t elements_coded(const Codec& codec, const Buffer& x, const Buffer& wire) {
+  const std::size_t count = x.nbytes() / sizeof(float);
+  if (wire.nbytes() < codec.nbytes(count)) throw std::invalid_argument("the wire has no room for x");
+  return count;
+}
+
+void to_wire(int form, nb::handle wire, nb::handle x, nb::handle residual) {
+  const Codec& codec = codec_of(form);
+  const Buffer to(wire, true);
+  const Buffer from(x, false);
+  const Buffer left(residual, true);
+  const std::size_t count = elements_coded(codec, from, to);
+  if (left.nbytes() != from.nbytes()) throw std::invalid_argument("x and its residual must be of one length");
+  const nb::gil_scoped_release unlocked;
+  codec.encode(to.data(), reinterpret_cast<const float*>(from.data()), reinterpret_cast<float*>(left.data()), count);
+}
+
+void from_wire(int form, nb::handle x, nb::handle wire, bool adds) {
+  const Codec& codec = codec_of(form);
+  const Buffer to(x, true);
+  const Buffer from(wire, false);
+  const std::size_t count = elements_coded(codec, to, from);
+  const nb::gil_scoped_release unlocked;
+  codec.decode(reinterpret_cast<float*>(to.data()), from.data(), count, adds);
+}
+
 void bind_control(nb::module_& module) {
   nb::class_<Control>(module, "Control")
       .def(nb::init<std::int32_t, std::int32_t>(), nb::arg("rank"), nb::arg("size"))
@@ -199,6 +238,52 @@ void bind_control(nb::module_& module) {
       .def("frames_sent", &Control::frames_sent)
       .def("leave", &Control::leave, nb::arg("farewell"), nb::call_guard<nb::gil_scoped_release>())
       .def("abandon", &Control::abandon);
+}
+
+std::span<const std::byte> bytes_of(const nb::bytes& bytes) {
+  return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
+void add_tagged(Endpoint& endpoint, std::int64_t lane, int peer, std::shared_ptr<Messenger> messenger,
+                const nb::bytes& address, std::uint64_t out_tag, std::uint64_t in_tag, int socket) {
+  Descriptor witness(socket);
+  const TaggedChannel::Route route{messenger->connect(bytes_of(address)), out_tag, in_tag};
+  endpoint.add_channel(
+      lane, std::make_unique<TaggedChannel>(endpoint.member(peer), std::move(messenger), route, std::move(witness)));
+}
+
+void bind_messengers(nb::module_& module) {
+  nb::class_<Messenger>(module, "Messenger")
+      .def("address",
+           [](Messenger& messenger) {
+             const std::vector<std::byte> address = messenger.address();
+             return nb::bytes(address.data(), address.size());
+           })
+      .def("reserve", &Messenger::reserve);
+  nb::class_<UcxMessenger, Messenger>(module, "UcxMessenger")
+      // `owner` is what the worker goes with. It stays for ever: nothing may enter UCX in a forked child, nor when the
+      // interpreter ends.
+      .def(
+          "__init__",
+          [](UcxMessenger* place, const std::string& library, std::uintptr_t worker, const nb::object& owner) {
+            new (place) UcxMessenger(library, worker);
+            owner.inc_ref();
+          },
+          nb::arg("library"), nb::arg("worker"), nb::arg("owner"))
+      .def("version", &UcxMessenger::version)
+      .def(
+          "carriers",
+          [](UcxMessenger& messenger, const nb::bytes& address) {
+            return messenger.carriers(messenger.connect(bytes_of(address)));
+          },
+          nb::arg("address"));
+  module.def(
+      "mpi_messenger",
+      [](const std::string& library, std::uintptr_t communicator, std::uintptr_t byte, bool pointers,
+         std::uint64_t most_tag) -> std::shared_ptr<Messenger> {
+        return make_mpi_messenger(library, {communicator, byte, pointers, most_tag});
+      },
+      nb::arg("library"), nb::arg("communicator"), nb::arg("byte"), nb::arg("pointers"), nb::arg("most_tag"));
 }
 
 void bind_endpoint(nb::module_& module) {
@@ -224,6 +309,8 @@ void bind_endpoint(nb::module_& module) {
                                                                     TcpTerms{epoch, checksum}));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("sockets"), nb::arg("epoch"), nb::arg("checksum"))
+      .def("add_tagged", add_tagged, nb::arg("lane"), nb::arg("peer"), nb::arg("messenger"), nb::arg("address"),
+           nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
       .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
       .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
@@ -255,17 +342,26 @@ NB_MODULE(_core, module) {
   nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::arg("words"));
   nb::class_<CompiledCall>(module, "Call")
       .def(nb::new_(&make_call), nb::arg("plan"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("counts"),
-           nb::arg("segments"), nb::arg("digest"), nb::arg("description"), nb::arg("shared") = std::pair(false, false));
+           nb::arg("segments"), nb::arg("digest"), nb::arg("description"), nb::arg("shared") = std::pair(false, false))
+      .def("usage", [](const CompiledCall& call) {
+        const Usage& usage = *call.usage;
+        return nb::make_tuple(usage.calls.load(), usage.timed.load(), usage.nanoseconds.load());
+      });
   bind_arena(module);
   bind_control(module);
+  bind_messengers(module);
   bind_started_call(module);
   bind_endpoint(module);
   bind_call_cache(module);
+  bind_message_calls(module);
   bind_known_first(module);
   bind_call_notes(module);
 
   module.def("reduce", reduce, nb::arg("dst"), nb::arg("sources"), nb::arg("dtype"), nb::arg("combine"),
              nb::arg("divisor"));
+  module.def("wire_nbytes", wire_nbytes, nb::arg("form"), nb::arg("elements"));
+  module.def("to_wire", to_wire, nb::arg("form"), nb::arg("wire"), nb::arg("x"), nb::arg("residual"));
+  module.def("from_wire", from_wire, nb::arg("form"), nb::arg("x"), nb::arg("wire"), nb::arg("adds"));
   module.def("simd", simd_level);
   module.def("flag_latency_ns", flag_latency_ns, nb::arg("core_a"), nb::arg("core_b"), nb::arg("rounds"),
              nb::call_guard<nb::gil_scoped_release>());

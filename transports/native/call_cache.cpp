@@ -120,12 +120,12 @@ class CallCache {
     const std::optional<double> limit_s = limit_of(timeout_s);
     if (!limit_s) return false;
     if (const Entry* entry = same_as_last(collective, x, out, op, root, algorithm)) {
-      run_known(*entry, {std::span(&last_input_, 1), std::span(&last_output_, 1)}, *limit_s);
+      run_known(*entry, {std::span(&last_input_, 1), std::span(&last_output_, 1)}, {x, out}, *limit_s);
       return true;
     }
     const Entry* entry = recognise(collective, x, out, op, root, algorithm);
     if (entry == nullptr) return false;
-    run_known(*entry, memory_of(*entry), *limit_s);
+    run_known(*entry, memory_of(*entry), {x, out}, *limit_s);
     return true;
   }
 
@@ -199,18 +199,18 @@ class CallCache {
     bool overlaps(const Span& other) const { return begin < other.end && other.begin < end; }
   };
 
-  void run_known(const Entry& entry, const Memory& memory, double limit_s) {
+  void run_known(const Entry& entry, const Memory& memory, Owners owners, double limit_s) {
     const nb::object held = entry.kept.back();  // the call, lest another thread closes the communicator meanwhile
     const CompiledCall& call = *entry.call;
-    const int outcome = run_call(*target_, call, memory, entry.site, limit_s);
+    const int outcome = run_call(*target_, call, memory, owners, entry.site, limit_s);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call.description);
   }
 
-  // The entry of the last call of this collective, if it was one on single arrays, and this is the same on these or on
-  // other arrays; what programs do most. Sets `last_input_` and `last_output_`.
+  // The entry of the last call of this collective with such a length, if it was one on single arrays, and this is the
+  // same on these or on other arrays; what programs do most. Sets `last_input_` and `last_output_`.
   const Entry* same_as_last(nb::handle collective, nb::handle x, nb::handle out, nb::handle op, nb::handle root,
                             nb::handle algorithm) {
-    const Calls::value_type* last = recent(collective.ptr());
+    const Calls::value_type* last = recent(collective.ptr(), length_of(x.ptr()));
     if (last == nullptr) return nullptr;
     const auto& [key, entry] = *last;
     const bool is_single = key.forms.size() == 2 && key.ops.size() == 1;
@@ -362,7 +362,7 @@ class CallCache {
   }
 
   const Entry* find(const Key& key) {
-    const Calls::value_type*& last = recent(key.collective);
+    const Calls::value_type*& last = recent(key.collective, length_of(key));
     if (last != nullptr && last->first == key) return &last->second;
     const auto found = calls_.find(key);
     if (found == calls_.end()) return nullptr;
@@ -370,8 +370,18 @@ class CallCache {
     return &last->second;
   }
 
-  const Calls::value_type*& recent(const PyObject* collective) {
-    return recent_[(reinterpret_cast<std::size_t>(collective) >> 5) % recent_.size()];
+  const Calls::value_type*& recent(const PyObject* collective, npy_intp length) {
+    return recent_[KeyHash::mix(reinterpret_cast<std::size_t>(collective), static_cast<std::size_t>(length)) >> 58];
+  }
+
+  // Of the first axis of the first array, by which calls of a collective differ most.
+  npy_intp length_of(PyObject* x) const {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(x)) != array_type_.ptr()) return 0;
+    auto* array = reinterpret_cast<PyArrayObject*>(x);
+    return PyArray_NDIM(array) > 0 ? PyArray_DIMS(array)[0] : 0;
+  }
+  static npy_intp length_of(const Key& key) {
+    return !key.forms.empty() && key.forms[0].axes > 0 ? key.forms[0].shape[0] : 0;
   }
 
   std::optional<double> limit_of(nb::handle timeout_s) const {
@@ -388,8 +398,8 @@ class CallCache {
   nb::object on_start_;
   double timeout_s_;
   Calls calls_;
-  std::byte token_{};                                 // the INPUT of a barrier
-  std::array<const Calls::value_type*, 8> recent_{};  // by the collective's name, whose address it has
+  std::byte token_{};                                  // the INPUT of a barrier
+  std::array<const Calls::value_type*, 64> recent_{};  // by the collective's name, whose address it has, and a length
   // Of a call that is the same as the last.
   std::byte* last_input_ = nullptr;
   std::byte* last_output_ = nullptr;
@@ -421,7 +431,7 @@ class PersistentCall {
 
   nb::object run(bool wait) {
     if (!wait) return start();
-    const int outcome = run_call(*endpoint_, *call_, memory(), site_, timeout_s_);
+    const int outcome = run_call(*endpoint_, *call_, memory(), {nb::find(this), {}}, site_, timeout_s_);
     if (outcome != static_cast<int>(Outcome::done)) on_failure_(outcome, *call_->description);
     return result_;
   }

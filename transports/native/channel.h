@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -98,6 +99,10 @@ class Channel {
   // Whether something can be sent, or received, that could not before, as far as a look at a cache line or two tells.
   virtual bool stirs(bool for_send, bool for_receive) const = 0;
 
+  // Whether a look for what can be sent or received takes a system call, so that it is better to sleep than to look
+  // again and again beside a program that computes.
+  virtual bool asks_kernel() const { return false; }
+
   // Whether the peer has gone; what it had sent before can still be received.
   virtual bool closed() = 0;
 
@@ -105,6 +110,19 @@ class Channel {
   // polled. The caller passes a heavy fence and looks once more before it sleeps.
   virtual void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) = 0;
   virtual void cancel_sleep() = 0;
+  // After `prepare_sleep`: how long the caller may sleep at most, where descriptors do not tell of everything.
+  virtual std::chrono::microseconds doze() const { return std::chrono::microseconds::max(); }
+
+  // How many times more than usual a waiting thread gives its core to others before it sleeps, as nothing would wake
+  // it.
+  virtual std::uint32_t patience() const { return 0; }
+
+  // Ends the use of all memory that callers have given, whose calls have failed, and waits for it `until` then. False
+  // if it has not ended by then: the memory must never be freed.
+  [[nodiscard]] virtual bool let_go(std::chrono::steady_clock::time_point until) {
+    static_cast<void>(until);
+    return true;
+  }
 
  protected:
   Counters counters_;

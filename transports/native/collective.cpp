@@ -58,6 +58,13 @@ std::vector<ChannelTraffic> ChannelTable::traffic() const {
   return found;
 }
 
+bool ChannelTable::let_go(std::chrono::steady_clock::time_point until) {
+  const std::lock_guard lock(mutex_);
+  bool all = true;
+  for (const auto& channel : owned_channels_) all &= channel->let_go(until);
+  return all;
+}
+
 void ChannelTable::clear() {
   const std::lock_guard lock(mutex_);
   for (const auto& peers : owned_lanes_)
@@ -65,11 +72,29 @@ void ChannelTable::clear() {
   owned_channels_.clear();
 }
 
+// The first calls are timed, and then one in so many.
+constexpr std::uint64_t timed_at_first = 16;
+constexpr std::uint64_t timed_one_in = 64;
+
+void Collective::count() {
+  const std::uint64_t before = call_->usage->calls.load(std::memory_order_relaxed);
+  call_->usage->calls.store(before + 1, std::memory_order_relaxed);
+  timed_ = before < timed_at_first || before % timed_one_in == 0;
+  if (timed_) began_ = std::chrono::steady_clock::now();
+}
+
+void Collective::note_time() {
+  const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began_);
+  call_->usage->nanoseconds.fetch_add(static_cast<std::uint64_t>(spent.count()), std::memory_order_relaxed);
+  call_->usage->timed.fetch_add(1, std::memory_order_relaxed);
+}
+
 void Collective::start(const CompiledCall& call, const Memory& memory, std::uint32_t sequence, ChannelTable& channels) {
   call_ = &call;
   channels_ = &channels;
   sequence_ = sequence;
   left_ = call.program.instances();
+  count();
   bind(memory);
   under_way_ = false;
   straight_ = call.program.lanes() == 1 && call.program.segments() == 1;

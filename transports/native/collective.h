@@ -16,6 +16,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,6 +60,8 @@ class ChannelTable {
   // The place of a channel; throws std::invalid_argument if there can be none.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
   std::vector<ChannelTraffic> traffic() const;
+  // See `Channel::let_go`.
+  [[nodiscard]] bool let_go(std::chrono::steady_clock::time_point until);
   void clear();
   // The number of a pass over the messages, never given before; for the thread that makes progress.
   std::uint64_t new_pass() { return ++passes_; }
@@ -73,11 +76,19 @@ class ChannelTable {
   std::uint64_t passes_ = 0;
 };
 
+// How often a call has been run, and what it took. Written by the thread that leads the endpoint, read by any.
+struct Usage {
+  std::atomic<std::uint64_t> calls{0};
+  std::atomic<std::uint64_t> timed{0};  // of these: reading the clock every time would slow small calls down
+  std::atomic<std::uint64_t> nanoseconds{0};
+};
+
 // A call that can be run any number of times on different memory.
 struct CompiledCall {
   Program program;
   std::uint64_t digest = 0;
   std::shared_ptr<const std::string> description;
+  std::unique_ptr<Usage> usage = std::make_unique<Usage>();
 };
 
 // The memory of a call: the addresses of the extents of INPUT and OUTPUT.
@@ -95,6 +106,15 @@ class Collective final : public Operation {
   bool advance() override;
   bool done() const override { return left_ == 0; }
   void blocked_on(std::vector<Blocked>& found) const override;
+  // To be called once when a call is done.
+  void ended() {
+    if (timed_) note_time();
+  }
+  // Never frees SCRATCH of a call that has failed, which a library may still use.
+  void forsake_scratch() {
+    static_cast<void>(scratch_.release());
+    scratch_nbytes_ = 0;
+  }
 
  private:
   // A message on its way. What has been moved of it are `piece` pieces, `done` elements and `partial` bytes.
@@ -126,6 +146,8 @@ class Collective final : public Operation {
     std::vector<std::unique_ptr<Instance>> active;
   };
 
+  void count();
+  void note_time();
   void bind(const Memory& memory);
   bool advance_straight();
   bool advance_lanes();
@@ -154,6 +176,8 @@ class Collective final : public Operation {
   Header header_of(const Instance& instance, const Action& action) const;
   std::byte* at(const Place& place) const { return bases_[place.base] + place.offset; }
 
+  bool timed_ = false;
+  std::chrono::steady_clock::time_point began_;
   const CompiledCall* call_ = nullptr;
   ChannelTable* channels_ = nullptr;
   std::uint32_t sequence_ = 0;

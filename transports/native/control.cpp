@@ -19,6 +19,11 @@ constexpr auto testimony_time = 1000ms;
 // How long a farewell may take to be handed to the kernel.
 constexpr auto farewell_time = 200ms;
 
+// Whether a connection has ended as nothing came from the other end, not even that it has.
+bool silent(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN;
+}
+
 }  // namespace
 
 Control::Control(std::int32_t rank, std::int32_t size)
@@ -213,7 +218,8 @@ void Control::read_link(std::int32_t peer) {
   while (link.open) {
     const auto got = ::recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
-    if (got <= 0 || !take_bytes(peer, {buffer, static_cast<std::size_t>(got)})) link_ended(peer);
+    const int error = got < 0 ? errno : 0;
+    if (got <= 0 || !take_bytes(peer, {buffer, static_cast<std::size_t>(got)})) link_ended(peer, error);
   }
 }
 
@@ -242,7 +248,7 @@ void Control::write_link(std::int32_t peer) {
   }
 }
 
-void Control::link_ended(std::int32_t peer) {
+void Control::link_ended(std::int32_t peer, int error) {
   Link& link = links_[static_cast<std::size_t>(peer)];
   if (!link.open) return;
   link.open = false;
@@ -250,7 +256,9 @@ void Control::link_ended(std::int32_t peer) {
   link.socket.reset();
   link.process.reset();
   if (stopping_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
-  set_failure({FailureKind::peer_lost, rank_, peer, -1, "rank " + std::to_string(peer) + " died"}, rank_);
+  const std::string what =
+      silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
+  set_failure({FailureKind::peer_lost, rank_, peer, -1, "rank " + std::to_string(peer) + what}, rank_);
 }
 
 void Control::handle(std::int32_t from, const Frame& frame) {

@@ -95,7 +95,7 @@ class Control {
   void read_link(std::int32_t peer);
   bool take_bytes(std::int32_t peer, std::string_view bytes);
   void write_link(std::int32_t peer);
-  void link_ended(std::int32_t peer);
+  void link_ended(std::int32_t peer, int error = 0);
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
   void tell_the_past(std::int32_t peer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "quiet_thread.h"
@@ -14,6 +15,8 @@ using namespace std::chrono_literals;
 
 // How long a rank waits for the hub's word before it speaks for itself.
 constexpr auto verdict_time = 2500ms;
+// How long a library may take to let go of the memory of calls that have failed.
+constexpr auto letting_go_time = 200ms;
 // Looks for progress before waiting, where whoever is waited for may want this core.
 constexpr std::uint32_t crowded_rounds = 2;
 
@@ -65,7 +68,9 @@ std::int32_t Endpoint::member(std::int32_t job_rank) const {
 }
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
+  const std::uint32_t patience = std::max(patience_.load(), channel->patience());
   channels_.add(lane, std::move(channel));
+  patience_ = patience;
   doorbell_.ring();
 }
 
@@ -75,8 +80,8 @@ void Endpoint::close() {
   control_->remove_doorbell(doorbell_.get());
   give_all_up();
   for (const auto& [key, mailbox] : mailboxes_) mailbox->close();
+  channels_.clear();  // first, as a message that is put aside is received into the memory of its mailbox
   mailboxes_.clear();
-  channels_.clear();
   lead_->give_up();
   wake_server();
   if (server_.joinable()) server_.join();
@@ -91,24 +96,21 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
   return request;
 }
 
-std::unique_ptr<Request> Endpoint::send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data,
-                                        std::size_t nbytes, const CallSite& site) {
-  return start_message({peer, {Verb::send, {header_of(dtype, tag, nbytes), data}}}, site);
+Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes) {
+  return {peer, {Verb::send, {header_of(dtype, tag, nbytes), data}}};
 }
 
-std::unique_ptr<Request> Endpoint::receive(std::optional<std::int32_t> peer, DType dtype,
-                                           std::optional<std::uint32_t> tag, std::byte* data, std::size_t nbytes,
-                                           const CallSite& site) {
-  return start_message({peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data}, !tag}}, site);
+Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
+                            std::byte* data, std::size_t nbytes) {
+  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data}, !tag}};
 }
 
-std::unique_ptr<Request> Endpoint::probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
-                                         const CallSite& site) {
+Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
   const Parcel parcel{header_of(DType::uint8, tag.value_or(0), 0), nullptr};
-  return start_message({peer, {once ? Verb::probe_once : Verb::probe, parcel, !tag}}, site);
+  return {peer, {once ? Verb::probe_once : Verb::probe, parcel, !tag}};
 }
 
-std::unique_ptr<Request> Endpoint::start_message(const Request::Message& message, const CallSite& site) {
+std::unique_ptr<Request> Endpoint::start(const Message& message, const CallSite& site) {
   if (message.peer) channels_.at(message.lane(), *message.peer);  // which throws if there is no such peer
   auto request = std::make_unique<Request>(*this, site);
   request->message_ = message;
@@ -132,7 +134,7 @@ void Endpoint::wake_leader() const {
 bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
                        std::unique_ptr<Request>& request) {
   if (!lead_->try_take()) return false;
-  if (current_ != nullptr || handed_in_.load() != 0 || closed_ || control_->failed()) {
+  if (current_ != nullptr || !is_free_for_more()) {
     give_up_lead();
     return false;
   }
@@ -146,6 +148,7 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     error_ = std::current_exception();  // dealt with when the request is driven
   }
   if (!error_ && collective_.done()) {
+    collective_.ended();
     control_->recorder().end(record);
   } else {
     request = std::make_unique<Request>(*this, site);
@@ -156,6 +159,35 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
   }
   give_up_lead();
   return true;
+}
+
+std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSite& site, std::uint32_t rounds) {
+  if (!lead_->try_take()) return nullptr;
+  if (!is_free_for_more()) {
+    give_up_lead();
+    return nullptr;
+  }
+  if (crowded_) rounds = std::min(rounds, crowded_rounds);
+  auto request = std::make_unique<Request>(*this, site);
+  request->message_ = message;
+  messages_.push_back(request.get());
+  try {
+    begin_message(*request);
+    PointToPoint* operation = request->operation_.get();
+    for (; operation != nullptr && rounds != 0 && !operation->done(); --rounds) operation->advance();
+  } catch (const std::exception&) {
+    error_ = std::current_exception();  // dealt with when the request is driven
+  }
+  if (!error_ && request->operation_ != nullptr && request->operation_->done()) {
+    messages_.pop_back();
+    finish(*request, Outcome::done);
+  }
+  give_up_lead();
+  return request;
+}
+
+bool Endpoint::reaches(std::int32_t peer) {
+  return channels_.at(ChannelTable::sending_lane, peer).channel.load(std::memory_order_acquire) != nullptr;
 }
 
 void Endpoint::go_on(Request& request, double timeout_s) {
@@ -219,17 +251,29 @@ void Endpoint::begin_messages() {
 }
 
 void Endpoint::begin_message(Request& request) {
-  const Request::Message& message = *request.message_;
-  const std::string tag = message.posting.any_tag ? "any" : std::to_string(message.posting.parcel.header.group);
-  const auto description = std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, tag));
-  request.record_ =
-      control_->recorder().begin(communicator_ | point_to_point_record, next_message_++, 0, description, request.site_);
+  const Message& message = *request.message_;
+  request.record_ = control_->recorder().begin(communicator_ | point_to_point_record, next_message_++, 0,
+                                               description_of(message), request.site_);
   if (closed_ || control_->failed()) return;  // and all will be given up
   request.operation_ = std::make_unique<PointToPoint>(mailboxes_of(message), message.posting);
 }
 
+const std::shared_ptr<const std::string>& Endpoint::description_of(const Message& message) {
+  const auto said = [](const Message& each) {
+    return std::tuple(each.posting.verb, each.peer, each.posting.any_tag, each.posting.parcel.header.group);
+  };
+  const std::uint32_t tag = message.posting.parcel.header.group;
+  const auto place = 5 * static_cast<std::uint32_t>(message.peer.value_or(0)) + 3 * tag;
+  Described& kept = described_[(place + static_cast<std::uint32_t>(message.posting.verb)) % described_.size()];
+  if (kept.text == nullptr || said(kept.message) != said(message)) {
+    const std::string shown = message.posting.any_tag ? "any" : std::to_string(tag);
+    kept = {message, std::make_shared<const std::string>(call_text(message.posting.verb, message.peer, shown))};
+  }
+  return kept.text;
+}
+
 // That of the peer, or those of all others where it may be any.
-std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Request::Message& message) {
+std::vector<std::shared_ptr<Mailbox>> Endpoint::mailboxes_of(const Message& message) {
   std::vector<std::shared_ptr<Mailbox>> found;
   const std::int32_t me = member(rank());
   for (std::int32_t peer = message.peer.value_or(0); peer < (message.peer ? *message.peer + 1 : size()); ++peer) {
@@ -265,6 +309,7 @@ bool Endpoint::advance_collectives() {
   while (current_ != nullptr || begin_collective()) {
     moved |= collective_.advance();
     if (!collective_.done()) break;
+    collective_.ended();
     finish(*std::exchange(current_, nullptr), Outcome::done);
     moved = true;
   }
@@ -317,6 +362,10 @@ void Endpoint::give_all_up() {
     collectives_.clear();
     new_messages_.clear();
     handed_in_.store(0);
+  }
+  if (!all.empty() && !channels_.let_go(Clock::now() + letting_go_time)) {
+    collective_.forsake_scratch();
+    memory_forsaken_.store(true);
   }
   for (Request* request : all) finish(*request, Outcome::failed);
 }

@@ -2,18 +2,21 @@
 //
 // Theory of operation. Calls are handed in by any thread, and driven by the one that has the lead: a thread that waits
 // for its call takes the lead if it is free, and else follows, asleep. A call that shall go on by itself is driven by
-// the endpoint's own thread, which lives from the first such call on, and leaves the lead to whoever waits. Collectives
-// are driven one after the other, in the order in which they were handed in; messages between two ranks all together.
-// A small call that finds the lead free and nothing before it is driven at once, without being handed in.
+// the endpoint's own thread, which lives from the first such call on, and leaves the lead to whoever waits for another
+// one. Collectives are driven one after the other, in the order in which they were handed in; messages between two
+// ranks all together. A small call that finds the lead free and nothing before it is driven at once, without being
+// handed in.
 //
 // A waiting leader looks for progress again and again: first at once, then after giving up its core to others, and at
 // last asleep until its doorbell rings or a socket becomes ready. With a core for each rank it spins for some tens of
 // microseconds; where others want its core, it yields at once, and in a crowd looks a few times only where something
-// would arrive. The endpoint's own thread hardly spins, for its core is the one that the program computes on. While a
-// leader waits it looks at the failure flag each time, and at the clock and at closed links now and then; whoever waits
-// looks at signals.
+// would arrive. The endpoint's own thread hardly spins, for its core is the one that the program computes on, until the
+// program waits for it; it runs when something arrives, which a thread that has computed does only in its turn. So who
+// waits for a call that goes on by itself drives it only as long as it spins. While a leader waits it looks at the
+// failure flag each time, and at the clock and at closed links now and then; whoever waits looks at signals.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -45,6 +48,22 @@ enum class Outcome : std::uint8_t { pending, done, failed, interrupted };
 
 class Endpoint;
 
+// What is done with a message, and with whom.
+struct Message {
+  std::optional<std::int32_t> peer;  // none: any
+  Posting posting;
+
+  // `nbytes` at `data` are sent to a peer, or received; from any other rank, or with any tag that is not reserved,
+  // where none is given. A probe ends when such a message is there, or, if it looks `once`, in any case.
+  static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes);
+  static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
+                            std::byte* data, std::size_t nbytes);
+  static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
+
+  bool sends() const { return posting.verb == Verb::send; }
+  std::int64_t lane() const { return sends() ? ChannelTable::sending_lane : ChannelTable::receiving_lane; }
+};
+
 // A started call. Dropping one that has not ended aborts the communicator, for its memory may go with it.
 class Request {
  public:
@@ -61,13 +80,6 @@ class Request {
 
  private:
   friend class Endpoint;
-  struct Message {
-    std::optional<std::int32_t> peer;  // none: any
-    Posting posting;
-
-    bool sends() const { return posting.verb == Verb::send; }
-    std::int64_t lane() const { return sends() ? ChannelTable::sending_lane : ChannelTable::receiving_lane; }
-  };
 
   Endpoint& endpoint_;
   const CallSite site_;
@@ -110,6 +122,8 @@ class Endpoint {
   Control& control() { return *control_; }
 
   void add_channel(std::int64_t lane, std::unique_ptr<Channel> channel);
+  // Whether a library may still use memory of calls that have failed here, which then must never be freed.
+  bool memory_forsaken() const { return memory_forsaken_.load(); }
   // What has gone over each channel, until the endpoint is closed.
   std::vector<ChannelTraffic> traffic() const { return channels_.traffic(); }
 
@@ -119,16 +133,15 @@ class Endpoint {
   // what has not ended by then. Otherwise false, and nothing has been done.
   bool try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
                std::unique_ptr<Request>& request);
-  // Corrects where a call that `try_now` has begun stands in the user's program.
+  // Corrects where a call that `try_now` has begun, and that has not ended, stands in the user's program.
   void set_site(const Request& request, const CallSite& site) { control_->recorder().set_site(*request.record_, site); }
-  // Hands in `nbytes` at `data` to be sent to a peer, or to be received; from any other rank, or with any tag that is
-  // not reserved, where none is given. A probe ends when such a message is there, or, if it looks `once`, in any case.
-  std::unique_ptr<Request> send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
-                                const CallSite& site);
-  std::unique_ptr<Request> receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                                   std::byte* data, std::size_t nbytes, const CallSite& site);
-  std::unique_ptr<Request> probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once,
-                                 const CallSite& site);
+  // Hands in a message; throws std::invalid_argument if there is no such peer.
+  std::unique_ptr<Request> start(const Message& message, const CallSite& site);
+  // If nothing stands in its way, begins a message, looks for progress `rounds` times, and returns its request, which
+  // may have ended. Otherwise returns nullptr, and nothing has been done.
+  std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
+  // Whether a channel is open by which a message would be sent to a peer, which there must be.
+  bool reaches(std::int32_t peer);
 
   // Lets a request go on by itself, and fail if it has not ended in `timeout_s` seconds from now.
   void go_on(Request& request, double timeout_s);
@@ -147,15 +160,22 @@ class Endpoint {
  private:
   friend class Request;
 
+  // How a call of messages is shown, kept for the next one that is the same.
+  struct Described {
+    Message message;
+    std::shared_ptr<const std::string> text;
+  };
+
   // How a thread has waited since something last moved.
   struct Idle {
     std::uint32_t rounds = 0;
     Clock::time_point looked{};
+    bool is_worthwhile = true;  // to look again and again, for whoever computes meanwhile
   };
 
   std::int32_t job_rank(std::int32_t member) const;
   // Handing in.
-  std::unique_ptr<Request> start_message(const Request::Message& message, const CallSite& site);
+  bool is_free_for_more() const { return handed_in_.load() == 0 && !closed_ && !control_->failed(); }
   void hand_in(Request& request);
   void wake_leader() const;
   static void set_deadline(Request& request, double timeout_s);
@@ -165,7 +185,8 @@ class Endpoint {
   bool drive();
   void begin_messages();
   void begin_message(Request& request);
-  std::vector<std::shared_ptr<Mailbox>> mailboxes_of(const Request::Message& message);
+  std::vector<std::shared_ptr<Mailbox>> mailboxes_of(const Message& message);
+  const std::shared_ptr<const std::string>& description_of(const Message& message);
   bool begin_collective();
   bool advance_collectives();
   bool advance_messages();
@@ -181,7 +202,13 @@ class Endpoint {
   void give_up_lead();
   void wake_server();
   void follow(const Request& request);
+  void await(const Request& request);
+  bool goes_on(const Request& request) const;
   void serve();
+  bool shares_core(const Idle& idle) const;
+  std::uint32_t spins(const Idle& idle, bool serving) const;
+  std::uint32_t yields(const Idle& idle, bool serving) const;
+  bool looks_are_cheap() const;
   void rest(Idle& idle, bool serving);
   void yield_in_crowd();
   void look_around(Idle& idle);
@@ -203,8 +230,10 @@ class Endpoint {
   Doorbell doorbell_;
   std::unique_ptr<Lead> lead_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> asleep_{false};  // whoever leads
+  std::atomic<bool> asleep_{false};         // whoever leads
+  std::atomic<std::uint32_t> patience_{0};  // the most of its channels
   std::atomic<std::uint64_t> ended_{0};
+  std::atomic<bool> memory_forsaken_{false};
 
   // What has been handed in and not begun, under the mutex; the number of it can be read without.
   mutable std::mutex mutex_;
@@ -214,6 +243,7 @@ class Endpoint {
   std::atomic<std::size_t> going_on_{0};  // requests that go on by themselves and have not ended
   std::thread server_;
   std::atomic<bool> server_idle_{false};
+  std::atomic<int> awaited_{0};  // threads that wait for what the server drives
   Doorbell server_bell_;
 
   // Of whoever leads.
@@ -222,6 +252,7 @@ class Endpoint {
   std::exception_ptr error_;    // found where it could not be dealt with
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
   std::vector<Request*> messages_;                                                       // begun and not ended
+  std::array<Described, 16> described_;  // by a part of what they are of
   std::uint32_t next_sequence_ = 0;
   std::uint64_t next_message_ = 0;
   Clock::time_point next_check_{};

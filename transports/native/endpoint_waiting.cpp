@@ -10,6 +10,7 @@
 
 #include "endpoint.h"
 #include "fence.h"
+#include "scheduling.h"
 
 namespace unisono {
 namespace {
@@ -40,12 +41,6 @@ void relax() {
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");
 #endif
-}
-
-// Of this thread; where it is not allowed, all goes on without.
-void set_scheduling(int policy) {
-  const sched_param priority{};
-  ::sched_setscheduler(0, policy, &priority);
 }
 
 std::string seconds_text(double seconds) {
@@ -102,16 +97,25 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
   auto next_signal_check = Clock::now() + signal_check_period;
   Idle idle;
   bool was_interrupted = false;
+  // What goes on by itself, and does not end while this thread spins, is left to the endpoint's own thread: that runs
+  // as soon as something arrives, and this one, where others want its core, only in its turn.
+  const bool is_served = !crowded_ && goes_on(request);
   bool leads = false;
+  bool is_left = false;
   std::optional<Wanting> wanting;
   while (request.outcome() == Outcome::pending) {
-    if (!leads) leads = lead_->try_take();
+    if (!leads && !is_left) leads = lead_->try_take();
     if (!leads) {
-      if (!wanting) wanting.emplace(*lead_);
-      follow(request);
+      is_left = is_served;
+      if (!is_left && !wanting) wanting.emplace(*lead_);
+      is_left ? await(request) : follow(request);
       idle.looked = Clock::now();
     } else if (drive()) {
       idle.rounds = 0;
+    } else if (is_served && idle.rounds >= spins(idle, false)) {
+      is_left = true;
+      leads = false;
+      give_up_lead();
     } else {
       rest(idle, false);
     }
@@ -137,24 +141,36 @@ void Endpoint::follow(const Request& request) {
   lead_->follow(longest_sleep, [&] { return request.outcome() != Outcome::pending || !lead_->taken(); });
 }
 
+// Until the request has ended, which another thread sees to.
+void Endpoint::await(const Request& request) {
+  awaited_.fetch_add(1, std::memory_order_relaxed);
+  lead_->follow(longest_sleep, [&] { return request.outcome() != Outcome::pending; });
+  awaited_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Endpoint::goes_on(const Request& request) const {
+  const std::lock_guard lock(mutex_);
+  return request.goes_on_;
+}
+
 std::uint64_t Endpoint::wait_for_end(std::uint64_t seen, std::chrono::milliseconds most) {
   lead_->follow(most, [&] { return ended_.load() != seen || closed_; });
   return ended_.load();
 }
 
 // What the endpoint's own thread does. Whoever starts a call shall not lose its core to this thread at once, but what
-// arrives for a call that goes on shall be dealt with at once: so the thread is of the batch class, which wakes without
-// preempting, as long as there is nothing to do.
+// arrives for a call that goes on shall be dealt with at once, though the program computes: so the thread is patient as
+// long as there is nothing to do, and then prompt.
 void Endpoint::serve() {
   const auto is_needed = [this] { return going_on_.load() != 0 && !lead_->wanted() && !lead_->taken(); };
   while (!closed_) {
     if (!is_needed()) {
-      set_scheduling(SCHED_BATCH);
+      set_waking(Waking::patient);
       server_idle_ = true;
       pollfd bell{server_bell_.get(), POLLIN, 0};
       if (!closed_ && !is_needed()) ::poll(&bell, 1, -1);
       server_bell_.drain();
-      set_scheduling(SCHED_OTHER);
+      set_waking(Waking::prompt);
     }
     if (!is_needed() || !lead_->try_take()) continue;
     for (Idle idle; going_on_.load() != 0 && !lead_->wanted() && !closed_;) {
@@ -167,11 +183,35 @@ void Endpoint::serve() {
   }
 }
 
+bool Endpoint::shares_core(const Idle& idle) const { return crowded_ || idle.looked < contended_until_; }
+
+// Whether a look for progress takes no system call.
+bool Endpoint::looks_are_cheap() const {
+  const std::vector<Blocked> waits = blocked();
+  return std::none_of(waits.begin(), waits.end(),
+                      [](const Blocked& on) { return on.channel != nullptr && on.channel->asks_kernel(); });
+}
+
+// How many rounds to spin. The endpoint's own thread does so for the program where that waits for it.
+std::uint32_t Endpoint::spins(const Idle& idle, bool serving) const {
+  if (!idle.is_worthwhile) return 0;
+  if (serving && awaited_.load(std::memory_order_relaxed) == 0) return serving_spin_rounds;
+  return shares_core(idle) ? 0 : spin_rounds;
+}
+
+// How many rounds to offer the core to others after that. The endpoint's own thread does so as long as nobody takes it:
+// on a core that has fallen asleep, it would wake late.
+std::uint32_t Endpoint::yields(const Idle& idle, bool serving) const {
+  if (!shares_core(idle)) return idle.is_worthwhile ? yield_rounds + patience_.load() : 0;
+  return serving ? 0 : contended_yield_rounds;
+}
+
 // Passes the time until it makes sense to look for progress again.
 void Endpoint::rest(Idle& idle, bool serving) {
-  const bool shares_core = crowded_ || idle.looked < contended_until_;
-  const std::uint32_t spins = serving ? serving_spin_rounds : shares_core ? 0 : spin_rounds;
-  const std::uint32_t yields = serving ? 0 : shares_core ? contended_yield_rounds : yield_rounds;
+  if (serving && idle.rounds == 0)
+    idle.is_worthwhile = awaited_.load(std::memory_order_relaxed) != 0 || looks_are_cheap();
+  const std::uint32_t spins = this->spins(idle, serving);
+  const std::uint32_t yields = this->yields(idle, serving);
   const std::uint32_t round = ++idle.rounds;
   if (round <= spins) {
     relax();
@@ -242,7 +282,11 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   heavy_fence();
   const bool moved = drive();
   if (!moved && !disturbed(serving)) {
-    ::poll(descriptors.data(), descriptors.size(), static_cast<int>(std::chrono::milliseconds(longest_sleep).count()));
+    std::chrono::microseconds most = longest_sleep;
+    for (const Blocked& on : waits)
+      if (on.channel != nullptr) most = std::min(most, on.channel->doze());
+    const timespec time{0, std::chrono::nanoseconds(most).count()};
+    ::ppoll(descriptors.data(), descriptors.size(), &time, nullptr);
     doorbell_.drain();
   }
   asleep_ = false;
@@ -308,7 +352,7 @@ void Endpoint::time_out(const Request& request) {
                    text + " and rank 0, which knows of all, does not answer"});
     return;
   }
-  const Request::Message& message = *request.message_;
+  const Message& message = *request.message_;
   const std::int32_t peer = message.peer ? job_rank(*message.peer) : -1;
   const std::string name = message.peer ? "rank " + std::to_string(peer) : "any rank";
   control_->fail({FailureKind::timeout, rank(), peer, -1,

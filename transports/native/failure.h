@@ -6,7 +6,7 @@
 
 namespace unisono {
 
-enum class FailureKind : std::uint8_t { none, mismatch, peer_lost, timeout, aborted, internal };
+enum class FailureKind : std::uint8_t { none, mismatch, peer_lost, timeout, aborted, internal, unavailable };
 
 struct Failure {
   FailureKind kind = FailureKind::none;

@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include "codecs.h"
+
 #ifdef UNISONO_X86
 #include <cpuid.h>
 #endif
@@ -18,16 +20,17 @@ bool has_f16c() {
 struct Level {
   const char* name;
   detail::KernelLookup lookup;
+  const Codec* (*codec)(DType);
 };
 
 Level widest_level() {
 #ifdef UNISONO_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
-    return {"avx512", detail::kernels_avx512};
-  if (__builtin_cpu_supports("avx2") && has_f16c()) return {"avx2", detail::kernels_avx2};
+    return {"avx512", detail::kernels_avx512, detail::codec_avx512};
+  if (__builtin_cpu_supports("avx2") && has_f16c()) return {"avx2", detail::kernels_avx2, detail::codec_avx2};
 #endif
-  return {"baseline", detail::kernels_baseline};
+  return {"baseline", detail::kernels_baseline, detail::codec_baseline};
 }
 
 const Level& level() {
@@ -38,6 +41,8 @@ const Level& level() {
 }  // namespace
 
 ReduceFunction reduce_function(DType dtype, Combine combine) { return level().lookup(dtype, combine); }
+
+const Codec* codec(DType form) { return level().codec(form); }
 
 const char* simd_level() { return level().name; }
 

@@ -4,7 +4,7 @@
 //
 // Types whose arithmetic is their own (integers, float32, float64, complex) are combined in place by loops that the
 // compiler vectorises. Narrow floats are decoded, a block at a time, into float32 accumulators in the first-level
-// cache, combined there, and encoded once.
+// cache, combined there, and encoded once; two sources of some formats are combined in registers.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,14 +12,6 @@
 #include "kernels.h"
 #include "narrow_floats.h"
 #include "unaligned.h"
-
-// Of a loop: what an iteration writes, no later one reads. clang looks at the addresses at run time instead, and would
-// warn where a sanitizer keeps it from vectorising as it was told.
-#if defined(__clang__)
-#define UNISONO_INDEPENDENT
-#else
-#define UNISONO_INDEPENDENT _Pragma("GCC ivdep")
-#endif
 
 namespace unisono::detail::UNISONO_ISA {
 namespace {
@@ -103,9 +95,12 @@ template <class Format, class Op>
 void reduce_narrow(byte* dst, const byte* const* sources, size_t sources_count, size_t count, uint64_t divisor) {
   constexpr size_t block = block_nbytes / sizeof(float);
   constexpr size_t itemsize = Format::itemsize;
+  const bool divides = Op::averages && divisor > 1;
+  const bool two = sources_count == 2 && !divides;
+  const size_t combined = two ? Format::template combine_two<Op>(dst, sources[0], sources[1], count) : 0;
   alignas(64) float state[block];
   alignas(64) float operand[block];
-  for (size_t start = 0; start < count; start += block) {
+  for (size_t start = combined; start < count; start += block) {
     const size_t n = count - start < block ? count - start : block;
     Format::decode_all(state, sources[0] + itemsize * start, n);
     if constexpr (Op::logical)
@@ -115,7 +110,7 @@ void reduce_narrow(byte* dst, const byte* const* sources, size_t sources_count, 
       for (size_t i = 0; i < n; ++i) state[i] = Op::apply(state[i], operand[i]);
     }
     if constexpr (Op::averages)
-      if (divisor > 1)
+      if (divides)
         for (size_t i = 0; i < n; ++i) state[i] = divide(state[i], divisor);
     Format::encode_all(dst + itemsize * start, state, n);
   }

@@ -1,4 +1,5 @@
-// Methods in front of which the cache of known calls stands.
+// Methods in front of which stands what can do without them: the cache of known calls, or what passes plain messages
+// on.
 //
 // Theory of operation. A collective is a method in Python, which checks, plans and explains. `KnownFirst` takes its
 // place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the
@@ -8,8 +9,11 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "python_call.h"
@@ -22,13 +26,18 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
-// Where the cache expects the parameters of a method, by their names; those that are not here must be as by default.
-struct Place {
-  const char* parameter;
-  std::size_t index;
+// What is asked first: the attribute of the communicator that it is, where it expects the parameters of a method, by
+// their names, after the name of the method itself, and how it is asked. Parameters that are not here must be as by
+// default.
+struct Cache {
+  const char* attribute;
+  std::array<const char*, known_call_arguments> places;
+  Known (*run)(PyObject* cache, PyObject* const* arguments);
 };
-constexpr Place places[] = {{"x", 1}, {"out", 2}, {"op", 3}, {"root", 4}, {"algorithm", 5}, {"timeout_s", 6}};
-constexpr std::size_t x_index = 1;
+constexpr Cache caches[] = {
+    {"_cache", {"", "x", "out", "op", "root", "algorithm", "timeout_s"}, run_known},
+    {"_messages", {"", "x", "out", "dest", "source", "tag", "timeout_s"}, run_message},
+};
 constexpr std::size_t out_index = 2;
 constexpr std::size_t no_place = known_call_arguments;
 constexpr std::size_t most_parameters = 12;
@@ -42,6 +51,8 @@ struct Parameter {
 struct KnownFirst {
   PyObject_HEAD;
   vectorcallfunc call;
+  const Cache* cache;
+  PyObject* attribute;  // interned
   PyObject* method;
   Py_ssize_t parameters;
   Py_ssize_t positional;
@@ -56,8 +67,6 @@ struct KnownFirst {
     return nullptr;
   }
 };
-
-PyObject* cache_name = nullptr;
 
 // Puts an argument where the cache expects it; false if the cache knows of no such argument.
 bool take(const Parameter& parameter, PyObject* given, PyObject** arguments) {
@@ -77,7 +86,8 @@ bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, 
     if (parameter == nullptr || !take(*parameter, given[count + i], arguments)) return false;
   }
   // An `out` that the method would have to make is none that the cache could have been asked for.
-  return arguments[x_index] != nullptr && !(self.returns_out && arguments[out_index] == Py_None);
+  return std::find(arguments, arguments + known_call_arguments, nullptr) == arguments + known_call_arguments &&
+         !(self.returns_out && arguments[out_index] == Py_None);
 }
 
 PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
@@ -85,11 +95,11 @@ PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_cou
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   PyObject* arguments[known_call_arguments];
   if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
-    PyObject* cache = PyObject_GetAttr(given[0], cache_name);
+    PyObject* cache = PyObject_GetAttr(given[0], self.attribute);
     if (cache == nullptr) return nullptr;
     const nb::object held = nb::steal(cache);
     if (takes_notes(cache)) return note(cache, arguments);
-    const Known known = run_known(cache, arguments);
+    const Known known = self.cache->run(cache, arguments);
     if (known == Known::failed) return nullptr;
     if (known == Known::yes) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }
@@ -104,8 +114,9 @@ void add_parameter(KnownFirst& self, nb::handle parameter) {
   Parameter& added = self.parameter[self.parameters++];
   added = {PyUnicode_InternFromString(name.c_str()), needed ? nullptr : nb::object(by_default).release().ptr(),
            no_place};
-  for (const Place& place : places)
-    if (name == place.parameter) added.index = place.index;
+  const auto& known = self.cache->places;
+  const auto place = std::find(known.begin(), known.end(), name);
+  if (place != known.end()) added.index = static_cast<std::size_t>(place - known.begin());
   const nb::object kind = parameter.attr("kind");
   if (!kind.equal(parameter.attr("KEYWORD_ONLY"))) self.positional = self.parameters;
 }
@@ -124,15 +135,26 @@ void describe(KnownFirst& self) {
   self.returns_out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr()) != nullptr;
 }
 
+const Cache* find_cache(std::string_view attribute) {
+  const auto found = std::find_if(std::begin(caches), std::end(caches),
+                                  [&](const Cache& each) { return each.attribute == attribute; });
+  if (found == std::end(caches)) throw nb::value_error("there is no such cache");
+  return found;
+}
+
 PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
-  static const char* names[] = {"method", nullptr};
+  static const char* names[] = {"method", "cache", nullptr};
   PyObject* method = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(given, named, "O:KnownFirst", const_cast<char**>(names), &method)) return nullptr;
+  const char* cache = caches[0].attribute;
+  if (!PyArg_ParseTupleAndKeywords(given, named, "O|s:KnownFirst", const_cast<char**>(names), &method, &cache))
+    return nullptr;
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     nb::object made = nb::steal(type->tp_alloc(type, 0));
     if (!made) throw nb::python_error();
     auto& self = *reinterpret_cast<KnownFirst*>(made.ptr());
     self.call = call;
+    self.cache = find_cache(cache);
+    self.attribute = PyUnicode_InternFromString(cache);
     self.method = Py_NewRef(method);
     describe(self);
     return made.release().ptr();
@@ -145,6 +167,7 @@ void destroy(PyObject* object) {
     Py_XDECREF(self.parameter[i].name);
     Py_XDECREF(self.parameter[i].if_not_given);
   }
+  Py_XDECREF(self.attribute);
   Py_XDECREF(self.method);
   Py_XDECREF(self.if_not_given[0]);
   PyTypeObject* type = Py_TYPE(object);
@@ -167,7 +190,6 @@ PyObject* get(PyObject* object, PyObject* name) {
 }  // namespace
 
 void bind_known_first(nb::module_& module) {
-  cache_name = PyUnicode_InternFromString("_cache");
   static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr},
                                   {}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},

@@ -142,8 +142,7 @@ bool Mailbox::open_front() {
   }
   answer_probes(*header);
   if (receives_.empty() && probes_.empty()) return false;
-  aside_ = std::make_unique<Unexpected>();
-  aside_->header = *header;
+  aside_ = std::make_unique<Unexpected>(*header);
   return true;
 }
 
@@ -170,30 +169,27 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
                      " is to be received");
 }
 
-bool Mailbox::move_to(PointToPoint& receive) {
-  const std::size_t left = receive.parcel_.header.nbytes - receive.moved_;
-  if (receive.parcel_.header.nbytes == 0) {
-    channel_->consume(0);
-  } else {
-    const std::size_t got = channel_->read(receive.parcel_.data + receive.moved_, left);
+// Reads what has come of the front message into `data`, where `moved` of its bytes are already; whether that is all.
+bool Mailbox::read_all(std::byte* data, std::size_t nbytes, std::size_t& moved) {
+  if (nbytes == 0) channel_->consume(0);
+  while (moved < nbytes) {
+    const std::size_t got = channel_->read(data + moved, nbytes - moved);
     if (got == 0) return false;
-    receive.moved_ += got;
-    if (got < left) return true;
+    moved += got;
   }
+  return true;
+}
+
+bool Mailbox::move_to(PointToPoint& receive) {
+  const std::size_t before = receive.moved_;
+  if (!read_all(receive.parcel_.data, receive.parcel_.header.nbytes, receive.moved_)) return receive.moved_ != before;
   end(receive);
   current_ = nullptr;
   return true;
 }
 
 bool Mailbox::move_aside() {
-  const std::size_t nbytes = aside_->header.nbytes;
-  if (nbytes == 0) channel_->consume(0);
-  while (aside_->data.size() < nbytes) {
-    const auto available = channel_->readable();
-    if (available.empty()) return false;
-    aside_->data.insert(aside_->data.end(), available.begin(), available.end());
-    channel_->consume(available.size());
-  }
+  if (!read_all(aside_->data.get(), aside_->header.nbytes, aside_->moved)) return false;
   if (PointToPoint* receive = expecting(aside_->header)) {
     deliver(*receive, *aside_);
   } else {
@@ -207,7 +203,7 @@ bool Mailbox::move_aside() {
 void Mailbox::deliver(PointToPoint& receive, const Unexpected& message) {
   receive.settle(*this, message.header);  // first, so that nothing holds a receive whose making fails
   check(receive, message.header, entry_.peer);
-  if (!message.data.empty()) std::memcpy(receive.parcel_.data, message.data.data(), message.data.size());
+  if (message.moved != 0) std::memcpy(receive.parcel_.data, message.data.get(), message.moved);
   end(receive);
 }
 

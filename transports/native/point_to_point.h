@@ -85,8 +85,11 @@ class Mailbox {
  private:
   friend class PointToPoint;
   struct Unexpected {
+    explicit Unexpected(const Header& of)
+        : header(of), data(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(of.nbytes))) {}
     Header header;
-    std::vector<std::byte> data;
+    std::unique_ptr<std::byte[]> data;
+    std::size_t moved = 0;
   };
 
   Blocked blocked(bool sends);
@@ -96,6 +99,7 @@ class Mailbox {
   bool advance_sends();
   bool advance_receives();
   bool open_front();
+  bool read_all(std::byte* data, std::size_t nbytes, std::size_t& moved);
   bool move_to(PointToPoint& receive);
   bool move_aside();
   void answer_probes(const Header& header);

@@ -10,10 +10,6 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
-// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds.
-constexpr std::uint32_t held_rounds = 50;
-constexpr std::size_t most_held_nbytes = 64 << 10;
-
 std::string& package_directory() {
   static std::string directory;
   return directory;
@@ -83,7 +79,7 @@ int outcome_of(Outcome outcome) {
   return static_cast<int>(outcome);
 }
 
-int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, const CallSite& site,
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, Owners owners, const CallSite& site,
              double timeout_s) {
   if (endpoint.abandoned()) return static_cast<int>(Outcome::failed);
   const std::size_t nbytes = std::max(call.program.nbytes(BufferKind::input), call.program.nbytes(BufferKind::output));
@@ -98,6 +94,10 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
   {
     const nb::gil_scoped_release unlocked;
     outcome = endpoint.wait(*request, timeout_s, interrupted);
+  }
+  if (outcome != Outcome::done && endpoint.memory_forsaken()) {
+    owners.inputs.inc_ref();
+    owners.outputs.inc_ref();
   }
   return outcome_of(outcome);
 }

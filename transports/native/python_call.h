@@ -55,9 +55,20 @@ bool interrupted();
 // The outcome as a number; raises what a signal's handler has raised.
 int outcome_of(Outcome outcome);
 
-// Runs a call to its end. A small one is tried for a moment with the interpreter's lock held, for letting go of it and
-// taking it again costs as much as the exchange; `site` stands for its place in the program if it ends in that moment.
-int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, const CallSite& site,
+// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds.
+inline constexpr std::uint32_t held_rounds = 50;
+inline constexpr std::size_t most_held_nbytes = 64 << 10;
+
+// What holds the memory of a call.
+struct Owners {
+  nanobind::handle inputs;
+  nanobind::handle outputs;
+};
+
+// Runs a call to its end. The owners of its memory stay for ever if it fails and a library may still use that. A small
+// one is tried for a moment with the interpreter's lock held, for letting go of it and taking it again costs as much as
+// the exchange; `site` stands for its place in the program if it ends in that moment.
+int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, Owners owners, const CallSite& site,
              double timeout_s);
 
 // What `CallCache.run` takes: collective, x, out, op, root, algorithm and timeout_s.
@@ -66,6 +77,9 @@ inline constexpr std::size_t known_call_arguments = 7;
 enum class Known : std::uint8_t { no, yes, failed };
 // Asks `cache`, which may be an object of any type: one that is no CallCache knows nothing.
 Known run_known(PyObject* cache, PyObject* const* arguments);
+// The same for messages and what knows of them, by the arguments: the method's name, x, out, dest, source, tag and
+// timeout_s, of which those that the method does not have are None.
+Known run_message(PyObject* calls, PyObject* const* arguments);
 // Whether `cache` is a group's notes, and the work of a call with such arguments that is taken note of there; nullptr,
 // with Python's error set, if it cannot be.
 bool takes_notes(PyObject* cache);
@@ -87,6 +101,7 @@ Result or_error(Result failed, Function call) {
 }
 
 void bind_call_cache(nanobind::module_& module);
+void bind_message_calls(nanobind::module_& module);
 void bind_known_first(nanobind::module_& module);
 void bind_call_notes(nanobind::module_& module);
 

@@ -10,6 +10,14 @@ StartedCall::StartedCall(nb::object endpoint, Kept kept, std::unique_ptr<Request
       endpoint_(&nb::cast<Endpoint&>(held_endpoint_)),
       request_(std::move(request)) {}
 
+StartedCall::~StartedCall() {
+  if (request_ == nullptr) return;
+  const bool done = request_->outcome() == Outcome::done;
+  request_.reset();  // which ends the call, if it has not ended
+  if (done || !endpoint_->memory_forsaken()) return;
+  for (nb::object& each : kept_) each.release();
+}
+
 int StartedCall::poll() { return outcome_of(endpoint_->abandoned() ? Outcome::failed : endpoint_->poll(*request_)); }
 
 int StartedCall::wait(double timeout_s) {

@@ -14,6 +14,10 @@ class StartedCall {
   using Kept = std::array<nanobind::object, 3>;
 
   StartedCall(nanobind::object endpoint, Kept kept, std::unique_ptr<Request> request);
+  StartedCall(StartedCall&&) = default;
+  StartedCall& operator=(StartedCall&&) = delete;
+  // What holds the memory stays for ever if the call has failed and a library may still use it.
+  ~StartedCall();
 
   int poll();
   int wait(double timeout_s);
@@ -25,7 +29,7 @@ class StartedCall {
   nanobind::object held_endpoint_;
   Kept kept_;
   Endpoint* endpoint_;
-  std::unique_ptr<Request> request_;  // goes first
+  std::unique_ptr<Request> request_;
 };
 
 void bind_started_call(nanobind::module_& module);

@@ -42,6 +42,7 @@ class TcpChannel final : public Channel {
   void consume(std::size_t nbytes) override;
   std::size_t read(std::byte* data, std::size_t nbytes) override;
   bool stirs(bool, bool) const override { return true; }  // only the kernel knows
+  bool asks_kernel() const override { return true; }
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
   void cancel_sleep() override {}

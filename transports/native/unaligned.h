@@ -4,6 +4,14 @@
 
 #include <cstddef>
 
+// Of a loop: what an iteration writes, no later one reads. clang looks at the addresses at run time instead, and would
+// warn where a sanitizer keeps it from vectorising as it was told.
+#if defined(__clang__) || defined(__CUDACC__)
+#define UNISONO_INDEPENDENT
+#else
+#define UNISONO_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace unisono::detail::UNISONO_ISA {
 namespace {
 

@@ -21,6 +21,7 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.interfaces import lookup
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -249,32 +250,40 @@ class TcpStore:
         port: its port.
         key: the job's key, or None if the server has none.
         job: the job's id, 16 bytes.
-        timeout_s: seconds to wait for the server.
+        timeout_s: seconds to wait for the server. For as long from now on it may be slow to answer, too: a machine may
+            have many more ranks to start than cores.
+        is_served: whether the server is known to have started, so that nobody who listens is a failure at once.
 
     Raises:
         RendezvousError: there is no server, or it is one of another job.
     """
 
-    def __init__(self, host: str, port: int, *, key: bytes | None, job: bytes, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, *, key: bytes | None, job: bytes, timeout_s: float, is_served: bool = False
+    ) -> None:
         self._url = _url(host, port)
         self._turn = threading.Lock()
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._sock = _connect(host, port, deadline)
-        except OSError as error:
-            raise RendezvousError(f"no store answers at {self._url} within {timeout_s:g} s: {error}") from None
-        try:
-            if key is None:
-                prepare(self._sock)
+        self._patient_until = deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._sock = _connect(host, port, deadline, is_served)
+            except OSError as error:
+                raise RendezvousError(f"no store answers at {self._url} within {timeout_s:g} s: {error}") from None
+            try:
+                self._greet(key, job, deadline)
+            except HandshakeError as error:
+                self._sock.close()
+                raise RendezvousError(f"the store at {self._url} is not of this job: {error.message}") from error
+            except OSError as error:
+                self._sock.close()
+                # It hangs up on those that take too long to say the hello, as a rank does that waits for its core.
+                if not isinstance(error, ConnectionError) or time.monotonic() >= deadline:
+                    raise RendezvousError(
+                        f"the store at {self._url} does not answer as one of this job: {error}"
+                    ) from error
             else:
-                hello = Hello(job, 0, NO_RANK, NO_RANK, Purpose.STORE)
-                greet(self._sock, DialerHandshake(key, hello), deadline)
-        except HandshakeError as error:
-            self._sock.close()
-            raise RendezvousError(f"the store at {self._url} is not of this job: {error.message}") from error
-        except OSError as error:
-            self._sock.close()
-            raise RendezvousError(f"the store at {self._url} does not answer as one of this job: {error}") from error
+                return
+            time.sleep(_RETRY_S[1])
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store.set`."""
@@ -297,6 +306,12 @@ class TcpStore:
         """See `Store.close`."""
         self._sock.close()
 
+    def _greet(self, key: bytes | None, job: bytes, deadline: float) -> None:
+        if key is None:
+            prepare(self._sock)
+            return
+        greet(self._sock, DialerHandshake(key, Hello(job, 0, NO_RANK, NO_RANK, Purpose.STORE)), deadline)
+
     def _check(self, status: int, message: bytes) -> None:
         if status != _Status.OK:
             raise RendezvousError(message.decode(errors="replace"))
@@ -304,7 +319,8 @@ class TcpStore:
     def _ask(self, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
         with self._turn:
             try:
-                self._sock.settimeout(timeout_ms / 1000 + _GRACE_S)
+                patience_s = max(_GRACE_S, self._patient_until - time.monotonic())
+                self._sock.settimeout(timeout_ms / 1000 + patience_s)
                 self._sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
                 status, nbytes = _REPLY.unpack(self._receive(_REPLY.size))
                 if nbytes > VALUE_LIMIT_NBYTES:
@@ -328,18 +344,18 @@ class TcpStore:
         return bytes(received)
 
 
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Connect, and try again until `deadline` while nobody listens: the server may not have started yet."""
+def _connect(host: str, port: int, deadline: float, is_served: bool) -> socket.socket:
+    """Connect; where the server may not have started yet, try again until `deadline` while nobody listens."""
     pause, longest = _RETRY_S
     while True:
         try:
-            sock = socket.create_connection((host, port), remaining(deadline))
+            sock = socket.create_connection((lookup(host), port), remaining(deadline))  # type: ignore[arg-type]
             if sock.getsockname() != sock.getpeername():
                 return sock
             # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
             sock.close()
         except ConnectionRefusedError:
-            if time.monotonic() + pause >= deadline:
+            if is_served or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, longest)
@@ -347,7 +363,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0]
         if open_to_all and not ip_address(address[0]).is_loopback:
             raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
         sock = socket.socket(family, kind, protocol)

@@ -16,8 +16,8 @@ from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.options import TRANSPORTS
 
-TRANSPORTS = ("shm", "tcp")
 # Collectives whose vector is divided equally among the ranks.
 SHARED = ("allgather", "reduce_scatter", "alltoall")
 SAVED = Path("bench", "results")

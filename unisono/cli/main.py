@@ -28,6 +28,11 @@ SUBCOMMANDS = {
     "doctor": Subcommand("unisono.cli.doctor", "Tell what is usable here, and why not otherwise."),
     "bench": Subcommand("unisono.cli.bench", "Measure collectives, beside other libraries."),
     "explain": Subcommand("unisono.cli.explain", "Tell which algorithm is chosen for a call, and why."),
+    "calibrate": Subcommand("unisono.cli.calibrate", "Measure the links and the memory of this machine."),
+    "tune": Subcommand("unisono.cli.tune", "Measure which algorithms are fastest here, and make a table of them."),
+    "simulate": Subcommand(
+        "unisono.cli.simulate", "Predict a collective on a described machine, at any number of ranks."
+    ),
     "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm, and what it costs."),
     "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all that there are."),
     "test": Subcommand("unisono.cli.test", "Run random calls of every collective, and check what comes of them."),

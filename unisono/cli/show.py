@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Show what each rank does when ALGORITHM carries out COLLECTIVE; for example: unisono show allreduce ring -n 8."""
     found = find(collective, algorithm)
-    given = _parameters(found, params)
+    given = given_parameters(found, params)
     check_ranks(size, rank or 0, root)
     found.check_supports(size)
     shown = [rank] if rank is not None else range(size) if size <= SIDE_BY_SIDE else [0]
@@ -70,7 +70,7 @@ _FORMS: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def _parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, Any]:
+def given_parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, Any]:
     """Return the builder's parameters that are given as NAME=VALUE.
 
     Raises:

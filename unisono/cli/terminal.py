@@ -15,8 +15,13 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_PIPE)
 
 
+def errors_console() -> Console:
+    """Return the console for progress and errors."""
+    return Console(stderr=True)
+
+
 def progress(*, auto_refresh: bool = True) -> Progress:
     """Return a progress bar on stderr, which shows nothing where that is no terminal and vanishes at the end."""
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    errors = Console(stderr=True)
+    errors = errors_console()
     return Progress(*columns, console=errors, auto_refresh=auto_refresh, transient=True, disable=not errors.is_terminal)

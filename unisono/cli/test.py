@@ -52,7 +52,7 @@ class _Wrong:
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--cases", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of calls.")
 @click.option("--seed", type=click.IntRange(0, SEEDS - 1), help="What the calls depend on; another one each time.")
-@click.option("--transport", type=click.Choice(["shm", "tcp"]), default="shm", show_default=True)
+@click.option("--transports", default="shm", show_default=True, help="In order of preference, with commas between.")
 @click.option(
     *("--backend", "backend"),
     callback=_backend,
@@ -72,7 +72,7 @@ def command(
     ranks: int,
     cases: int,
     seed: int | None,
-    transport: str,
+    transports: str,
     backend: Backend | None,
     timeout_s: float,
     as_json: bool,
@@ -84,15 +84,15 @@ def command(
     """
     seed = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     began = time.monotonic()
-    with Judges(Options(transport=transport), backend, timeout_s) as judges:
+    with Judges(Options(transports=transports), backend, timeout_s) as judges:
         summary, wrong = _run(judges, ranks, cases, seed, partial(source, backend=backend, timeout_s=timeout_s))
     if as_json:
-        facts = {"ranks": ranks, "transport": transport, **dataclasses.asdict(summary)}
+        facts = {"ranks": ranks, "transports": transports, **dataclasses.asdict(summary)}
         told = None if wrong is None else dataclasses.asdict(wrong)
         click.echo(json.dumps({**facts, "seconds": time.monotonic() - began, "error": told}, indent=2))
     else:
         console().print(_table(summary))
-        print(f"seed {seed}, {ranks} rank(s), {transport}")
+        print(f"seed {seed}, {ranks} rank(s), {transports}")
     if wrong is not None:
         print(f"unisono: {wrong.message}", file=sys.stderr)
     return 0 if wrong is None else 1

@@ -12,7 +12,6 @@ the ranks.
 from __future__ import annotations
 
 import os
-import resource
 import selectors
 import signal
 import time
@@ -24,6 +23,7 @@ from typing import Protocol
 from unisono.errors import UsageError
 from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
 from unisono.launchers.store import JobStore
+from unisono.transports.open_files import lift_limit_of_files
 
 TICK_S = 0.1
 DRAIN_S = 1.0  # How long processes that outlive their rank may go on writing.
@@ -220,8 +220,6 @@ def require_open_files(size: int) -> None:
         UsageError: the system does not allow so many.
     """
     needed = size * FILES_PER_RANK + FILES_OF_LAUNCHER
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise UsageError(f"{size} ranks need about {needed} open files, and {hard} are allowed here (`ulimit -Hn`)")
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    most = lift_limit_of_files(needed)
+    if most is not None:
+        raise UsageError(f"{size} ranks need about {needed} open files, and {most} are allowed here (`ulimit -Hn`)")

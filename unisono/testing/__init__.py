@@ -18,6 +18,7 @@ from unisono.testing.programs import (
     WaitForAny as WaitForAny,
     check_program as check_program,
 )
+from unisono.testing.transports import check_transport as check_transport
 
 __all__ = [
     "Again",
@@ -33,4 +34,5 @@ __all__ = [
     "check_case",
     "check_collectives",
     "check_program",
+    "check_transport",
 ]

@@ -13,7 +13,7 @@ from unisono.testing.cases import Case
 
 
 class CheckError(UnisonoError, AssertionError):
-    """A collective did not do what it must.
+    """A collective, or a transport, did not do what it must.
 
     Attributes:
         program: a program that makes the call again; None where the error is that of one rank alone.

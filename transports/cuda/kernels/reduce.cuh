@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "elements.cuh"
+#include "split.cuh"
 
 namespace unisono::cuda {
 
@@ -31,23 +32,6 @@ inline constexpr int unroll = (k <= 2   ? 8
                                : k <= 4 ? 4
                                         : 2) /
                               (Element::itemsize == 1 ? 2 : 1);
-
-// Elements [0, head) come before the first pack, and those from head + packs · lanes on behind the last.
-struct Split {
-  uint64_t head;
-  uint64_t packs;
-};
-
-template <class Element>
-Split split(const void* dst, const void* const* sources, uint64_t sources_count, uint64_t count) {
-  const uint64_t before = (pack_nbytes - misalignment(dst, pack_nbytes)) % pack_nbytes;
-  bool aligned = before % Element::itemsize == 0 && before / Element::itemsize <= count;
-  for (uint64_t s = 0; s < sources_count; ++s)
-    aligned = aligned && misalignment(sources[s], pack_nbytes) == misalignment(dst, pack_nbytes);
-  if (!aligned) return {count, 0};
-  const uint64_t head = before / Element::itemsize;
-  return {head, (count - head) / Element::lanes};
-}
 
 // What an operation makes of states: of the first one, of one more, and of the last.
 template <class Op>
@@ -100,7 +84,8 @@ void reduce_tile(void* dst, const Sources<k>& sources, uint64_t first, uint64_t 
 template <class Element, class Op, int k>
 void reduce_all_packs(void* dst, const Sources<k>& sources, uint64_t packs, uint64_t divisor) {
   constexpr uint64_t tile = block_threads * unroll<Element, k>;
-  const uint64_t tiles = packs / tile;
+  // Where tiles would leave most multiprocessors without work, packs are taken one by one.
+  const uint64_t tiles = packs / tile * 4 < gridDim.x ? 0 : packs / tile;
   for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x)
     reduce_tile<Element, Op, k, unroll<Element, k>>(dst, sources, t * tile + threadIdx.x, divisor);
   for (uint64_t p = tiles * tile + thread_of_grid(); p < packs; p += threads_of_grid())

@@ -1,0 +1,219 @@
+"""One rank of `unisono.bench.gradients`: trains in several ways, in turns, and tells what it took on stdout.
+
+Run by path with the request as JSON: what is asked for is in `_Request`. Unisono's variables say who this rank is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import unisono as un
+
+PR_SET_PDEATHSIG = 1
+_WARM_UPS = 8
+_CLASSES = 10
+_TEST_IMAGES = 360
+_LEARNING_RATE, _MOMENTUM = 0.02, 0.9
+
+Array = NDArray[np.float32]
+Ready = Callable[[str, Any], None]
+
+
+class _Request(NamedTuple):
+    """What to measure: "overlap" of a model, or "lag"; how often; the sizes of model and batch; the ways.
+
+    In the way "after" of "overlap", all gradients are handed in when the last has been computed. A step of "lag" takes
+    `step_s` at least: what computing does not need, it sleeps, as where an accelerator computes.
+    """
+
+    what: str
+    model: str
+    rounds: int
+    width: int
+    batch: int
+    ways: dict[str, dict[str, Any]]
+    step_s: float = 0.0
+
+
+class Digits:
+    """A numpy network on scikit-learn's digits, whose gradients become ready from the last layer to the first."""
+
+    def __init__(self, width: int, batch: int, rank: int, size: int, hidden: int = 2) -> None:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+        pixels, digits = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(digits))
+        pixels, digits = (pixels[order] / 16).astype(np.float32), digits[order]
+        self.train = pixels[_TEST_IMAGES:], digits[_TEST_IMAGES:]
+        self.test = pixels[:_TEST_IMAGES], digits[:_TEST_IMAGES]
+        random = np.random.default_rng(1)
+        widths = [64, *[width] * hidden, _CLASSES]
+        self.weights = {
+            f"layer{k}": random.normal(scale=(2 / n) ** 0.5, size=(n, m)).astype(np.float32)
+            for k, (n, m) in enumerate(pairwise(widths))
+        }
+        self._random, self._batch, self._share = np.random.default_rng(2), batch, slice(rank, None, size)
+
+    def backward(self, ready: Ready) -> None:
+        """Compute the gradients on this rank's share of the next batch."""
+        chosen = self._random.choice(len(self.train[1]), self._batch, replace=False)[self._share]
+        x, y = self.train[0][chosen], self.train[1][chosen]
+        inputs, error = self._forward(x)
+        error = np.exp(error - error.max(axis=1, keepdims=True))
+        error /= error.sum(axis=1, keepdims=True)
+        error[np.arange(len(y)), y] -= 1
+        error /= len(y)
+        for k in reversed(range(len(inputs))):
+            ready(f"layer{k}", inputs[k].T @ error)
+            error = (error @ self.weights[f"layer{k}"].T) * (inputs[k] > 0)
+
+    def accuracy(self) -> float:
+        """Return the share of the images that it was not trained on which it names rightly."""
+        return float((self._forward(self.test[0])[1].argmax(axis=1) == self.test[1]).mean())
+
+    def _forward(self, x: Array) -> tuple[list[Array], Array]:
+        inputs = [x]
+        for k in range(len(self.weights)):
+            x = x @ self.weights[f"layer{k}"]
+            if k + 1 < len(self.weights):
+                x = np.maximum(x, 0)
+                inputs.append(x)
+        return inputs, x
+
+
+class Transformer:
+    """A small transformer of torch; `batch` is the number of its sequences of 64 tokens, over all ranks."""
+
+    def __init__(self, width: int, batch: int, rank: int, size: int) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, dim_feedforward=4 * width, dropout=0.0, batch_first=True)
+        self._model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self._x = torch.randn(batch // size, 64, width)
+        self._ready: Ready = lambda name, gradient: None
+        for name, parameter in self._model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda of_it, name=name: self._ready(name, of_it.grad))
+
+    def backward(self, ready: Ready) -> None:
+        """Compute the gradients of a batch."""
+        self._ready = ready
+        self._model.zero_grad()
+        self._model(self._x).square().mean().backward()
+
+
+MODELS: dict[str, Callable[..., Any]] = {"digits": partial(Digits, hidden=4), "transformer": Transformer}
+
+
+def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
+    """Return what steps take in each way, on the slowest rank, and what the reducers report.
+
+    `ms` are medians; `exposed_ms` are medians of by how much a step is longer than the one of its round which does not
+    communicate.
+    """
+    model = MODELS[request.model](request.width, request.batch, world.rank, world.size)
+    reducers = {name: un.GradientReducer(world, **arguments) for name, arguments in request.ways.items()}
+    held: list[tuple[str, Any]] = []
+
+    def alone() -> None:
+        held.clear()
+        model.backward(lambda name, gradient: held.append((name, gradient)))
+
+    def after(reducer: un.GradientReducer) -> None:
+        alone()
+        for name, gradient in held:
+            reducer.ready(name, gradient)
+        reducer.finish()
+
+    def overlapped(reducer: un.GradientReducer) -> None:
+        model.backward(reducer.ready)
+        reducer.finish()
+
+    steps: dict[str, Callable[[], None]] = {"alone": alone}
+    steps |= {name: partial(after if name == "after" else overlapped, each) for name, each in reducers.items()}
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    turns = random.Random(0)  # the same on all ranks; a step finds in the caches what the one before has left
+    for _ in range(_WARM_UPS + request.rounds):
+        for name in turns.sample(list(steps), len(steps)):
+            world.barrier()
+            began = time.perf_counter()
+            steps[name]()
+            taken[name].append(1e3 * (time.perf_counter() - began))
+    slowest = world.allreduce(np.array([times[_WARM_UPS:] for times in taken.values()]), "max")
+    by_way = dict(zip(taken, slowest, strict=True))
+    reports = {name: reducer.report() for name, reducer in reducers.items()}
+    for reducer in reducers.values():
+        reducer.close()
+    return {
+        "ms": {name: float(median(times)) for name, times in by_way.items()},
+        "exposed_ms": {name: float(median(by_way[name] - by_way["alone"])) for name in reducers},
+        "waited_ms": {name: 1e3 * report.exposed_s for name, report in reports.items()},
+        "nbytes": reports["after"].nbytes,
+        "buckets": {name: len(report.buckets) for name, report in reports.items()},
+        "sent_nbytes": {name: report.sent_nbytes for name, report in reports.items()},
+    }
+
+
+def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
+    """Return the steps per second in each way of training on the digits, and the accuracy in the end.
+
+    The speed is by the median of the steps in the middle, behind the warm-up and before the cool-down.
+    """
+    found: dict[str, Any] = {}
+    for name, arguments in request.ways.items():
+        model = Digits(request.width, request.batch, world.rank, world.size)
+        velocity = {each: np.zeros_like(weights) for each, weights in model.weights.items()}
+
+        def apply(gradients: Mapping[str, Any], model: Digits = model, velocity: dict[str, Array] = velocity) -> None:
+            for each, gradient in gradients.items():
+                velocity[each] *= _MOMENTUM
+                velocity[each] -= _LEARNING_RATE * gradient
+                model.weights[each] += velocity[each]
+
+        alone = arguments.get("alone")
+        with un.GradientReducer(world, **{key: value for key, value in arguments.items() if key != "alone"}) as reducer:
+            gradients: dict[str, Any] = {}
+            ends = []
+            for _ in range(request.rounds):
+                until = time.perf_counter() + request.step_s
+                gradients.clear()
+                model.backward(gradients.__setitem__ if alone else reducer.ready)
+                time.sleep(max(0.0, until - time.perf_counter()))
+                apply(gradients if alone else reducer.finish())
+                ends.append(time.perf_counter())
+            for flushed in reducer.flush():
+                apply(flushed)
+        taken = np.diff(ends)[request.rounds // 4 : -request.rounds // 4]
+        found[name] = {"steps_per_s": 1 / float(median(taken)), "accuracy": model.accuracy()}
+    return found
+
+
+def main() -> None:
+    """Measure, and print what was found on rank 0."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    request = _Request(*json.loads(sys.argv[1]))
+    world = un.init()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
+    found = {"overlap": overlap, "lag": lag}[request.what](world, request)
+    if world.rank == 0:
+        sys.stdout.write(json.dumps(found))
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""One rank of `unisono.bench.regret`: says what is chosen where, or measures everything there.
+
+Run by path as ``regret_rank.py FILE``. FILE is JSON: the points as [collective, bytes], and to measure them also
+`rounds`, `run_s`, and the variants to run at each beside those of the tuner, as `also`. Rank 0 writes its answer beside
+it, to FILE.answer. Unisono's variables say who this rank is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import unisono as un
+
+PR_SET_PDEATHSIG = 1
+SEED = 1
+FEWEST, MOST = 3, 256
+
+
+def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[Any]:
+    """Return what is chosen at each point by what this communicator knows, and the predicted times, by variant."""
+    found = []
+    for collective, nbytes in points:
+        said = world.explain(collective, nbytes)
+        able = [each for each in said.candidates if each.refusal is None]
+        predicted = {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
+        found.append([said.choice.variant, predicted])
+    return found
+
+
+def measure(world: un.Communicator, asked: Mapping[str, Any]) -> list[dict[str, list[float]]]:
+    """Run all algorithms at all points, in random order in each round; return the times of each round, by variant."""
+    draw = random.Random(SEED)
+    found = []
+    for (collective, nbytes), also in zip(asked["points"], asked["also"], strict=True):
+        able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
+        calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
+        runs = {name: call for name, call in calls.items() if call is not None}
+        found.append(_raced(world, runs, asked["rounds"], asked["run_s"], draw))
+        if world.rank == 0:
+            sys.stderr.write(f"{collective} {nbytes}\n")
+    return found
+
+
+def _raced(
+    world: un.Communicator, runs: Mapping[str, Callable[[], Any]], rounds: int, run_s: float, draw: random.Random
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for name in runs:
+        _run(world, runs[name], FEWEST)
+    for _ in range(rounds):
+        for name in draw.sample(sorted(runs), len(runs)):
+            wanted = run_s / min(times[name]) if times[name] else FEWEST
+            times[name].append(_run(world, runs[name], max(FEWEST, min(MOST, round(wanted)))))
+    return times
+
+
+def _run(world: un.Communicator, call: Callable[[], Any], calls: int) -> float:
+    times = np.empty(calls)
+    for number in range(calls):
+        world.barrier()
+        began = time.perf_counter()
+        call()
+        times[number] = time.perf_counter() - began
+    slowest = world.allreduce(times, "max", algorithm="recursive_doubling")
+    # Of calls, those count that other processes have left alone; a quarter may be all that there are.
+    return float(np.quantile(slowest, 0.25))
+
+
+def _call(world: un.Communicator, collective: str, nbytes: int, algorithm: str) -> Callable[[], Any] | None:
+    shares = {"allgather": (world.size, 1), "reduce_scatter": (1, world.size)}.get(collective, (1, 1))
+    x, out = (np.ones(nbytes // 4 // share, np.float32) for share in shares)
+    try:
+        return world.plan(collective, x, out=out, algorithm=algorithm)
+    except un.NoAlgorithmError:
+        return None
+
+
+def main() -> None:
+    """Do what the file says."""
+    path = Path(sys.argv[1])
+    asked = json.loads(path.read_text())
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with un.init() as world:
+        answer = measure(world, asked) if "rounds" in asked else choices(world, asked["points"])
+        if world.rank == 0:
+            path.with_suffix(".answer").write_text(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

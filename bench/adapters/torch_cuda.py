@@ -1,0 +1,93 @@
+"""What torch has for allreduce on CUDA tensors, of ranks that share the first GPU: backends, and symmetric memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+# The environment variables that name the way, and say from how many bytes on it takes too long to wait for.
+WAY = "BENCH_TORCH_WAY"
+MOST = "BENCH_MOST_NBYTES"
+SEVERAL_RANKS_OF_A_GPU = (2, 30)  # from this version on NCCL takes them
+
+
+class TorchMemory:
+    """CUDA tensors; those that the library writes are of symmetric memory where it asks for that."""
+
+    def __init__(self, torch: Any, symmetric: Any) -> None:
+        self._torch, self._symmetric = torch, symmetric
+
+    def empty(self, count: int, dtype: Any) -> Any:
+        """Return a tensor to be overwritten; for symmetric memory, all ranks must call this."""
+        make = self._torch.empty if self._symmetric is None else self._symmetric.empty
+        made = make(count, dtype=getattr(self._torch, dtype.name), device="cuda:0")
+        if self._symmetric is not None:
+            self._symmetric.rendezvous(made, self._torch.distributed.group.WORLD)
+        return made
+
+    def place(self, array: Any) -> Any:
+        """Return a tensor that holds what `array` does."""
+        return self._torch.from_numpy(array).to("cuda:0")
+
+    def fill(self, array: Any, source: Any) -> None:
+        """Copy `source` into `array`, and wait."""
+        array.copy_(source)
+        self._torch.cuda.synchronize()
+
+    def fetch(self, array: Any) -> Any:
+        """Return what `array` holds."""
+        return array.cpu().numpy()
+
+
+class TorchCudaAdapter:
+    """One way of torch: "gloo" or "nccl", or "one_shot" or "two_shot" over symmetric memory."""
+
+    def __init__(self) -> None:
+        self._torch = torch = importlib.import_module("torch")
+        self._distributed = importlib.import_module("torch.distributed")
+        self._way = os.environ[WAY]
+        if not torch.cuda.is_available():
+            raise RuntimeError("torch sees no GPU")
+        torch.cuda.set_device(0)
+        self.version = f"{self._way} of torch {torch.__version__}"
+        if self._way == "nccl" and torch.cuda.nccl.version() < SEVERAL_RANKS_OF_A_GPU:
+            raise RuntimeError(f"NCCL {torch.cuda.nccl.version()} takes one rank of a GPU only; 2.30 takes more")
+        symmetric = self._way.endswith("_shot")
+        self._distributed.init_process_group("nccl" if self._way == "nccl" else "gloo")
+        self.size = self._distributed.get_world_size()
+        module = importlib.import_module("torch.distributed._symmetric_memory") if symmetric else None
+        self.memory = TorchMemory(torch, module)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._distributed.barrier()
+
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
+        """Return the call to measure, which ends when the device has done."""
+        most = int(os.environ.get(MOST, sys.maxsize))
+        if collective != "allreduce" or array.nbytes > most:
+            raise NotImplementedError(f"{collective} of {array.nbytes} bytes is not measured")
+        group = self._distributed.group.WORLD.group_name
+        operations: Any = self._torch.ops.symm_mem
+        ways: dict[str, Callable[[], object]] = {
+            "one_shot": lambda: out.copy_(operations.one_shot_all_reduce(array, "sum", group)),
+            "two_shot": lambda: operations.two_shot_all_reduce_(array, "sum", group),
+        }
+        issue: Any = ways.get(self._way, partial(self._distributed.all_reduce, array))
+
+        def issue_and_wait() -> None:
+            issue()
+            self._torch.cuda.synchronize()
+
+        return issue_and_wait
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        self._distributed.destroy_process_group()
+
+
+connect = TorchCudaAdapter

@@ -1,0 +1,65 @@
+"""Unisono, through its public interface, on arrays of the first GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unisono.bench.adapters.unisono_api import UnisonoAdapter
+from unisono.bench.gpu_stages.gpu import STREAM, Gpu, Vector
+
+
+class CudaMemory:
+    """Vectors of the device; what was made for one call is used for the next that needs as much, or less."""
+
+    def __init__(self) -> None:
+        self.gpu = Gpu()
+        self._kept: dict[str, Vector] = {}
+
+    def empty(self, count: int, dtype: Any) -> Vector:
+        """Return a vector to be overwritten."""
+        return self._vector("array", count, dtype)
+
+    def place(self, array: Any) -> Vector:
+        """Return a vector that holds what `array` does."""
+        made = self._vector("source", array.size, array.dtype)
+        self.gpu.fill(made, array)
+        return made
+
+    def fill(self, array: Vector, source: Vector) -> None:
+        """Copy `source` into `array`, and wait."""
+        self.gpu.device.copy(array.pointer, source.pointer, source.nbytes, STREAM)
+        self.gpu.synchronize()
+
+    def fetch(self, array: Vector) -> Any:
+        """Return what `array` holds."""
+        return self.gpu.fetch(array)
+
+    def _vector(self, role: str, count: int, dtype: Any) -> Vector:
+        kept = self._kept.get(role)
+        if kept is None or kept.nbytes < count * dtype.itemsize:
+            if kept is not None:
+                self.gpu.free(kept)
+            self._kept[role] = kept = self.gpu.empty(count, dtype)
+        return Vector(kept.pointer, count, dtype)
+
+
+class CudaAdapter(UnisonoAdapter):
+    """The world communicator on arrays of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = CudaMemory()
+
+    def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
+        """Return the call to measure, which ends when the device has done."""
+        issue = super().call(collective, array, out)
+
+        def issue_and_wait() -> None:
+            issue()
+            self.memory.gpu.synchronize()
+
+        return issue_and_wait
+
+
+connect = CudaAdapter

@@ -1,0 +1,180 @@
+"""Reductions beside the device's own copy, and what else reduces k arrays: how many bytes they move in a second.
+
+A reduction of k arrays reads k and writes one, so it moves (k + 1) · n bytes, and a copy 2 · n. All contenders reduce
+the same memory, a stack of k arrays, in turns; each time is the median of some, after the L2 cache has been emptied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from unisono.bench.gpu_stages.gpu import FLUSH_NBYTES, Clock, Gpu, Vector
+from unisono.bench.gpu_stages.records import reason_of, tell
+from unisono.bench.sizes import parse_sizes
+from unisono.dtypes import DTYPES
+from unisono.operations import OPERATIONS
+from unisono.transports.cuda.cache import built, user_cache
+from unisono.transports.cuda.calls import Driver
+from unisono.transports.cuda.catalogue import reduction
+from unisono.transports.cuda.compiler import target_for
+from unisono.transports.reductions import numpy_dtype, reduce_into
+
+SUM = OPERATIONS["sum"]
+REPETITIONS = 9
+CHECKED = 1 << 16  # elements that are compared
+PATTERN = 12_345  # elements, after which contents repeat
+
+Issue = Callable[[], object]
+
+
+class Stack:
+    """What is reduced: `k` arrays of `nbytes` each, one after the other, and the array that they are reduced into."""
+
+    def __init__(self, gpu: Gpu, source: Vector, target: Vector, dtype: str, k: int, nbytes: int) -> None:
+        self.gpu, self.dtype, self.k = gpu, DTYPES[dtype], k
+        element = numpy_dtype(self.dtype)
+        self.count = nbytes // element.itemsize
+        self.rows = [Vector(source.pointer + i * nbytes, self.count, element) for i in range(k)]
+        self.whole = Vector(source.pointer, k * self.count, element)
+        self.target = Vector(target.pointer, self.count, element)
+
+    def difference(self) -> str:
+        """Return in which element the result differs from the definition, or nothing."""
+        rows = [self.gpu.fetch(row, CHECKED) for row in self.rows]
+        wanted, got = np.empty_like(rows[0]), self.gpu.fetch(self.target, CHECKED)
+        reduce_into(wanted, rows, SUM, 1, lower=True)
+        wrong = np.flatnonzero(wanted.view(np.uint8) != got.view(np.uint8))
+        return f"byte {wrong[0]} differs, and {wrong.size - 1} more" if wrong.size else ""
+
+
+def ours(stack: Stack) -> Issue:
+    """Return the reduction by our kernel."""
+    pointers = [row.pointer for row in stack.rows]
+    arguments = (stack.target.pointer, pointers, stack.count, stack.dtype, SUM, 1, 1)
+    return lambda: stack.gpu.device.reduce(*arguments)  # type: ignore[arg-type]
+
+
+def copy(stack: Stack) -> Issue:
+    """Return a copy of one array: what the memory gives."""
+    target, row = stack.target, stack.rows[0]
+    return lambda: stack.gpu.device.copy(target.pointer, row.pointer, row.nbytes, 1)  # type: ignore[arg-type]
+
+
+def torch_sum(stack: Stack) -> Issue:
+    """Return torch's sum of the stack over its first dimension, into memory that is there."""
+    torch, rows, out = _tensors(stack)
+    return lambda: torch.sum(rows, dim=0, out=out)
+
+
+def torch_chain(stack: Stack) -> Issue:
+    """Return torch's additions of one array after the other."""
+    torch, rows, out = _tensors(stack)
+
+    def issue() -> None:
+        torch.add(rows[0], rows[1], out=out)
+        for row in rows[2:]:
+            out.add_(row)
+
+    return issue
+
+
+def cupy_elementwise(stack: Stack) -> Issue:
+    """Return a kernel that CuPy makes for k arrays."""
+    import cupy
+
+    arrays = [cupy.asarray(row) for row in (*stack.rows, stack.target)]
+    names = [f"x{i}" for i in range(stack.k)]
+    kernel = cupy.ElementwiseKernel(", ".join(f"T {name}" for name in names), "T y", f"y = {' + '.join(names)}", "sum")
+    return lambda: kernel(*arrays)
+
+
+def _tensors(stack: Stack) -> tuple[Any, Any, Any]:
+    import torch
+
+    as_dtype = getattr(torch, stack.dtype.name)
+    raw = [
+        torch.as_tensor(Vector(v.pointer, v.nbytes, np.dtype(np.uint8)), device="cuda")
+        for v in (stack.whole, stack.target)
+    ]
+    whole, out = (tensor.view(as_dtype) for tensor in raw)
+    return torch, whole.view(stack.k, stack.count), out
+
+
+CONTENDERS: dict[str, Callable[[Stack], Issue]] = {
+    "copy": copy,
+    "unisono": ours,
+    "torch.sum": torch_sum,
+    "CuPy": cupy_elementwise,
+    "torch adds": torch_chain,
+}
+
+
+def measure(stack: Stack, clock: Clock) -> None:
+    """Measure all contenders in turns, and tell."""
+    ready: dict[str, Issue] = {}
+    about = {"dtype": stack.dtype.name, "k": stack.k, "nbytes": stack.target.nbytes}
+    for name, make in CONTENDERS.items():
+        try:
+            ready[name] = make(stack)
+            clock.milliseconds(ready[name])
+        except Exception as error:  # noqa: BLE001  (whatever a library lacks)
+            ready.pop(name, None)
+            tell("kernel", **about, contender=name, failure=reason_of(error))
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(REPETITIONS):
+        for name, issue in ready.items():
+            times[name].append(clock.milliseconds(issue))
+    ready["unisono"]()
+    about["wrong"] = stack.difference()
+    for name, measured in times.items():
+        moved = (2 if name == "copy" else stack.k + 1) * stack.target.nbytes
+        middle = statistics.median(measured)
+        tell("kernel", **about, contender=name, ms=middle, gbps=moved / middle / 1e6)
+
+
+def compile_all(dtypes: Sequence[str], sources: Sequence[int]) -> None:
+    """Compile what will be needed, many kernels at a time."""
+    driver = Driver()
+    attributes = driver.api.CUdevice_attribute
+    major, minor = (
+        driver("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"), 0)
+        for part in ("MAJOR", "MINOR")
+    )
+    target, folder = target_for((major, minor)), user_cache(os.environ)
+    kernels = [reduction(DTYPES[dtype], SUM, k) for dtype in dtypes for k in sources]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda kernel: built(kernel, target, folder), kernels))
+
+
+def main() -> int:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=parse_sizes, default=(256 << 20, 1 << 30))
+    parser.add_argument("--dtypes", default="float32,bfloat16,float16,float8_e4m3fn")
+    parser.add_argument("--sources", default="2,3,4,5,6,7,8")
+    parser.add_argument("--flush", type=int, default=FLUSH_NBYTES)
+    asked = parser.parse_args()
+    dtypes, sources = asked.dtypes.split(","), [int(k) for k in asked.sources.split(",")]
+    compile_all(dtypes, sources)
+    gpu, byte = Gpu(), np.dtype(np.uint8)
+    clock = Clock(gpu, asked.flush)
+    source, target = (gpu.empty(n * max(asked.sizes), byte) for n in (max(sources), 1))
+    for dtype in dtypes:
+        pattern = np.random.default_rng(0).standard_normal(PATTERN).astype(numpy_dtype(DTYPES[dtype]))
+        gpu.fill(source, pattern)
+        for nbytes in asked.sizes:
+            for k in sources:
+                measure(Stack(gpu, source, target, dtype, k, nbytes), clock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

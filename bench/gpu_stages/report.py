@@ -1,0 +1,99 @@
+"""The results of a run of `bench/gpu.py` as tables, and whether the targets are met."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from unisono.bench.gpu_stages.targets import Record, outcomes
+from unisono.bench.sizes import format_size
+
+_MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
+
+
+def tables(document: dict[str, Any]) -> list[Table]:
+    """Return the tables of a run."""
+    records: list[Record] = document["records"]
+    by_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("machine", "probe", "kernel", "allreduce")}
+    return [
+        _plain("Machine", by_kind["machine"], ("name", "value")),
+        _plain("What works", by_kind["probe"], ("name", "usable", "detail")),
+        _plain("Stages", document["stages"], ("name", "seconds", "ended")),
+        _pivot("Reductions, GB/s", by_kind["kernel"], ("dtype", "k", "nbytes"), "contender", _bandwidth),
+        _pivot("Allreduce float32, µs", by_kind["allreduce"], ("placement", "ranks", "nbytes"), "library", _time),
+        _plain("Not measured", _failures(records), ("what", "failure")),
+        _targets(records),
+    ]
+
+
+def _bandwidth(record: Record) -> str:
+    return f"{record['gbps']:.0f}"
+
+
+def _time(record: Record) -> str:
+    return f"{record['median_us']:.1f}"
+
+
+def _plain(title: str, rows: Sequence[Record], columns: Sequence[str]) -> Table:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    return table
+
+
+def _pivot(
+    title: str, records: Sequence[Record], case: Sequence[str], across: str, cell: Callable[[Record], str]
+) -> Table:
+    """Return a table with a row for each case, and a column for each value of `across`."""
+    columns = list(dict.fromkeys(record[across] for record in records if "failure" not in record))
+    table = Table(*case, *columns, title=title, title_justify="left")
+    rows: dict[tuple[Any, ...], dict[str, str]] = {}
+    for record in records:
+        row = rows.setdefault(tuple(record[name] for name in case), {})
+        if "failure" not in record:
+            row[record[across]] = cell(record)
+    for key, row in rows.items():
+        named = [format_size(value) if name == "nbytes" else str(value) for name, value in zip(case, key, strict=True)]
+        table.add_row(*named, *(row.get(column, "") for column in columns))
+    return table
+
+
+def _failures(records: Sequence[Record]) -> list[Record]:
+    """Return each reason once, with what it was first told of."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if "failure" in record:
+            who = str(record.get("contender") or record.get("library"))
+            found.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
+    return list(found.values())
+
+
+def _targets(records: Sequence[Record]) -> Table:
+    table = Table("target", "", "worst", title="Targets", title_justify="left")
+    for outcome in outcomes(records):
+        table.add_row(outcome.target, _MET[outcome.met], outcome.worst)
+    return table
+
+
+def main() -> int:
+    """Show the results in the file that is named, add the targets to it, and return 1 if one is missed."""
+    path = Path(sys.argv[1])
+    document = json.loads(path.read_text())
+    found = outcomes(document["records"])
+    document["targets"] = [outcome._asdict() for outcome in found]
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    for table in tables(document):
+        if table.row_count:
+            console.print(table)
+    return 1 if any(outcome.met is False for outcome in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

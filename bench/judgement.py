@@ -1,0 +1,157 @@
+"""Judging choices and predictions by what was measured: regrets, errors of the model, and crossovers.
+
+The best variant is chosen by one half of the rounds, and everything is scored by the other half, both ways round, so
+that luck does not count as speed. Regret is the time of what was chosen over that of the best; 1 is none, and less than
+1 is noise. How much luck is worth tells `hindsight`: what a choice by the very rounds that score would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, pairwise
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+SELECTORS = ("table", "model", "thresholds", "rings")
+HINDSIGHT = "hindsight"
+# Two variants are told apart at a size where one is faster by as much in so many of the rounds.
+_ALIKE = 1.05
+_SURELY = 0.75
+
+
+class Point(NamedTuple):
+    """Everything measured at one size.
+
+    Attributes:
+        transport, collective, nbytes: where.
+        times_s: of each variant, the seconds of a call in each round.
+        choices: the variant that each selector has chosen.
+        predicted_s: the seconds that the model has predicted, of the variants that it is there for.
+    """
+
+    transport: str
+    collective: str
+    nbytes: int
+    times_s: Mapping[str, Sequence[float]]
+    choices: Mapping[str, str]
+    predicted_s: Mapping[str, float]
+
+    def halves(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the time of each variant by even rounds and by odd ones."""
+        even, odd = ({name: usual_s(times[first::2]) for name, times in self.times_s.items()} for first in (0, 1))
+        return even, odd
+
+    def regret(self, selector: str) -> float:
+        """Return the time of what was chosen over that of the best."""
+        found = list[float]()
+        for chosen_by, scored_by in (self.halves(), self.halves()[::-1]):
+            best = scored_by[_least(chosen_by)]
+            chosen = _least(scored_by) if selector == HINDSIGHT else self.choices[selector]
+            found.append(scored_by[chosen] / best)
+        return geometric_mean(found)
+
+    def errors(self) -> list[float]:
+        """Return the relative errors of the predictions."""
+        return [
+            abs(s / usual_s(self.times_s[name]) - 1) for name, s in self.predicted_s.items() if name in self.times_s
+        ]
+
+
+def usual_s(rounds_s: Sequence[float]) -> float:
+    """Return the lower quartile: of rounds, those count in which others have left the machine alone."""
+    return float(np.quantile(rounds_s, 0.25))
+
+
+def _least(times_s: Mapping[str, float]) -> str:
+    return min(times_s, key=times_s.__getitem__)
+
+
+def crossings(ratios: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the sizes at which a ratio of times, given as (bytes, ratio) with ascending bytes, passes 1.
+
+    Between two sizes it is on a line, on logarithmic axes.
+
+    >>> crossings([(1, 0.5), (16, 2.0)])
+    [4.0]
+    """
+    logs = [(math.log(nbytes), math.log(ratio)) for nbytes, ratio in ratios]
+    found = list[float]()
+    for (low, below), (high, above) in pairwise(logs):
+        if below * above < 0:
+            found.append(math.exp(low + (high - low) * below / (below - above)))
+    return found
+
+
+def crossovers(points: Iterable[Point]) -> list[float]:
+    """Return, for each measured size at which two algorithms change places, how far off the predicted one is.
+
+    It is a factor, at least 1, and infinite where they are not predicted to change places.
+    """
+    curves = defaultdict[tuple[str, str], list[Point]](list)
+    for point in points:
+        curves[point.transport, point.collective].append(point)
+    return [factor for found in curves.values() for factor in _crossovers(sorted(found, key=lambda each: each.nbytes))]
+
+
+def _crossovers(points: Sequence[Point]) -> list[float]:
+    known = [set(point.predicted_s) & set(point.times_s) for point in points]
+    found = list[float]()
+    for one, other in combinations(sorted(set.union(*known)), 2):
+        both = [point for point, names in zip(points, known, strict=True) if {one, other} <= names]
+        measured = [(each.nbytes, ratio) for each in both if (ratio := _ratio(each, one, other)) is not None]
+        predicted = [(each.nbytes, each.predicted_s[one] / each.predicted_s[other]) for each in both]
+        places = crossings(predicted)
+        for place in crossings(measured):
+            found.append(min((math.exp(abs(math.log(place / each))) for each in places), default=math.inf))
+    return found
+
+
+def _ratio(point: Point, one: str, other: str) -> float | None:
+    """Return how many times as long one variant takes as another; None if they are not told apart."""
+    pairs = list(zip(point.times_s[one], point.times_s[other], strict=True))
+    longer = sum(mine > _ALIKE * its for mine, its in pairs) / len(pairs)
+    shorter = sum(its > _ALIKE * mine for mine, its in pairs) / len(pairs)
+    if max(longer, shorter) < _SURELY:
+        return None
+    return usual_s(point.times_s[one]) / usual_s(point.times_s[other])
+
+
+def summary(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+    """Return the regrets of each selector: geometric mean, 90th percentile, maximum, and the share within 5 %."""
+    rows = {}
+    for selector in (*SELECTORS, HINDSIGHT):
+        regrets = [point.regret(selector) for point in points]
+        rows[selector] = {
+            "geomean": geometric_mean(regrets),
+            "p90": float(np.quantile(regrets, 0.9)),
+            "max": max(regrets),
+            "within 5 %": sum(regret <= 1.05 for regret in regrets) / len(regrets),
+        }
+    return rows
+
+
+def shown(title: str, points: Sequence[Point]) -> Table:
+    """Return the table of the regrets."""
+    table = Table(title=title)
+    for heading in ("chosen by", "geometric mean", "p90", "max", "within 5 %"):
+        table.add_column(heading, justify="left" if heading == "chosen by" else "right")
+    for selector, row in summary(points).items():
+        numbers = (f"{row['geomean']:.3f}", f"{row['p90']:.3f}", f"{row['max']:.3f}", f"{row['within 5 %']:.0%}")
+        table.add_row(selector, *numbers)
+    return table
+
+
+def of_model(points: Sequence[Point]) -> str:
+    """Return what people read about the model: its median error, and how many crossovers it places how well."""
+    errors = [error for point in points for error in point.errors()]
+    factors = crossovers(points)
+    told = f"median error of the model {median(errors):.0%}" if errors else "the model predicts none of them"
+    if not factors:
+        return f"{told}; no crossovers"
+    near, far = (sum(factor <= most for factor in factors) / len(factors) for most in (2, 4))
+    return f"{told}; of {len(factors)} crossovers {near:.0%} predicted within 2×, {far:.0%} within 4×"

@@ -1,0 +1,165 @@
+"""Hosts on this machine: network namespaces, each with one interface, joined by a bridge in a namespace of its own.
+
+Ranks of one namespace share memory, those of different ones do not, as on real hosts. A token bucket (`tc … tbf`) may
+limit what each host sends and what it receives. Needs root, `ip` and `tc`.
+
+Everything is removed in the end; what a killed process has left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from unisono.errors import UsageError
+
+PREFIX = "unisono-shaped-"
+RUN_LIMIT_S = 600.0
+_NETWORK = "10.213.77"
+SUBNET = f"{_NETWORK}.0/24"
+# The bucket holds what the kernel hands down at once, and the queue some milliseconds of the link, as a switch's does.
+_BURST, _QUEUE = "128kb", "2mb"
+
+_networks = itertools.count()
+
+
+@functools.cache
+def missing() -> str:
+    """Return what is missing here to make hosts; nothing if they can be made."""
+    tools = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
+    if os.geteuid() != 0 or tools:
+        return f"network namespaces need root, ip and tc; missing: {', '.join(tools) or 'root'}"
+    trial = f"{PREFIX}{os.getpid()}-trial"
+    try:
+        ip("netns", "add", trial)
+    except UsageError as error:
+        return str(error)
+    finally:
+        remove([trial])
+    return ""
+
+
+def address(host: int) -> str:
+    """Return the address of host number `host`."""
+    return f"{_NETWORK}.{host + 1}"
+
+
+def inside(namespace: str) -> list[str]:
+    """Return the words before a command that run it in a namespace."""
+    return ["ip", "netns", "exec", namespace]
+
+
+def ip(*arguments: str, namespace: str | None = None) -> None:
+    """Run `ip`, or `tc` if that is the first argument, in a namespace.
+
+    Raises:
+        UsageError: it failed; the message is what it said.
+    """
+    words = list(arguments) if arguments[0] == "tc" else ["ip", *arguments]
+    command = words if namespace is None else [*inside(namespace), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise UsageError(f"{' '.join(command)}: {ended.stderr.strip()}")
+
+
+def remove(namespaces: Sequence[str]) -> None:
+    """Delete the namespaces, and with them all interfaces that they hold."""
+    for name in namespaces:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def left_behind() -> list[str]:
+    """Return the namespaces of processes that are no more."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
+    return [name for name in names if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists()]
+
+
+@contextlib.contextmanager
+def network(
+    hosts: int, rate: str | None = None, before_removal: Callable[[], object] = lambda: None
+) -> Iterator[list[str]]:
+    """Make hosts and yield the names of their namespaces, whose only interface, ``eth0``, has their `address`.
+
+    Args:
+        hosts: how many.
+        rate: of each host's link, as tc takes it; None does not limit it.
+        before_removal: called in the end, whatever has happened.
+
+    Raises:
+        UsageError: they cannot be made.
+    """
+    remove(left_behind())
+    mine = f"{PREFIX}{os.getpid()}-{next(_networks)}"
+    names, switch = [f"{mine}-{k}" for k in range(hosts)], f"{mine}-switch"
+    try:
+        for name in (switch, *names):
+            ip("netns", "add", name)
+            ip("link", "set", "lo", "up", namespace=name)
+        ip("link", "add", "bridge", "type", "bridge", namespace=switch)
+        ip("link", "set", "bridge", "up", namespace=switch)
+        for host, name in enumerate(names):
+            _plug_in(switch, host, name, rate)
+        yield names
+    finally:
+        before_removal()
+        remove([*names, switch])
+
+
+def run_ranks(
+    namespaces: Sequence[str],
+    per_host: int,
+    command: Sequence[str],
+    environ: Mapping[str, str] = MappingProxyType({}),
+    before_killing: Callable[[], object] = lambda: None,
+    address_of: Callable[[int], str] = address,
+) -> bytes:
+    """Run a command as every rank of a job, host by host, and return what rank 0 has written to stdout.
+
+    Args:
+        namespaces: the hosts, as `network` yields them.
+        per_host: ranks on each.
+        command: what each rank runs; Unisono's variables say who it is.
+        environ: more variables.
+        before_killing: called when rank 0 has ended, or failed, before the others are killed that have not.
+        address_of: the address of each host that its ranks are to use.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+        try:
+            for rank in range(len(namespaces) * per_host):
+                host = rank // per_host
+                place = {"RANK": rank, "SIZE": len(namespaces) * per_host}
+                settings = {"STORE": f"file://{folder}/store", "BIND_ADDRESS": address_of(host)}
+                told = {f"UNISONO_{name}": str(value) for name, value in {**place, **settings}.items()}
+                output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+                whole = {**os.environ, **environ, **told}
+                processes.append(subprocess.Popen([*inside(namespaces[host]), *command], env=whole, stdout=output))
+            report, _ = processes[0].communicate(timeout=RUN_LIMIT_S)
+        finally:
+            before_killing()
+            for process in processes:
+                process.kill()  # all, before one has time to complain of another
+            for process in processes:
+                process.wait()
+    return report
+
+
+def _plug_in(switch: str, host: int, name: str, rate: str | None) -> None:
+    port = f"port{host}"
+    ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name, namespace=switch)
+    ip("link", "set", port, "master", "bridge", "up", namespace=switch)
+    ip("addr", "add", f"{address(host)}/24", "dev", "eth0", namespace=name)
+    ip("link", "set", "eth0", "up", namespace=name)
+    if rate is not None:
+        for place, device in ((switch, port), (name, "eth0")):
+            bucket = ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)
+            ip("tc", "qdisc", "add", "dev", device, "root", *bucket, namespace=place)

@@ -1,0 +1,188 @@
+"""How good choices are: every algorithm measured at sizes that the tuner has not seen, and what was chosen beside it.
+
+    python -m unisono.bench.regret -n 4 --budget 10
+    sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
+
+In each place the ranks calibrate, and a table is made by `unisono tune` within the budget. Then, in one job, all
+algorithms are run at sizes between those of the table, in interleaved rounds; `bench.judgement` says how it is judged.
+"shaped" are as many hosts as there are ranks, each a network namespace on a link of the given rate.
+
+Beside the table stand the calibrated model alone, fixed thresholds in the manner of Open MPI's, and what Gloo always
+does. The command ends in some minutes; times of every round are appended to bench/results/regret.jsonl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import click
+from rich.console import Console
+
+from unisono.bench import namespaces
+from unisono.bench.judgement import Point, of_model, shown
+from unisono.bench.sizes import parse_sizes
+from unisono.errors import UnisonoError
+
+COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")
+PLACES = ("shm", "tcp", "shaped")
+RANK = Path(__file__).resolve().parent / "adapters" / "regret_rank.py"
+RESULTS = Path(__file__).resolve().parent / "results" / "regret.jsonl"
+RUN_S = 0.003
+# Algorithms that run where they are named only, and are candidates of a campaign.
+NAMED = {
+    "allreduce": ("balanced_tree", "all_pairs", "one_shot", "two_shot"),
+    "allgather": ("read",),
+    "reduce_scatter": (),
+    "broadcast": ("read",),
+}
+# Below how many bytes which algorithm runs: rules of thumb as Open MPI's "tuned" component has them, for few ranks.
+THRESHOLDS: dict[str, tuple[tuple[float, str], ...]] = {
+    "allreduce": ((10_000, "recursive_doubling"), (float("inf"), "ring")),
+    "allgather": ((81_920, "bruck"), (float("inf"), "ring")),
+    "reduce_scatter": ((12_288, "recursive_halving"), (float("inf"), "ring")),
+    "broadcast": ((2_048, "binomial"), (370_728, "binary"), (float("inf"), "chain")),
+}
+RINGS = {"allreduce": "ring", "allgather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
+
+# Runs a Python program, as the arguments of the interpreter, on all ranks, with more in their environment.
+RunRanks: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], None]
+
+
+class Asked(NamedTuple):
+    """What is to be found out: as on the command line."""
+
+    ranks: int
+    budget_s: float
+    grid: str
+    sizes: tuple[int, ...]
+    rounds: int
+    collectives: tuple[str, ...]
+    rate: str
+
+    def points(self) -> list[tuple[str, int]]:
+        """Return collectives and bytes; these are multiples of an element of each rank."""
+        unit = 4 * self.ranks
+        sizes = sorted({max(1, round(nbytes / unit)) * unit for nbytes in self.sizes})
+        return [(collective, nbytes) for collective in self.collectives for nbytes in sizes]
+
+
+@contextlib.contextmanager
+def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
+    """Yield what runs the ranks of a place."""
+    if place != "shaped":
+
+        def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+            command = [sys.executable, "-m", "unisono", "run", "-n", str(asked.ranks), *arguments]
+            settings = {**os.environ, "UNISONO_TRANSPORTS": place, **environ}
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
+
+        yield run_here
+        return
+    with namespaces.network(asked.ranks, asked.rate) as hosts:
+
+        def run_there(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+            namespaces.run_ranks(hosts, 1, [sys.executable, *arguments], environ)
+
+        yield run_there
+
+
+def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, float]:
+    """Tune and sweep one place; return the points, and the seconds of tuning and of the sweep."""
+    table, points = folder / f"{place}.json", asked.points()
+    with _ranks(place, asked) as run:
+        began = time.monotonic()
+        tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--out", str(table)]
+        run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
+        tuning_s = time.monotonic() - began
+        by_table = _answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
+        by_model = _answer(run, folder, {"points": points}, {})
+        choices = [
+            _choices(point, of_table, of_model_)
+            for point, (of_table, _), (of_model_, _) in zip(points, by_table, by_model, strict=True)
+        ]
+        also = [
+            [*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)
+        ]
+        began = time.monotonic()
+        wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S}
+        times = _answer(run, folder, wanted, {})
+        sweep_s = time.monotonic() - began
+    found = [
+        Point(place, collective, nbytes, measured, chosen, predicted)
+        for (collective, nbytes), measured, chosen, (_, predicted) in zip(points, times, choices, by_model, strict=True)
+    ]
+    return found, tuning_s, sweep_s
+
+
+def _choices(point: tuple[str, int], by_table: str, by_model: str) -> dict[str, str]:
+    collective, nbytes = point
+    by_threshold = next(name for below, name in THRESHOLDS[collective] if nbytes < below)
+    return {"table": by_table, "model": by_model, "thresholds": by_threshold, "rings": RINGS[collective]}
+
+
+def _answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mapping[str, str]) -> list[Any]:
+    """Return what rank 0 answers."""
+    path = folder / "asked.json"
+    path.write_text(json.dumps(asked))
+    run([str(RANK), str(path)], environ)
+    found: list[Any] = json.loads(path.with_suffix(".answer").read_text())
+    return found
+
+
+@click.command()
+@click.option("-n", "ranks", type=click.IntRange(min=2), default=4, show_default=True, help="Number of ranks.")
+@click.option("--budget", "budget_s", type=float, default=10.0, show_default=True, help="Seconds of tuning, each.")
+@click.option("--grid", default="8:8M", show_default=True, help="Sizes that the tuner measures.")
+@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
+@click.option("--rounds", type=click.IntRange(min=4), default=16, show_default=True)
+@click.option("--places", default="shm,tcp", show_default=True, help=f"Of {', '.join(PLACES)}.")
+@click.option("--collectives", default=",".join(COLLECTIVES), show_default=True)
+@click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
+def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
+    """Measure the regret of choices on this machine."""
+    asked = Asked(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
+    console = Console()
+    every = list[Point]()
+    for place in places.split(","):
+        load = os.getloadavg()[0]
+        with tempfile.TemporaryDirectory(prefix="unisono-regret-") as folder:
+            os.environ["XDG_CACHE_HOME"] = folder
+            points, tuning_s, sweep_s = study(place, asked, Path(folder))
+        every += points
+        _append(
+            points,
+            {"ranks": asked.ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load},
+        )
+        console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
+        variants = min(len(point.times_s) for point in points)
+        console.print(
+            f"tuned in {tuning_s:.0f} s, {tuning_s / sweep_s:.0%} of the sweep's {sweep_s:.0f} s; at least {variants} "
+            f"variants at each point; {of_model(points)}; load before {load:.1f}",
+            highlight=False,
+        )
+    console.print(shown("all together", every))
+
+
+def _append(points: Sequence[Point], about: Mapping[str, Any]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a", encoding="utf-8") as file:
+        for point in points:
+            times_us = {name: [round(s * 1e6, 2) for s in times] for name, times in point.times_s.items()}
+            found = {name: value for name, value in point._asdict().items() if name != "times_s"}
+            file.write(json.dumps({**about, **found, "times_us": times_us}) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UnisonoError as error:
+        sys.exit(f"unisono: {error}")

@@ -1,0 +1,135 @@
+"""What rank 0 knows for choosing algorithms, and all ranks adopt: the table, the calibration, and its options.
+
+It travels with the roster, as text, so it costs no message of its own; and all ranks choose by the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.options import CUDA_IPC, Options
+from unisono.transports.preference import resolved
+from unisono.tuning.choice import Known
+from unisono.tuning.forcing import is_rules, rules
+from unisono.tuning.parameters import PRIORS, from_json, to_json as parameters_to_json
+
+_log = logging.getLogger("unisono")
+
+# The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
+SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")
+_MOST_NBYTES = 512 << 10
+
+
+def offered(options: Options, rank: int) -> dict[str, Any]:
+    """Return what this rank would have all ranks use: its options, and the texts of its table and calibration.
+
+    Only rank 0's are looked at. What is wrong with them is an item of its own, for all ranks to raise.
+    """
+    found = _own(options) | {
+        "table": "",
+        "table_name": options.table,
+        "table_hash": "",
+        "parameters": "",
+        "machine": "",
+        "refusal": "",
+    }
+    if rank > 0:
+        return found
+    try:
+        found["table"], found["table_hash"] = _text_of_table(options.table), _hash_of(options.table)
+        found |= _of_this_machine(has_table=bool(options.table))
+        if options.table and not _is_of(found["table"], found["machine"]):
+            _log.warning("the table %s is of another machine: `unisono tune` makes one of this", options.table)
+    except UsageError as error:
+        found["refusal"] = str(error)
+    return found
+
+
+def adopted(settings: Mapping[str, Any]) -> Known:
+    """Return what rank 0's settings tell the tuner.
+
+    Raises:
+        UsageError: they cannot be used, on all ranks alike.
+    """
+    if settings["refusal"]:
+        raise UsageError(settings["refusal"])
+    if is_rules(settings["algorithm"]):
+        rules(settings["algorithm"])
+    if not settings["machine"]:
+        return Known()
+    table = None
+    if settings["table"]:
+        from unisono.tuning.table import from_text
+
+        table = from_text(settings["table"], settings["table_name"])
+    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else PRIORS
+    return Known(table, parameters, settings["machine"])
+
+
+def report_differences(options: Options, settings: Mapping[str, Any]) -> None:
+    """Tell which options of this rank give way to others of rank 0; tables differ if their contents do."""
+    theirs = [(name, value, settings[name]) for name, value in _own(options).items()]
+    if options.table != settings["table_name"]:
+        theirs.append(("table", options.table, settings["table_name"]))
+    elif options.table and _hash_of(options.table) != settings["table_hash"]:
+        theirs.append(("table", f"what is in {options.table} here", "what is there on rank 0"))
+    for name, own, of_rank_0 in theirs:
+        if own != of_rank_0:
+            _log.warning("the option %s is %r on this rank, and gives way to rank 0's %r", name, own, of_rank_0)
+
+
+def _own(options: Options) -> dict[str, Any]:
+    """Return the options that are shared, as they travel."""
+    found = {name: getattr(options, name) for name in SHARED_OPTIONS}
+    names = (*resolved(options.preference), *([CUDA_IPC] if options.allows_cuda_ipc else []))
+    return {**found, "transports": ",".join(names)}
+
+
+def _hash_of(path: str) -> str:
+    """Return a hash of what is in the file of a table, whatever that is; nothing if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _text_of_table(path: str) -> str:
+    """Return the text of what can be used of a table, as short as can be; what cannot is told here and nowhere else.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    if not path:
+        return ""
+    from unisono.tuning.table import from_text, to_json
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the table {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    short = json.dumps(to_json(from_text(text, path)), separators=(",", ":"))
+    if len(short) > _MOST_NBYTES:
+        raise UsageError(f"the table {path} has {len(short)} bytes, and ranks take at most {_MOST_NBYTES}: split it up")
+    return short
+
+
+def _is_of(text: str, machine: str) -> bool:
+    return any(each["machine"] == machine for each in json.loads(text)["decisions"])
+
+
+def _of_this_machine(*, has_table: bool) -> dict[str, str]:
+    from unisono.tuning.identity import cache_folder, calibrated, fingerprint
+
+    folder = cache_folder()
+    if not has_table and not folder.is_dir():
+        _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
+        return {}
+    machine = fingerprint()
+    parameters = calibrated(machine)
+    return {"machine": machine, "parameters": json.dumps(parameters_to_json(parameters)) if parameters else ""}

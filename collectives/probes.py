@@ -1,0 +1,118 @@
+"""What calibration measures with: messages between the first two ranks of a communicator, work of one, calls of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unisono.collectives.communicator import Communicator
+from unisono.collectives.local_reduction import reduce_local
+from unisono.collectives.trials import Trials
+from unisono.dtypes import DTYPES
+from unisono.errors import UsageError
+from unisono.tuning.calibrate import LONG, SHORT, calibrate, calibrate_rounds, updated, with_rounds
+from unisono.tuning.parameters import Parameters
+from unisono.tuning.race import typical_s
+
+_TRIED, _FEWEST, _MOST = 2, 5, 200
+_DTYPES = {"short": ("float32", "bfloat16"), "long": ("float32", "float64", "int32", "float16", "bfloat16")}
+
+
+# How often each collective is run for what rounds cost, and the bytes of the vectors, at most.
+_RUNS = {"short": 2, "long": 4}
+_LONGEST = 16 << 20
+
+
+def calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
+    """Measure the links between ranks 0 and 1, the memory of rank 0 and rounds of all ranks; return the parameters.
+
+    They are equal on all ranks. All ranks of `comm` call it, and nothing else should run meanwhile.
+
+    Raises:
+        UsageError: there is only one rank.
+    """
+    if comm.size < 2:
+        raise UsageError("a calibration needs two ranks at least")
+    found = known
+    if comm.rank < 2:
+        link = comm.explain("allreduce", 8).question.link
+        with comm.subgroup([0, 1]) as pair:
+            probes = _Probes(pair, 0.004 if short else 0.04)
+            sizes, dtypes = (SHORT, _DTYPES["short"]) if short else (LONG, _DTYPES["long"])
+            found = updated(known, calibrate(probes, link, sizes, dtypes))
+    result: Parameters = comm.broadcast_object(found)
+    return rounds_calibrated(comm, result, short=short)
+
+
+def rounds_calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
+    """Return the parameters with what rounds among all ranks of `comm` cost, measured by all of them."""
+    trials, asked = Trials(comm), comm.explain("allreduce", 8).question
+
+    def time_s(collective: str, algorithm: str, nbytes: int) -> float:
+        nbytes = trials.nbytes(collective, nbytes)
+        if (reason := trials.prepare(collective, nbytes, algorithm)) is not None:
+            raise UsageError(f"{algorithm} cannot be calibrated: {reason}")
+        runs = [trials.run(collective, nbytes, algorithm)[0] for _ in range(_RUNS["short" if short else "long"])]
+        return min(map(typical_s, runs))
+
+    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes * comm.size <= _LONGEST] or SHORT[:1]
+    found = calibrate_rounds(time_s, asked.size, asked.ranks_per_host, sizes)
+    return with_rounds(known, asked.link, found)
+
+
+class _Probes:
+    """See `tuning.calibrate.Probes`; both ranks of `pair` make the same probes, of which rank 0's times count."""
+
+    def __init__(self, pair: Communicator, probe_s: float) -> None:
+        self._pair = pair
+        self._probe_s = probe_s
+
+    def exchange(self, nbytes: int) -> float:
+        x = np.zeros(nbytes, np.uint8)
+        return self._timed(self._pair.plan("allgather", x, out=np.zeros(2 * nbytes, np.uint8), algorithm="ring"))
+
+    def one_way(self, nbytes: int) -> float:
+        return self.burst(nbytes, 1) / 2
+
+    def burst(self, nbytes: int, messages: int) -> float:
+        x, out = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        there, back = (self._pair.plan("broadcast", x, root=root, out=out, algorithm="binomial") for root in (0, 1))
+
+        def both_ways() -> None:
+            for _ in range(messages):
+                there()
+            back()
+
+        return self._timed(both_ways)
+
+    def reduce(self, dtype: str, nbytes: int) -> float:
+        vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, np.dtype(dtype)) for _ in range(2)]
+        return self._timed(lambda: reduce_local(*vectors, op="max"), alone=True)
+
+    def copy(self, nbytes: int) -> float:
+        source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        return self._timed(lambda: np.copyto(target, source), alone=True)
+
+    def _timed(self, call: Callable[[], Any], *, alone: bool = False) -> float:
+        """Return the usual time of `call` on rank 0; rank 1 makes it too, or waits if it is for one rank `alone`."""
+        once_s = min(self._times(call, _TRIED, alone))
+        calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
+        calls = int(self._pair.broadcast(np.array(calls), algorithm="binomial"))
+        times = self._times(call, calls, alone)
+        # What one rank does is only ever slowed down by others; of messages, the time is what is usual.
+        return max(min(times) if alone else typical_s(times), 1e-9)
+
+    def _times(self, call: Callable[[], Any], calls: int, alone: bool) -> list[float]:
+        if alone and self._pair.rank > 0:
+            return [1.0]
+        times = list[float]()
+        for _ in range(calls):
+            if not alone:
+                self._pair.barrier()
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        return times

@@ -1,0 +1,54 @@
+"""Communicators over a transport of an installed package: how it is opened, with what Unisono has opened before."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from unisono.collectives.calls import Place
+from unisono.collectives.communicator import Communicator
+from unisono.options import Options
+from unisono.transports.bootstrap import Bootstrap, factory_of, open_transport
+from unisono.transports.generic import GenericExecutor
+from unisono.transports.native_executor import NativeExecutor
+from unisono.transports.session import Session
+from unisono.transports.watched import WatchedTransport
+
+
+def open_executor(name: str, session: Session, native: NativeExecutor, options: Options) -> GenericExecutor:
+    """Return the executor of all ranks over the transport `name`; all ranks call it.
+
+    Args:
+        name: that of an installed transport.
+        session: this rank's, which has met the others.
+        native: over which the bootstrap's exchanges go: our own links, which are authenticated.
+        options: `rendezvous_timeout_s` is how long opening may take.
+
+    Raises:
+        UsageError, TransportUnavailableError: it cannot be had here.
+        PeerLostError: it cannot on another rank, which says why.
+    """
+    everyone = tuple(range(native.size))
+    deadline = time.monotonic() + options.rendezvous_timeout_s
+    meeting = Communicator(native, Place((everyone,), "tcp"), options)
+
+    def exchange(data: bytes) -> list[bytes]:
+        mine = np.frombuffer(data, np.uint8)
+        counts = meeting.allgather(np.array([mine.size]), timeout_s=_left(deadline)).ravel().tolist()
+        told = meeting.allgatherv(mine, counts, timeout_s=_left(deadline)).tobytes()
+        ends = np.cumsum(counts).tolist()
+        return [told[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    bootstrap = Bootstrap(native.rank, native.size, native.members, exchange, deadline)
+    transport = open_transport(name, factory_of(name), bootstrap)
+    try:
+        exchange(b"")  # so that all have it, or none
+    except BaseException:
+        transport.close()
+        raise
+    return GenericExecutor(WatchedTransport(transport, session.control))
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())

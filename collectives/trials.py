@@ -1,0 +1,122 @@
+"""How long collective calls take: what the campaigns of `tuning` are handed to measure with.
+
+All ranks of a communicator make the same trials at the same time. Every rank starts from a barrier, and the time of a
+call is that of its slowest rank; these are exchanged after each run, so all ranks know the same times, to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unisono.algorithms.contracts import CONTRACTS, Cut
+from unisono.collectives.communicator import Communicator
+from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageError
+from unisono.transports.cores import UNKNOWN, measure
+from unisono.tuning.choice import Known, Question
+
+_FEWEST, _MOST = 3, 256
+# What carries the times themselves; it is the same whatever is measured.
+_EXCHANGE = "recursive_doubling"
+
+
+class Trials:
+    """Runs of calls on a communicator; see `tuning.campaign.Trials`.
+
+    Args:
+        comm: the communicator, which nothing else uses meanwhile.
+        dtype: of the elements.
+        run_s: about how long the calls of one run take together.
+        known: what is known of the machine, if it is more than the communicator knows.
+    """
+
+    def __init__(
+        self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, known: Known | None = None
+    ) -> None:
+        self._comm = comm
+        self._known = known or comm.known
+        self._dtype = np.dtype(dtype)
+        self._run_s = run_s
+        self._calls: dict[tuple[str, int, str], Callable[[], Any]] = {}
+        self._estimates: dict[tuple[str, int, str], float] = {}
+        self._seen = time.perf_counter()
+
+    @property
+    def known(self) -> Known:
+        """What the communicator's tuner knows."""
+        return self._known
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        """Return what the tuner is asked about such calls."""
+        return replace(self._comm.explain(collective, nbytes, self._dtype.name).question, algorithm="auto")
+
+    def nbytes(self, collective: str, nbytes: int) -> int:
+        """Return the nearest size, not below `nbytes`, of which all ranks have equal shares of whole elements."""
+        if CONTRACTS[collective].input is Cut.TOKEN:
+            return 1
+        unit = self._dtype.itemsize * (self._comm.size if self._is_shared(collective) else 1)
+        return max(1, -(-nbytes // unit)) * unit
+
+    def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
+        """Let such calls be run; return None, or why they cannot be, the same on all ranks."""
+        key = collective, nbytes, variant
+        if key not in self._calls:
+            if len(self._calls) and next(iter(self._calls))[:2] != key[:2]:
+                self._calls.clear()
+            try:
+                self._calls[key] = self._planned(*key)
+            except (NoAlgorithmError, UsageError, TransportUnavailableError) as error:
+                return error.message
+        return None
+
+    def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
+        """Run prepared calls; return the seconds of each, and the seconds since the last run has ended."""
+        key = collective, nbytes, variant
+        call = self._calls[key]
+        if key not in self._estimates:
+            call()
+            self._estimates[key] = self._shared([self._timed(call)])[0]
+        wanted = round(self._run_s / self._estimates[key])
+        *times, cost_s = self._shared([self._timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
+        # The least ever: after a disturbed run, the next one would have too few calls to be better.
+        self._estimates[key] = min(self._estimates[key], *times)
+        return times, cost_s
+
+    def placement(self) -> str:
+        """Return how far apart the cores of rank 0 are now, "near" or "far", or nothing if it has one; on all ranks."""
+        label = ""
+        if self._comm.rank == 0:
+            found = measure(sorted(os.sched_getaffinity(0)))
+            label = "" if found == UNKNOWN else found.label
+        return str(self._comm.broadcast_object(label))
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        self._comm.barrier()
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    def _shared(self, times: list[float]) -> list[float]:
+        """Return the maximum over ranks of each time, and of the time since this was called before."""
+        began, self._seen = self._seen, time.perf_counter()
+        found = np.array([*times, self._seen - began])
+        most: list[float] = self._comm.allreduce(found, "max", out=found, algorithm=_EXCHANGE).tolist()
+        return most
+
+    def _is_shared(self, collective: str) -> bool:
+        contract = CONTRACTS[collective]
+        return Cut.SHARES in (contract.input, contract.output)
+
+    def _planned(self, collective: str, nbytes: int, variant: str) -> Callable[[], Any]:
+        contract, comm = CONTRACTS[collective], self._comm
+        if contract.input is Cut.TOKEN:
+            return comm.plan(collective, algorithm=variant)
+        whole = nbytes // self._dtype.itemsize
+        counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // comm.size}
+        x, out = (np.ones(counts[cut or Cut.VECTOR], self._dtype) for cut in (contract.input, contract.output))
+        return comm.plan(collective, x, out=out, algorithm=variant)

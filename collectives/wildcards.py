@@ -1,0 +1,27 @@
+"""What stands for any rank and any tag in messages between two ranks."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from unisono.transports.base import FIRST_RESERVED_TAG
+
+MOST_TAG = FIRST_RESERVED_TAG - 1
+
+
+# Not numbers, so that a rank or tag that was computed wrongly is an error.
+class AnySource(Enum):
+    """The type of `ANY_SOURCE`, which stands for any other rank."""
+
+    ANY_SOURCE = "any other rank"
+
+
+class AnyTag(Enum):
+    """The type of `ANY_TAG`, which stands for any tag of an array."""
+
+    ANY_TAG = "any tag"
+
+
+ANY_SOURCE: Final = AnySource.ANY_SOURCE
+ANY_TAG: Final = AnyTag.ANY_TAG

@@ -1,0 +1,186 @@
+"""Arrays of any library as flat numpy arrays: lent to be read or changed, and put back.
+
+Nothing is imported for it: an array of a library exists only if that library has been.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono import UsageError
+from unisono.dtypes import DTYPES
+
+Array: TypeAlias = NDArray[Any]
+# By dtype, for numpy makes a dtype's name anew whenever it is asked for it, in Python.
+_NAMES = {np.dtype(name): name for name in DTYPES}
+# Arrays by name, as ``model.named_parameters()``, ``model.state_dict()`` or a plain dict give them.
+Named: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]]"
+
+
+class Lent(NamedTuple):
+    """The elements of an array.
+
+    Attributes:
+        flat: them in C order, contiguous; in the memory of the array where that is possible.
+        shape: of the array.
+        writable: whether `put` can put back what has been changed.
+        put: puts `flat` back and returns the array, or, of a kind that cannot be written, a new one of that kind.
+    """
+
+    flat: Array
+    shape: tuple[int, ...]
+    writable: bool
+    put: Callable[[], Any]
+
+    def give_back(self, elements: Array) -> Any:
+        """Return the array with these elements instead of its own; one of numpy, where it cannot be written."""
+        if not self.writable:
+            return elements.reshape(self.shape).copy()
+        self.flat[...] = elements.reshape(-1)  # where they lie there, numpy copies nothing
+        return self.put()
+
+    def described(self) -> str:
+        """Return dtype and shape, such as ``float32[2,3]``."""
+        return f"{self.flat.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+def lend(x: Any, name: str) -> Lent:
+    """Return the elements of `x`, which errors call `name`.
+
+    Raises:
+        UsageError: it is no array, or one whose elements cannot be moved.
+    """
+    lend_known = _known.get(type(x)) or _know(x)
+    if lend_known is not None:
+        return lend_known(x, name)
+    if hasattr(x, "__array__") or hasattr(x, "__array_interface__"):
+        # Of a number numpy makes an array of its own, and what is written there would be lost.
+        return _of_numpy(np.asarray(x), name)._replace(writable=not isinstance(x, np.generic))
+    raise UsageError(f"{name} is of type {type(x).__name__}, which is no array of numpy, torch, JAX or TensorFlow")
+
+
+def _know(x: Any) -> Callable[[Any, str], Lent] | None:
+    """Return what lends arrays of the type of `x`, and remember it; None if it is of no library in `_KINDS`."""
+    for module, kind, lend_kind in _KINDS:
+        known = getattr(sys.modules.get(module), kind, None)
+        if known is not None and isinstance(x, known):
+            _known[type(x)] = lend_kind
+            return lend_kind
+    return None
+
+
+def lend_all(named: Named) -> dict[str, Lent]:
+    """Return the elements of all arrays by name, in their order; arrays in one memory are lent once, by the first name.
+
+    Raises:
+        UsageError: these are no named arrays, or one of them is none that `lend` knows.
+    """
+    return first_names({name: lend(x, name) for name, x in pairs_of(named)})
+
+
+def pairs_of(named: Named) -> list[tuple[str, Any]]:
+    """Return names and arrays.
+
+    Raises:
+        UsageError: these are none, or two have the same name.
+    """
+    try:
+        pairs = [(name, x) for name, x in (named.items() if isinstance(named, Mapping) else named)]
+    except (TypeError, ValueError):
+        pairs = [(None, named)]
+    if not all(isinstance(name, str) for name, _ in pairs):
+        raise UsageError("pass arrays with their names: a dict, model.state_dict() or model.named_parameters()")
+    if len(dict(pairs)) != len(pairs):
+        raise UsageError("two arrays have the same name: give each its own")
+    return pairs
+
+
+def first_names(lent: Mapping[str, Lent]) -> dict[str, Lent]:
+    """Return those that are not in the memory of an earlier one, as tied weights are."""
+    seen: dict[tuple[int, int], str] = {}
+    for name, each in lent.items():
+        place = each.flat.ctypes.data, each.flat.nbytes
+        if each.flat.nbytes:
+            seen.setdefault(place, name)
+    kept = set(seen.values())
+    return {name: each for name, each in lent.items() if name in kept or not each.flat.nbytes}
+
+
+def _of_numpy(x: Array, name: str) -> Lent:
+    _check_dtype(x.dtype, name)
+    flat = np.ascontiguousarray(x).reshape(-1)
+
+    def put() -> Array:
+        if not np.may_share_memory(flat, x):
+            x[...] = flat.reshape(x.shape)
+        return x
+
+    return Lent(flat, x.shape, x.flags.writeable, put)
+
+
+def _of_torch(x: Any, name: str) -> Lent:
+    stage = _stage_type()()
+    try:
+        flat = stage.write(x)
+    except UsageError as error:
+        raise UsageError(f"{name} cannot be used: {error.message}") from None
+
+    def put() -> Any:
+        stage.finish()
+        return x
+
+    return Lent(flat, tuple(x.shape), True, put)
+
+
+@functools.cache
+def _stage_type() -> Any:
+    """Return the class of the memory of tensors, for which torch must be there."""
+    from unisono.frameworks.torch.tensors import Stage
+
+    return Stage
+
+
+def _of_jax(x: Any, name: str) -> Lent:
+    import jax
+
+    array = np.array(x, order="C")
+    _check_dtype(array.dtype, name)
+    return Lent(array.reshape(-1), array.shape, True, lambda: jax.device_put(array, x.sharding))
+
+
+def _of_variable(x: Any, name: str) -> Lent:
+    array = np.array(x.numpy(), order="C")
+    _check_dtype(array.dtype, name)
+    return Lent(array.reshape(-1), array.shape, True, lambda: (x.assign(array), x)[1])
+
+
+def _of_tensorflow(x: Any, name: str) -> Lent:
+    import tensorflow as tf
+
+    if not hasattr(x, "numpy"):
+        raise UsageError(f"{name} has no elements while TensorFlow traces it: call by tf.numpy_function")
+    array = np.array(x.numpy(), order="C")
+    _check_dtype(array.dtype, name)
+    return Lent(array.reshape(-1), array.shape, True, lambda: tf.convert_to_tensor(array))
+
+
+def _check_dtype(dtype: np.dtype[Any], name: str) -> None:
+    if dtype not in _NAMES:
+        raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: convert it to one of {', '.join(DTYPES)}")
+
+
+_known: dict[type, Callable[[Any, str], Lent]] = {}
+_KINDS: tuple[tuple[str, str, Callable[[Any, str], Lent]], ...] = (
+    ("numpy", "ndarray", _of_numpy),
+    ("torch", "Tensor", _of_torch),
+    ("jax", "Array", _of_jax),
+    ("tensorflow", "Variable", _of_variable),
+    ("tensorflow", "Tensor", _of_tensorflow),
+)

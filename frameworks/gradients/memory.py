@@ -1,0 +1,140 @@
+"""The memory of gradients: that of a step, with the reductions of its buckets, and that of residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+import unisono
+from unisono.frameworks.arrays import Array, Lent
+from unisono.frameworks.gradients.agreement import Complaint, Flags
+from unisono.frameworks.gradients.chains import Pending
+from unisono.frameworks.gradients.layout import Layout
+from unisono.frameworks.gradients.timeline import Step
+
+# Below this, mapping memory costs more than it saves.
+_LEAST_MAPPED_NBYTES = 100 << 10
+
+
+class Slots:
+    """Flat arrays of zeros for all gradients of a layout.
+
+    Args:
+        layout: where each gradient lies.
+        make: returns an array of zeros of so many elements of a dtype.
+        dtype: of all arrays; by default that of the gradients.
+
+    Attributes:
+        flat: the memory of each gradient, one-dimensional, by name.
+        shaped: the same, in the shape of the gradient.
+        buckets: that of each bucket.
+    """
+
+    def __init__(self, layout: Layout, make: Callable[[int, DTypeLike], Array], dtype: DTypeLike | None = None) -> None:
+        arrays = {name: make(count, np.dtype(dtype or name)) for name, count in layout.lengths.items()}
+        self.flat: Mapping[str, Array] = {
+            name: arrays[gradient.dtype][layout.offsets[name] :][: gradient.elements]
+            for name, gradient in layout.gradients.items()
+        }
+        self.shaped = {name: flat.reshape(layout.gradients[name].shape) for name, flat in self.flat.items()}
+        self.buckets = [arrays[bucket.dtype][bucket.start : bucket.stop] for bucket in layout.buckets]
+
+    def write(self, saved: Mapping[str, Array]) -> None:
+        """Write to the memory of those gradients that are among `saved`."""
+        for name, array in saved.items():
+            if name in self.flat:
+                self.flat[name][...] = array.reshape(-1)
+
+
+def residuals(layout: Layout) -> Slots:
+    """Return memory for what compression leaves of each gradient."""
+    return Slots(layout, np.zeros, np.float32)
+
+
+class Memory(Slots):
+    """The memory of one step after the other.
+
+    Args:
+        layout: where each gradient lies.
+        turns: the indices of the buckets, in the order in which they are started.
+        reduction: ``reduction(index, memory)`` returns what starts to reduce the memory of the bucket of this index.
+
+    Attributes:
+        layout, turns: the same.
+        buckets_of: the buckets in which each gradient lies, by name.
+        starts: by bucket, what starts its reduction.
+        flags: what this rank has to say about the step, and then what any rank has.
+        works: by bucket, its reduction, in the order in which they were started.
+        telling: the reduction of `flags`, once it has started.
+        given: by name, what the user gave in this step.
+        lacking: by bucket, of how many gradients it waits.
+        full: the buckets that wait for none, in the order in which they have become so.
+        complaint: what is wrong on this rank in this step.
+        step: the record of the step.
+    """
+
+    def __init__(
+        self, layout: Layout, turns: Sequence[int], reduction: Callable[[int, Array], Callable[[], Pending]]
+    ) -> None:
+        super().__init__(layout, _zeros)
+        self.layout, self.turns = layout, turns
+        self.buckets_of = layout.buckets_of()
+        self.starts = [reduction(index, memory) for index, memory in enumerate(self.buckets)]
+        self.flags = np.zeros(1, np.int64)
+        self.begin(Step(-1))
+
+    def begin(self, step: Step) -> None:
+        """Make ready for a step."""
+        self.flags[0] = 0
+        self.works: dict[int, Pending] = {}
+        self.telling: Pending | None = None
+        self.given: dict[str, Lent] = {}
+        self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
+        self.full: list[int] = []
+        self.complaint: Complaint | None = None
+        self.step = step
+
+    def complain(self, complaint: Complaint) -> None:
+        """Remember what is wrong, if it is the first."""
+        self.complaint = self.complaint or complaint
+        self.flags[0] |= Flags.COMPLAINT
+
+    def fill(self, index: int, moment: float) -> bool:
+        """Note that another gradient of a bucket is there, since this moment; return whether all of it is now."""
+        self.lacking[index] -= 1
+        self.step.spans[index].ready_s = moment
+        if self.lacking[index]:
+            return False
+        self.full.append(index)
+        return True
+
+    def next(self) -> int | None:
+        """Return the bucket whose turn it is to be started; None if all have been."""
+        return self.turns[len(self.works)] if len(self.works) < len(self.turns) else None
+
+    def wait(self, index: int) -> None:
+        """Wait for the reduction of a bucket, which has been started; raises its error."""
+        self.works[index].wait()
+        self.step.spans[index].note_end()
+
+    def write_back(self, name: str, reduced: Array) -> Any:
+        """Overwrite what was given of a name by what was reduced, and return that; a copy, if nothing was given."""
+        its = self.given.get(name)
+        return reduced.copy() if its is None else its.give_back(reduced)
+
+    def started(self) -> list[Pending]:
+        """Return all that has been started in the step."""
+        return [*self.works.values(), *([self.telling] if self.telling is not None else [])]
+
+    def told(self) -> Flags:
+        """Return what the ranks have to say, when `telling` has ended."""
+        return Flags(int(self.flags[0]))
+
+
+def _zeros(count: int, dtype: DTypeLike) -> Array:
+    if count * np.dtype(dtype).itemsize < _LEAST_MAPPED_NBYTES:
+        return np.zeros(count, dtype)
+    return unisono.empty(count, dtype)

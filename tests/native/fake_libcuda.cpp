@@ -1,0 +1,546 @@
+// NVIDIA's driver without a GPU: a libcuda.so.1 whose device is the memory of the host, for tests of what calls it.
+//
+// It does at once what a stream is given, and judges its caller: a call without a current context, an address or a
+// handle that it did not give out, a copy beyond an allocation, a flag that a real driver needs and did not get, are
+// errors here as there. Allocations are memfds, which other processes open by the handles that it exports. Kernels are
+// those that tests compile for the host (cuda_on_host.h), in the libraries of FAKE_CUDA_KERNELS, a list with colons.
+//
+// Other variables, read at each call: FAKE_CUDA_FAIL, as "cuInit=100,cuMemAlloc=2", has calls fail by those codes;
+// FAKE_CUDA_VERSION is the version of CUDA that the driver is of; FAKE_CUDA_CAPABILITY that of its devices, as "90".
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+enum Result {
+  success = 0,
+  invalid_value = 1,
+  not_initialized = 3,
+  invalid_device = 101,
+  invalid_image = 200,
+  invalid_context = 201,
+  invalid_handle = 400,
+  not_found = 500,
+  not_supported = 801,
+  capture_unsupported = 900,
+};
+
+enum class Kind { device, pooled, managed, pinned, opened };
+
+struct Memory {
+  size_t nbytes;
+  int descriptor;
+  Kind kind;
+};
+
+struct Event {
+  unsigned flags;
+  bool opened;
+};
+
+// What the driver hands out for other processes; 64 bytes, as the real one.
+struct Handle {
+  pid_t process;
+  int descriptor;
+  uint64_t nbytes;
+  uint64_t inode;
+  char rest[40];
+};
+static_assert(sizeof(Handle) == 64);
+
+constexpr int devices = 2;
+constexpr int multiprocessors = 4;
+constexpr int blocks_of_multiprocessor = 2;
+constexpr unsigned block_threads = 512;
+constexpr size_t page_nbytes = size_t{2} << 20;  // of allocations, which begin at multiples of it
+
+struct State {
+  std::recursive_mutex mutex;
+  bool initialized = false;
+  std::map<uintptr_t, Memory> memory;
+  std::set<void*> streams;
+  std::set<void*> capturing;
+  std::map<void*, Event> events;
+  std::map<void*, std::string> functions;
+  std::set<void*> modules;
+};
+State& state() {
+  static State found;
+  return found;
+}
+thread_local std::vector<void*> contexts;
+int primary[devices];  // the addresses of its parts are the contexts
+
+int number_of(const char* variable, int otherwise) {
+  const char* text = getenv(variable);
+  return text != nullptr ? atoi(text) : otherwise;
+}
+
+int failure_of(const std::string& call) {
+  const char* text = getenv("FAKE_CUDA_FAIL");
+  const std::string wanted = std::string(",") + (text != nullptr ? text : "") + ",";
+  const size_t at = wanted.find("," + call + "=");
+  return at == std::string::npos ? success : atoi(wanted.c_str() + at + call.size() + 2);
+}
+
+uintptr_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
+
+// The allocation that an address lies in.
+std::map<uintptr_t, Memory>::iterator whole_of(uintptr_t address) {
+  auto& memory = state().memory;
+  auto found = memory.upper_bound(address);
+  if (found == memory.begin()) return memory.end();
+  --found;
+  return address < found->first + found->second.nbytes ? found : memory.end();
+}
+
+bool covers(uintptr_t address, size_t nbytes) {
+  const auto found = whole_of(address);
+  return found != state().memory.end() && address + nbytes <= found->first + found->second.nbytes;
+}
+
+bool is_stream(void* stream) { return number(stream) <= 2 || state().streams.count(stream) != 0; }
+
+void* map_aligned(int descriptor, size_t nbytes) {
+  char* room = static_cast<char*>(mmap(nullptr, nbytes + page_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* at = room + (page_nbytes - number(room) % page_nbytes) % page_nbytes;
+  void* mapped = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
+void* make_memory(size_t nbytes, Kind kind) {
+  const int descriptor = memfd_create("fake-cuda", MFD_CLOEXEC);
+  if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(nbytes)) != 0) return nullptr;
+  void* made = map_aligned(descriptor, nbytes);
+  if (made != nullptr) state().memory[number(made)] = {nbytes, descriptor, kind};
+  return made;
+}
+
+int end_memory(uintptr_t address, bool opened) {
+  const auto found = state().memory.find(address);
+  if (found == state().memory.end() || (found->second.kind == Kind::opened) != opened) return invalid_value;
+  munmap(reinterpret_cast<void*>(address), found->second.nbytes);
+  close(found->second.descriptor);
+  state().memory.erase(found);
+  return success;
+}
+
+int new_memory(void** made, size_t nbytes, Kind kind) {
+  if (nbytes == 0) return invalid_value;
+  *made = make_memory(nbytes, kind);
+  return *made != nullptr ? success : 2;
+}
+
+}  // namespace
+
+// Calls that need a context fail without one, and all fail if a test asks for it.
+#define ENTER(name)                                                 \
+  const std::lock_guard<std::recursive_mutex> guard(state().mutex); \
+  if (const int failed = failure_of(name)) return failed;           \
+  if (!state().initialized) return not_initialized;
+#define ENTER_CONTEXT(name) \
+  ENTER(name)               \
+  if (contexts.empty()) return invalid_context;
+#define CHECK(condition, otherwise) \
+  if (!(condition)) return otherwise;
+
+extern "C" {
+
+static int cu_init(unsigned flags) {
+  if (const int failed = failure_of("cuInit")) return failed;
+  CHECK(flags == 0, invalid_value)
+  state().initialized = true;
+  return success;
+}
+static int cu_driver_get_version(int* version) {
+  *version = number_of("FAKE_CUDA_VERSION", 13000);
+  return success;
+}
+static int cu_get_error_string(int error, const char** text) {
+  *text = error == 2 ? "out of memory" : "an error of the driver without a GPU";
+  return success;
+}
+static int cu_get_error_name(int, const char** text) {
+  *text = "CUDA_ERROR";
+  return success;
+}
+
+static int cu_device_get_count(int* count) {
+  ENTER("cuDeviceGetCount")
+  *count = devices;
+  return success;
+}
+static int cu_device_get(int* device, int ordinal) {
+  ENTER("cuDeviceGet")
+  CHECK(0 <= ordinal && ordinal < devices, invalid_device)
+  *device = ordinal;
+  return success;
+}
+static int cu_device_get_name(char* name, int room, int) {
+  ENTER("cuDeviceGetName")
+  CHECK(room > 32, invalid_value)
+  strcpy(name, "GPU of the tests");
+  return success;
+}
+static int cu_device_get_uuid(unsigned char* uuid, int device) {
+  ENTER("cuDeviceGetUuid")
+  for (int i = 0; i < 16; ++i) uuid[i] = static_cast<unsigned char>(16 * device + i);
+  return success;
+}
+static int cu_device_get_attribute(int* value, int attribute, int) {
+  ENTER("cuDeviceGetAttribute")
+  const int capability = number_of("FAKE_CUDA_CAPABILITY", 90);
+  const std::map<int, int> values = {
+      {16, multiprocessors}, {41, 1}, {75, capability / 10}, {76, capability % 10}, {125, 1}};
+  const auto found = values.find(attribute);
+  CHECK(found != values.end(), invalid_value)
+  *value = found->second;
+  return success;
+}
+static int cu_device_can_access_peer(int* can, int device, int peer) {
+  ENTER("cuDeviceCanAccessPeer")
+  CHECK(device != peer, invalid_device)
+  *can = 1;
+  return success;
+}
+static int cu_device_primary_ctx_retain(void** context, int device) {
+  ENTER("cuDevicePrimaryCtxRetain")
+  *context = &primary[device];
+  return success;
+}
+static int cu_ctx_push_current(void* context) {
+  ENTER("cuCtxPushCurrent")
+  CHECK(context == &primary[0] || context == &primary[1], invalid_context)
+  contexts.push_back(context);
+  return success;
+}
+static int cu_ctx_pop_current(void** context) {
+  ENTER_CONTEXT("cuCtxPopCurrent")
+  *context = contexts.back();
+  contexts.pop_back();
+  return success;
+}
+static int cu_ctx_get_current(void** context) {
+  ENTER("cuCtxGetCurrent")
+  *context = contexts.empty() ? nullptr : contexts.back();
+  return success;
+}
+static int cu_ctx_synchronize() {
+  ENTER_CONTEXT("cuCtxSynchronize")
+  return success;
+}
+
+static int cu_mem_alloc(void** made, size_t nbytes) {
+  ENTER_CONTEXT("cuMemAlloc")
+  return new_memory(made, nbytes, Kind::device);
+}
+static int cu_mem_alloc_async(void** made, size_t nbytes, void* stream) {
+  ENTER_CONTEXT("cuMemAllocAsync")
+  CHECK(is_stream(stream), invalid_handle)
+  return new_memory(made, nbytes, Kind::pooled);
+}
+static int cu_mem_alloc_managed(void** made, size_t nbytes, unsigned) {
+  ENTER_CONTEXT("cuMemAllocManaged")
+  return new_memory(made, nbytes, Kind::managed);
+}
+static int cu_mem_free(uintptr_t address) {
+  ENTER_CONTEXT("cuMemFree")
+  return end_memory(address, false);
+}
+static int cu_mem_free_async(uintptr_t address, void*) {
+  ENTER_CONTEXT("cuMemFreeAsync")
+  return end_memory(address, false);
+}
+static int cu_mem_host_alloc(void** made, size_t nbytes, unsigned) {
+  ENTER_CONTEXT("cuMemHostAlloc")
+  return new_memory(made, nbytes, Kind::pinned);
+}
+static int cu_mem_free_host(void* address) {
+  ENTER_CONTEXT("cuMemFreeHost")
+  return end_memory(number(address), false);
+}
+
+static int cu_ipc_get_mem_handle(Handle* handle, uintptr_t address) {
+  ENTER_CONTEXT("cuIpcGetMemHandle")
+  const auto found = whole_of(address);
+  CHECK(found != state().memory.end() && found->second.kind == Kind::device, invalid_value)
+  struct stat about;
+  fstat(found->second.descriptor, &about);
+  *handle = {getpid(), found->second.descriptor, found->second.nbytes, about.st_ino, {}};
+  return success;
+}
+static int cu_ipc_open_mem_handle(void** opened, Handle handle, unsigned flags) {
+  ENTER_CONTEXT("cuIpcOpenMemHandle")
+  CHECK(flags == 1, invalid_value)  // peer access is enabled when it is needed
+  CHECK(handle.process != getpid(), invalid_context)
+  const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat about;
+  CHECK(descriptor >= 0 && fstat(descriptor, &about) == 0 && about.st_ino == handle.inode, invalid_handle)
+  *opened = map_aligned(descriptor, handle.nbytes);
+  state().memory[number(*opened)] = {handle.nbytes, descriptor, Kind::opened};
+  return success;
+}
+static int cu_ipc_close_mem_handle(uintptr_t address) {
+  ENTER_CONTEXT("cuIpcCloseMemHandle")
+  return end_memory(address, true);
+}
+
+static int cu_stream_create(void** stream, unsigned flags) {
+  ENTER_CONTEXT("cuStreamCreate")
+  CHECK(flags == 1, invalid_value)  // it does not wait for the default stream
+  *stream = malloc(1);
+  state().streams.insert(*stream);
+  return success;
+}
+static int cu_stream_destroy(void* stream) {
+  ENTER_CONTEXT("cuStreamDestroy")
+  CHECK(state().streams.erase(stream) == 1, invalid_handle)
+  free(stream);
+  return success;
+}
+static int cu_stream_synchronize(void* stream) {
+  ENTER_CONTEXT("cuStreamSynchronize")
+  return is_stream(stream) ? success : invalid_handle;
+}
+static int cu_stream_is_capturing(void* stream, int* status) {
+  ENTER_CONTEXT("cuStreamIsCapturing")
+  CHECK(is_stream(stream), invalid_handle)
+  *status = state().capturing.count(stream) != 0 ? 1 : 0;
+  return success;
+}
+static int cu_stream_begin_capture(void* stream, int) {
+  ENTER_CONTEXT("cuStreamBeginCapture")
+  CHECK(state().streams.count(stream) == 1, capture_unsupported)
+  state().capturing.insert(stream);
+  return success;
+}
+static int cu_stream_end_capture(void* stream, void** graph) {
+  ENTER_CONTEXT("cuStreamEndCapture")
+  *graph = nullptr;
+  return state().capturing.erase(stream) == 1 ? success : invalid_value;
+}
+static int cu_stream_wait_event(void* stream, void* event, unsigned) {
+  ENTER_CONTEXT("cuStreamWaitEvent")
+  return is_stream(stream) && state().events.count(event) != 0 ? success : invalid_handle;
+}
+
+static int cu_event_create(void** event, unsigned flags) {
+  ENTER_CONTEXT("cuEventCreate")
+  *event = malloc(1);
+  state().events[*event] = {flags, false};
+  return success;
+}
+static int cu_event_destroy(void* event) {
+  ENTER_CONTEXT("cuEventDestroy")
+  CHECK(state().events.erase(event) == 1, invalid_handle)
+  free(event);
+  return success;
+}
+static int cu_event_record(void* event, void* stream) {
+  ENTER_CONTEXT("cuEventRecord")
+  return is_stream(stream) && state().events.count(event) != 0 ? success : invalid_handle;
+}
+static int cu_event_query(void* event) {
+  ENTER_CONTEXT("cuEventQuery")
+  return state().events.count(event) != 0 ? success : invalid_handle;
+}
+static int cu_event_synchronize(void* event) { return cu_event_query(event); }
+static int cu_event_elapsed_time(float* milliseconds, void* from, void* to) {
+  ENTER_CONTEXT("cuEventElapsedTime")
+  for (void* event : {from, to}) {
+    CHECK(state().events.count(event) != 0, invalid_handle)
+    CHECK((state().events[event].flags & 2) == 0, invalid_handle)  // it takes no times
+  }
+  *milliseconds = 0.5f;
+  return success;
+}
+static int cu_ipc_get_event_handle(Handle* handle, void* event) {
+  ENTER_CONTEXT("cuIpcGetEventHandle")
+  constexpr unsigned without_times = 2, for_processes = 4;
+  const auto found = state().events.find(event);
+  CHECK(found != state().events.end() && found->second.flags == (without_times | for_processes), invalid_handle)
+  *handle = {getpid(), -1, 0, number(event), {}};
+  return success;
+}
+static int cu_ipc_open_event_handle(void** event, Handle handle) {
+  ENTER_CONTEXT("cuIpcOpenEventHandle")
+  CHECK(handle.process != getpid(), invalid_context)
+  CHECK(handle.descriptor == -1, invalid_handle)
+  *event = malloc(1);
+  state().events[*event] = {0, true};
+  return success;
+}
+
+static int cu_memcpy_async(uintptr_t dst, uintptr_t src, size_t nbytes, void* stream) {
+  ENTER_CONTEXT("cuMemcpyAsync")
+  CHECK(is_stream(stream), invalid_handle)
+  CHECK(covers(dst, nbytes) && covers(src, nbytes), invalid_value)
+  memcpy(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), nbytes);
+  return success;
+}
+
+static int cu_pointer_get_attributes(unsigned count, const int* attributes, void** values, uintptr_t address) {
+  ENTER("cuPointerGetAttributes")
+  const auto found = whole_of(address);
+  const bool known = found != state().memory.end();
+  const Kind kind = known ? found->second.kind : Kind::pinned;
+  for (unsigned i = 0; i < count; ++i) {
+    const auto set = [&](auto value) { memcpy(values[i], &value, sizeof value); };
+    switch (attributes[i]) {
+      case 2:
+        set(!known ? 0 : kind == Kind::pinned ? 1 : 2);
+        break;  // MEMORY_TYPE
+      case 8:
+        set(known && kind == Kind::managed);
+        break;  // IS_MANAGED
+      case 9:
+        set(known && kind != Kind::pinned ? 0 : -2);
+        break;  // DEVICE_ORDINAL
+      case 10:
+        set(kind == Kind::device || kind == Kind::opened);
+        break;  // IS_LEGACY_CUDA_IPC_CAPABLE
+      case 11:
+        set(known ? found->first : uintptr_t{0});
+        break;  // RANGE_START_ADDR
+      case 12:
+        set(known ? found->second.nbytes : size_t{0});
+        break;  // RANGE_SIZE
+      case 17:
+        set(kind == Kind::pooled ? uintptr_t{1} : uintptr_t{0});
+        break;  // MEMPOOL_HANDLE
+      default:
+        return invalid_value;
+    }
+  }
+  return success;
+}
+
+static int cu_module_load_data(void** module, const void* image) {
+  ENTER_CONTEXT("cuModuleLoadData")
+  CHECK(memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "//", 2) == 0, invalid_image)
+  *module = malloc(1);
+  state().modules.insert(*module);
+  return success;
+}
+static int cu_module_get_function(void** function, void* module, const char* name) {
+  ENTER_CONTEXT("cuModuleGetFunction")
+  CHECK(state().modules.count(module) == 1, invalid_handle)
+  const char* listed = getenv("FAKE_CUDA_KERNELS");
+  std::string libraries = listed != nullptr ? listed : "";
+  for (char* rest = libraries.data(); char* path = strtok_r(rest, ":", &rest);) {
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    *function = library != nullptr ? dlsym(library, (std::string(name) + "_on_host").c_str()) : nullptr;
+    if (*function != nullptr) {
+      state().functions[*function] = name;
+      return success;
+    }
+  }
+  return not_found;
+}
+static int cu_occupancy_max_active_blocks_per_multiprocessor(int* blocks, void* function, int threads, size_t) {
+  ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor")
+  CHECK(state().functions.count(function) == 1 && threads == block_threads, invalid_value)
+  *blocks = blocks_of_multiprocessor;
+  return success;
+}
+static int cu_launch_kernel(void* function, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty,
+                            unsigned tz, unsigned shared, void* stream, void** parameters, void** extra) {
+  ENTER_CONTEXT("cuLaunchKernel")
+  CHECK(state().functions.count(function) == 1 && is_stream(stream), invalid_handle)
+  CHECK(0 < blocks && blocks <= multiprocessors * blocks_of_multiprocessor && y == 1 && z == 1, invalid_value)
+  CHECK(threads == block_threads && ty == 1 && tz == 1 && shared == 0 && extra == nullptr, invalid_value)
+  reinterpret_cast<void (*)(uint32_t, void* const*)>(function)(blocks, parameters);
+  return success;
+}
+
+int cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status);
+
+}  // extern "C"
+
+namespace {
+
+template <class Function>
+void* untyped(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+const std::map<std::string, void*>& calls() {
+  static const std::map<std::string, void*> table = {
+      {"cuInit", untyped(cu_init)},
+      {"cuDriverGetVersion", untyped(cu_driver_get_version)},
+      {"cuGetErrorString", untyped(cu_get_error_string)},
+      {"cuGetErrorName", untyped(cu_get_error_name)},
+      {"cuGetProcAddress", untyped(cuGetProcAddress_v2)},
+      {"cuDeviceGetCount", untyped(cu_device_get_count)},
+      {"cuDeviceGet", untyped(cu_device_get)},
+      {"cuDeviceGetName", untyped(cu_device_get_name)},
+      {"cuDeviceGetUuid", untyped(cu_device_get_uuid)},
+      {"cuDeviceGetAttribute", untyped(cu_device_get_attribute)},
+      {"cuDeviceCanAccessPeer", untyped(cu_device_can_access_peer)},
+      {"cuDevicePrimaryCtxRetain", untyped(cu_device_primary_ctx_retain)},
+      {"cuCtxPushCurrent", untyped(cu_ctx_push_current)},
+      {"cuCtxPopCurrent", untyped(cu_ctx_pop_current)},
+      {"cuCtxGetCurrent", untyped(cu_ctx_get_current)},
+      {"cuCtxSynchronize", untyped(cu_ctx_synchronize)},
+      {"cuMemAlloc", untyped(cu_mem_alloc)},
+      {"cuMemAllocAsync", untyped(cu_mem_alloc_async)},
+      {"cuMemAllocManaged", untyped(cu_mem_alloc_managed)},
+      {"cuMemFree", untyped(cu_mem_free)},
+      {"cuMemFreeAsync", untyped(cu_mem_free_async)},
+      {"cuMemHostAlloc", untyped(cu_mem_host_alloc)},
+      {"cuMemFreeHost", untyped(cu_mem_free_host)},
+      {"cuIpcGetMemHandle", untyped(cu_ipc_get_mem_handle)},
+      {"cuIpcOpenMemHandle", untyped(cu_ipc_open_mem_handle)},
+      {"cuIpcCloseMemHandle", untyped(cu_ipc_close_mem_handle)},
+      {"cuStreamCreate", untyped(cu_stream_create)},
+      {"cuStreamDestroy", untyped(cu_stream_destroy)},
+      {"cuStreamSynchronize", untyped(cu_stream_synchronize)},
+      {"cuStreamIsCapturing", untyped(cu_stream_is_capturing)},
+      {"cuStreamBeginCapture", untyped(cu_stream_begin_capture)},
+      {"cuStreamEndCapture", untyped(cu_stream_end_capture)},
+      {"cuStreamWaitEvent", untyped(cu_stream_wait_event)},
+      {"cuEventCreate", untyped(cu_event_create)},
+      {"cuEventDestroy", untyped(cu_event_destroy)},
+      {"cuEventRecord", untyped(cu_event_record)},
+      {"cuEventQuery", untyped(cu_event_query)},
+      {"cuEventSynchronize", untyped(cu_event_synchronize)},
+      {"cuEventElapsedTime", untyped(cu_event_elapsed_time)},
+      {"cuIpcGetEventHandle", untyped(cu_ipc_get_event_handle)},
+      {"cuIpcOpenEventHandle", untyped(cu_ipc_open_event_handle)},
+      {"cuMemcpyAsync", untyped(cu_memcpy_async)},
+      {"cuPointerGetAttributes", untyped(cu_pointer_get_attributes)},
+      {"cuModuleLoadData", untyped(cu_module_load_data)},
+      {"cuModuleGetFunction", untyped(cu_module_get_function)},
+      {"cuOccupancyMaxActiveBlocksPerMultiprocessor", untyped(cu_occupancy_max_active_blocks_per_multiprocessor)},
+      {"cuLaunchKernel", untyped(cu_launch_kernel)},
+  };
+  return table;
+}
+
+}  // namespace
+
+// The binding asks for all it knows by this one.
+extern "C" int cuGetProcAddress_v2(const char* name, void** found, int, uint64_t, int* status) {
+  const auto call = calls().find(name);
+  const bool known = call != calls().end();
+  *found = known ? call->second : nullptr;
+  if (status != nullptr) *status = known ? 0 : 1;
+  return known ? success : not_found;
+}
+
+extern "C" int cuDriverGetVersion(int* version) { return cu_driver_get_version(version); }

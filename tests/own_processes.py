@@ -1,0 +1,23 @@
+"""The processes that this one has started and that have not been waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def children() -> list[int]:
+    """Return the ids of the children of all threads of this process.
+
+    They are found by their parent: the lists that ``/proc`` has by thread lose a child whose thread ends meanwhile.
+    """
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
+
+
+def _parent(folder: Path) -> int | None:
+    """Return who the parent of the process of a folder of ``/proc`` is; None if it has ended."""
+    try:
+        after_name = (folder / "stat").read_text().rpartition(")")[2]
+    except OSError:
+        return None
+    return int(after_name.split()[1])

@@ -1,0 +1,452 @@
+"""Campaigns: on a made-up machine with its own clock, and on real ranks by the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+
+import numpy as np
+import pytest
+from deadlines import DEADLINE_S, eventually
+
+import unisono as un
+from unisono.algorithms.registry import find
+from unisono.algorithms.variants import parsed
+from unisono.algorithms.vendors import MPI_NATIVE
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.calibrate import LONG, SHORT, calibrate, calibrate_rounds, updated, with_rounds
+from unisono.tuning.campaign import FAMILIES, Campaign, Settings
+from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
+from unisono.tuning.parameters import PRIORS, Link, Parameters
+from unisono.tuning.store import Measurement, Store
+from unisono.tuning.table import compiled, loaded
+
+# What the machine is really like; the tuner believes in the priors.
+REALLY = Parameters({"shm": Link("shm", 2e-6, 0.4e-6, 1 / 3e9, 1 / 2e9), "tcp": PRIORS.links["tcp"]})
+GRID = [8 * 4**k for k in range(10)]
+HELD_OUT = [24 * 4**k for k in range(9)]
+
+
+class MadeUp:
+    """Trials whose times follow from a law, with noise; `elapsed_s` is its clock."""
+
+    def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
+        self.known = Known(machine="made up")
+        self.elapsed_s = 0.0
+        self.ran: list[tuple[str, int, str]] = []
+        self._size, self._noise, self._jitter = size, random.Random(seed), jitter
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        return Question(collective, nbytes, self._size, "shm")
+
+    def nbytes(self, collective: str, nbytes: int) -> int:
+        return max(1, nbytes)
+
+    def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
+        return "does not run here" if variant == "reduce_broadcast" else None
+
+    def placement(self) -> str:
+        return "near"
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        row = parsed(variant)
+        found = candidate(
+            row.having(**{SEGMENT: None}), self.question(collective, nbytes), Known(None, REALLY), None, True
+        )
+        assert found.predicted_s is not None
+        # Segments of 64 KiB are best, by up to a third.
+        far = abs(math.log2(dict(row.params).get(SEGMENT, 128 << 10) / (64 << 10)))
+        return found.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
+
+    def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
+        self.ran.append((collective, nbytes, variant))
+        true_s = self.true_s(collective, nbytes, variant)
+        times = [true_s * math.exp(self._noise.gauss(0, self._jitter)) for _ in range(5)]
+        self.elapsed_s += sum(times)
+        return times, sum(times)
+
+
+def campaign(
+    trials: MadeUp, budget_s: float, before: Sequence[Measurement] = (), collectives: Sequence[str] = ("allreduce",)
+) -> list[Measurement]:
+    kept: list[Measurement] = []
+    Campaign(
+        trials, Settings(collectives, GRID, budget_s, {"machine": "made up"}), kept.extend, lambda *_: None, before
+    ).run()
+    return kept
+
+
+class UnderMpi(MadeUp):
+    """Ranks that have met by MPI, whose own collectives are the faster ones from 256 KiB on."""
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        return replace(super().question(collective, nbytes), vendors=((MPI_NATIVE, None),))
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        if variant != MPI_NATIVE:
+            return super().true_s(collective, nbytes, variant)
+        return (0.3 if nbytes >= 256 << 10 else 4.0) * super().true_s(collective, nbytes, "ring")
+
+
+def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() -> None:
+    trials = UnderMpi(4, seed=3)
+    known = Known(compiled(campaign(trials, 10.0)), PRIORS, "made up")
+    for nbytes in GRID:
+        asked = trials.question("allreduce", nbytes)
+        taken, otherwise = choose(asked, known).variant, choose(replace(asked, vendors=()), known).variant
+        assert (taken == MPI_NATIVE) == (nbytes >= 256 << 10), nbytes
+        assert otherwise != MPI_NATIVE
+        better_s = min(trials.true_s("allreduce", nbytes, each) for each in (MPI_NATIVE, "ring"))
+        assert trials.true_s("allreduce", nbytes, taken) <= 1.03 * better_s
+
+
+@pytest.mark.parametrize("size", [4, 6])
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast", "allgather"])
+def test_choices_at_sizes_that_were_not_measured_are_near_the_best(collective: str, size: int) -> None:
+    trials = MadeUp(size, seed=size)
+    table = compiled(campaign(trials, 10.0, collectives=[collective]))
+    (decision,) = table.decisions.values()
+    regrets = []
+    for nbytes in HELD_OUT:
+        times = {variant: trials.true_s(collective, nbytes, variant) for variant in decision.times_s}
+        regrets.append(times[str(decision.variant_at(nbytes))] / min(times.values()))
+    assert geometric_mean(regrets) <= 1.03
+    assert max(regrets) <= 1.15
+
+
+def test_what_is_far_behind_is_measured_less_than_what_leads() -> None:
+    trials = MadeUp(16, seed=1)
+    table = compiled(campaign(trials, 10.0))
+    (decision,) = table.decisions.values()
+    counts = {variant: sum(one[2] == variant for one in trials.ran) for variant in decision.times_s}
+    winners = {each.variant for each in decision.ranges}
+    assert max(counts[each] for each in winners) > 2 * min(counts.values())
+    assert all(
+        sum(times[k] is not None for times in decision.times_s.values()) >= FAMILIES
+        for k, _ in enumerate(decision.sizes)
+    )
+
+
+def test_segments_are_refined() -> None:
+    found = campaign(MadeUp(4, seed=2), 10.0, collectives=["broadcast"])
+    (decision,) = compiled(found).decisions.values()
+    assert f"{SEGMENT}={64 << 10}" in str(decision.variant_at(GRID[-1]))
+
+
+def test_what_was_measured_before_is_not_measured_again() -> None:
+    first = campaign(MadeUp(4, seed=3), 10.0)
+    again = MadeUp(4, seed=4)
+    campaign(again, 10.0, first)
+    anchors = {nbytes for nbytes in GRID if any(each.nbytes == nbytes for each in first)}
+    raced = {(nbytes, variant) for _, nbytes, variant in again.ran}
+    assert not [(n, v) for n, v in raced if n in anchors and v in {"chain", "double_binary_tree"}]
+    assert len(again.ran) < 200
+
+
+def test_measurements_tell_how_far_apart_the_cores_were() -> None:
+    assert {each.placement for each in campaign(MadeUp(4, seed=9), 1.0)} == {"near"}
+
+
+def test_all_ranks_go_through_the_same_campaign() -> None:
+    one, other = MadeUp(4, seed=5), MadeUp(4, seed=5)
+    assert campaign(one, 1.0) == campaign(other, 1.0)
+    assert one.ran == other.ran
+
+
+def test_sizes_that_the_budget_does_not_suffice_for_are_counted() -> None:
+    def left(budget_s: float) -> int:
+        settings = Settings(["allreduce"], GRID, budget_s, {"machine": "made up"})
+        return Campaign(MadeUp(4, seed=8), settings, lambda _: None, lambda *_: None).run()
+
+    assert left(10.0) == 0
+    assert 0 < left(0.02) < len(GRID)
+
+
+@pytest.mark.parametrize("budget_s", [0.02, 0.1, 1.0])
+def test_a_campaign_ends_soon_after_its_budget(budget_s: float) -> None:
+    trials = MadeUp(4, seed=6)
+    campaign(trials, budget_s)
+    assert trials.elapsed_s < 2 * budget_s + 0.1
+
+
+def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        UsageError, match=r"a budget of 1e-09 s is too small to measure anything: .* give more, or fewer"
+    ):
+        campaign(MadeUp(4, seed=7), 1e-9)
+
+
+# --- calibration -----------------------------------------------------------------------------------------------------
+
+
+class MadeUpProbes:
+    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s."""
+
+    def exchange(self, nbytes: int) -> float:
+        return 2.5e-6 + nbytes / 1e9
+
+    def one_way(self, nbytes: int) -> float:
+        return 2e-6 + nbytes / 1e9
+
+    def burst(self, nbytes: int, messages: int) -> float:
+        return 2 * self.one_way(nbytes) + (messages - 1) * 0.5e-6
+
+    def reduce(self, dtype: str, nbytes: int) -> float:
+        return 3e-6 + nbytes / 10e9
+
+    def copy(self, nbytes: int) -> float:
+        return 1e-6 + nbytes / 10e9
+
+
+@pytest.mark.parametrize("sizes", [SHORT, LONG])
+def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> None:
+    found = updated(PRIORS, calibrate(MadeUpProbes(), "shm", sizes, ["float32", "bfloat16"]))
+    link = found.links["shm"]
+    assert link.latency_s == pytest.approx(2e-6, rel=0.02)
+    assert link.overhead_s == pytest.approx(0.5e-6, rel=0.02)
+    assert link.per_byte_s == pytest.approx(1e-9, rel=0.02)
+    assert link.step_s(64 << 10) == pytest.approx(MadeUpProbes().exchange(64 << 10), rel=0.1)
+    assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
+    assert found.links["tcp"] == PRIORS.links["tcp"]
+
+
+class CrowdedRanks:
+    """Collectives among ranks of a made-up machine, by a law: 9 µs for a call, 6 µs of them where there is a root.
+
+    A round takes 3 µs, a further message in it 1 µs; each byte 2 ns, and 0.5 ns to be combined.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def time_s(self, collective: str, algorithm: str, nbytes: int) -> float:
+        cost = find(collective, algorithm).cost_of(self.ranks, {})
+        assert cost is not None
+        messages = max(cost.rounds, cost.sent, cost.most_messages)
+        call_s = 6e-6 if collective == "broadcast" else 9e-6
+        moved_s = cost.rounds * 3e-6 + (messages - cost.rounds) * 1e-6 + nbytes * cost.sent * 2e-9
+        return call_s + moved_s + nbytes * cost.reduced * 0.5e-9
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+@pytest.mark.parametrize("nbytes", [840, 84 << 10, 84 << 16])
+def test_what_collectives_take_is_predicted_from_a_few_others(ranks: int, nbytes: int) -> None:
+    crowded = CrowdedRanks(ranks)
+    sizes = [1 << power for power in range(3, 23)]
+    parameters = with_rounds(PRIORS, "shm", calibrate_rounds(crowded.time_s, ranks, ranks, sizes))
+    for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
+        asked = Question(collective, nbytes, ranks, "shm")
+        for row in explain(asked, Known(None, parameters)).candidates:
+            if row.refusal is None and row.algorithm in {"ring", "direct", "bruck", "recursive_doubling", "pairwise"}:
+                assert row.predicted_s == pytest.approx(crowded.time_s(collective, row.algorithm, nbytes), rel=0.05)
+
+
+def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
+    found = PRIORS
+    for ranks in (3, 4, 3):
+        found = with_rounds(found, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))
+    assert sorted(each.ranks for each in found.rounds["shm"]) == [3, 4]
+
+
+# --- the command, on real ranks --------------------------------------------------------------------------------------
+
+
+def unisono(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **environ},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the table of two ranks, made in some seconds."""
+    folder = tmp_path_factory.mktemp("tuned")
+    arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s"]
+    ended = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def chosen(world: un.Communicator) -> list[tuple[str, str]]:
+    assert world.allreduce(np.arange(300.0)).tolist() == (world.size * np.arange(300.0)).tolist()
+    choices = [world.explain(name, n).choice for name in ("allreduce", "broadcast") for n in (8, 1 << 10, 40_000)]
+    return [(choice.variant, choice.tier) for choice in choices]
+
+
+def test_two_ranks_make_a_table_and_choose_by_it(tuned: Path) -> None:
+    table = loaded(tuned / "table.json")
+    assert {context.collective for context in table.decisions} == {"allreduce", "broadcast"}
+    assert all(len(decision.times_s) >= FAMILIES for decision in table.decisions.values())
+    ranks = un.launch(chosen, 2, options=un.Options(table=str(tuned / "table.json")), timeout_s=DEADLINE_S)
+    assert ranks[0] == ranks[1]
+    assert {tier for _, tier in ranks[0]} == {"table"}
+    decision = next(each for context, each in table.decisions.items() if context.collective == "allreduce")
+    assert ranks[0][0][0] == decision.variant_at(8)
+
+
+def test_a_second_run_goes_on_from_the_first(tuned: Path) -> None:
+    before = len(Store(tuned / "table.jsonl").read())
+    arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--out", "table.json"]
+    assert unisono("tune", "-n", "2", *arguments, folder=tuned).returncode == 0
+    assert len(Store(tuned / "table.jsonl").read()) > before
+    assert "barrier" in unisono("tune", "show", "table.json", folder=tuned).stdout
+    assert unisono("tune", "lint", "table.json", folder=tuned).returncode in (0, 1)
+    assert unisono("tune", "merge", "table.json", "table.jsonl", "--out", "both.json", folder=tuned).returncode == 0
+    same = unisono("tune", "diff", "table.json", "both.json", folder=tuned)
+    assert (same.returncode, same.stdout) == (0, "")
+
+
+def test_a_report_is_one_page_that_needs_nothing_else(tuned: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ended = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
+    assert ended.returncode == 0, ended.stderr
+    page = (tuned / "report" / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == len(list((tuned / "report").glob("*.png"))) >= 5
+    assert "http" not in re.sub("base64,[A-Za-z0-9+/=]*", "", page)  # pictures hold any letters by chance
+
+
+def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
+    tune = ["-m", "unisono", "tune", "--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--out", "t.json"]
+    ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
+
+
+def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "tune", "-n", "2", "--budget", "60s", "--out", "t.json"]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tuning:
+        assert eventually((tmp_path / "t.jsonl").exists)
+        tuning.send_signal(signal.SIGINT)
+        _, errors = tuning.communicate(timeout=DEADLINE_S)
+        assert tuning.returncode == 130, errors
+    assert loaded(tmp_path / "t.json").decisions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--budget", "1ns"], "'1ns' is not a time"),
+        (["--budget", "0.001s", "--sizes", "1M"], "too small to measure anything"),
+        (["-n", "1"], "at least 2"),
+        (["--collectives", "allredcue"], "did you mean 'allreduce'"),
+        (["--out", "none/t.json"], "cannot be"),
+        (["--out", "t.jsonl"], "choose another suffix"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    ended = unisono("tune", "--collectives", "allreduce", *arguments, folder=tmp_path)
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = unisono("calibrate", "--short", "--transport", "shm", "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    parameters = json.loads(ended.stdout)
+    assert len(parameters["links"]["shm"]["step"]) > 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = un.launch(lambda world: world.known.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
+    assert found[0] == found[1] != PRIORS.links["shm"]
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    ended = unisono("calibrate", "--short", "--transport", "shm", "--json", folder=tmp_path)
+    assert ended.returncode == 0
+    assert "the calibration is not kept" in ended.stderr
+    assert json.loads(ended.stdout)["links"]["shm"]["step"]
+
+
+# --- what ranks agree on ---------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_cannot_be_used_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(un.UsageError, match="no whole JSON"):
+        un.launch(lambda world: None, 3, options=un.Options(table=str(tmp_path / "table.json")), timeout_s=DEADLINE_S)
+    with pytest.raises(un.UsageError, match="cannot be read: No such file"):
+        un.launch(lambda world: None, 2, options=un.Options(table=str(tmp_path / "none.json")), timeout_s=DEADLINE_S)
+
+
+def test_a_table_of_another_machine_and_with_an_unknown_algorithm_is_told_once(tuned: Path, tmp_path: Path) -> None:
+    table = json.loads((tuned / "table.json").read_text())
+    for decision in table["decisions"]:
+        decision["machine"] = "0" * 16
+    strange = next(each for each in table["decisions"] if each["collective"] == "allreduce")
+    strange["ranges"][0]["algorithm"] = "quantum"
+    strange["times_us"]["quantum"] = next(iter(strange["times_us"].values()))
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    (tmp_path / "program.py").write_text(
+        "import unisono as un\n"
+        "with un.init() as world:\n"
+        "    assert world.explain('broadcast', 8).choice.tier == 'table, another machine'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path, UNISONO_TABLE="table.json")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("is of another machine") == 1
+    assert ended.stderr.count("allreduce has no algorithm 'quantum'") == 1
+
+
+def test_rules_are_honoured_or_refused_before_anything_is_sent() -> None:
+    def both(world: un.Communicator) -> list[str]:
+        return [world.explain("allreduce", nbytes).choice.variant for nbytes in (8, 1 << 20)]
+
+    options = un.Options(algorithm="allreduce:0-8K=recursive_doubling;8K-=ring(segment_nbytes=65536)")
+    assert un.launch(both, 2, options=options, timeout_s=DEADLINE_S)[1] == [
+        "recursive_doubling",
+        "ring(segment_nbytes=65536)",
+    ]
+    with pytest.raises(un.UsageError, match="cannot be honoured"):
+        un.launch(both, 2, options=un.Options(algorithm="allreduce:0-8K=rign"), timeout_s=DEADLINE_S)
+    with pytest.raises(NoAlgorithmError, match="scatter_doubling does not run on 3 ranks"):
+        un.launch(
+            lambda world: world.broadcast(np.ones(4)),
+            3,
+            options=un.Options(algorithm="broadcast:0-=scatter_doubling"),
+            timeout_s=DEADLINE_S,
+        )
+
+
+def test_options_that_give_way_to_those_of_rank_0_are_told(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, unisono as un\n"
+        "own = 'ring' if os.environ['UNISONO_RANK'] == '0' else 'chain'\n"
+        "with un.init(un.Options(algorithm=own)) as world:\n"
+        "    assert world.explain('allreduce', 8).choice.algorithm == 'ring'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "the option algorithm is 'chain' on this rank, and gives way to rank 0's 'ring'" in ended.stderr
+
+
+def test_tables_of_the_same_name_that_differ_are_told(tuned: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, unisono as un\n"
+        f"own = {str(tuned / 'table.json')!r}\n"
+        "if os.environ['UNISONO_RANK'] == '1':\n"
+        "    import pathlib, unisono.collectives.knowledge as knowledge\n"
+        "    knowledge.Path = lambda path: pathlib.Path(os.devnull)  # as on a host that has another file there\n"
+        "with un.init(un.Options(table=own)) as world:\n"
+        "    assert world.explain('allreduce', 8).choice.tier == 'table'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("gives way to rank 0's 'what is there on rank 0'") == 1

@@ -1,0 +1,313 @@
+"""torch over the gradient engine: the optimizer, the hook of DDP and the examples, on real ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.launchers.launch import Pool
+
+pytest.importorskip("torch", reason="make torch installs what these tests need")
+pytest.importorskip("sklearn", reason="pip install 'unisono[demo]'")
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "torch_gradients.py"
+
+
+def example() -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    spec = importlib.util.spec_from_file_location("torch_gradients", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["torch_gradients"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Pool]:
+    with Pool(2, on_output=lambda *_: None) as pool:
+        yield pool
+
+
+def train(world: Any, options: dict[str, Any], epochs: int = 2) -> Any:
+    history = example().train(world, epochs=epochs, **options)
+    return history.losses, history.accuracy
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    with un.init() as world:
+        return train(world, {})
+
+
+def test_two_ranks_have_the_loss_of_one_process(two: Pool, alone: Any) -> None:
+    for losses, accuracy in two.run(train, {}, timeout_s=DEADLINE_S):
+        assert losses == pytest.approx(alone[0], rel=1e-3)
+        assert accuracy == pytest.approx(alone[1], abs=0.01)
+
+
+def test_four_ranks_have_the_loss_of_one_process(alone: Any) -> None:
+    for losses, _ in un.launch(train, 4, {}, 1, timeout_s=DEADLINE_S, on_output=lambda *_: None):
+        assert losses == pytest.approx(alone[0][:1], rel=1e-3)
+
+
+EPOCHS, STEPS = 12, 12 * 29
+LATE = {"lag": 1, "total_steps": STEPS, "warmup_fraction": 0.1, "cooldown_fraction": 0.1}
+
+
+@pytest.fixture(scope="module")
+def accuracy_alone() -> float:
+    with un.init() as world:
+        found: float = train(world, {}, EPOCHS)[1]
+        return found
+
+
+@pytest.mark.parametrize(
+    "options", [LATE, *({"compression": form} for form in ("float16", "bfloat16", "int8"))], ids=str
+)
+def test_lag_and_compression_recognise_as_many_within_a_percent(
+    two: Pool, accuracy_alone: float, options: dict[str, Any]
+) -> None:
+    for _, accuracy in two.run(train, options, EPOCHS, timeout_s=DEADLINE_S):
+        assert accuracy >= accuracy_alone - 0.0101
+
+
+def model_and_optimizer(world: Any, make: Any = None, **options: Any) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(world.rank)  # another one on each rank, until they get that of rank 0
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    make = make or (lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
+    optimizer = un.torch.DistributedOptimizer(
+        make(model.parameters()), world, named_parameters=model.named_parameters(), **options
+    )
+    random = torch.Generator().manual_seed(5)
+    batches = [(torch.randn(8, 8, generator=random), torch.randn(8, 1, generator=random)) for _ in range(6)]
+    return model, optimizer, batches
+
+
+def parameters_of(model: Any) -> list[list[float]]:
+    return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+
+
+def share(world: Any, batch: Any) -> Any:
+    return tuple(each.chunk(world.size)[world.rank] for each in batch)
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def in_all_ways(world: Any) -> Any:
+    """Train in ways that should all be the same, and return the parameters that each has led to."""
+    found = {}
+    for way in ("plain", "zeros stay", "accumulated", "scheduled"):
+        model, optimizer, batches = model_and_optimizer(world, bucket_nbytes=256)
+        schedule = None
+        if way == "scheduled":
+            import torch
+
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=1.0)
+        for batch in batches:
+            x, y = share(world, batch)
+            optimizer.zero_grad(set_to_none=way != "zeros stay")
+            if way == "accumulated":
+                with optimizer.no_sync():
+                    (loss_of(model, (x[::2], y[::2])) / 2).backward()
+                (loss_of(model, (x[1::2], y[1::2])) / 2).backward()
+            else:
+                loss_of(model, (x, y)).backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        found[way] = parameters_of(model)
+        optimizer.close()
+    return found
+
+
+def test_accumulation_schedules_and_gradients_that_stay_change_nothing(two: Pool) -> None:
+    found, other = two.run(in_all_ways, timeout_s=DEADLINE_S)
+    assert found == other
+    with un.init() as world:
+        expected = in_all_ways(world)["plain"]
+    for way, parameters in found.items():
+        for one, its in zip(parameters, expected, strict=True):
+            assert one == pytest.approx(its, abs=1e-5), way
+
+
+def clipped(world: Any) -> Any:
+    import torch
+
+    model, optimizer, batches = model_and_optimizer(world)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model, share(world, batch)).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    optimizer.close()
+    return parameters_of(model)
+
+
+def minimised(world: Any) -> Any:
+    """Train by an optimizer that calls a closure as often as it likes."""
+    import torch
+
+    model, optimizer, batches = model_and_optimizer(
+        world, lambda parameters: torch.optim.LBFGS(parameters, max_iter=6, line_search_fn="strong_wolfe")
+    )
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, share(world, batches[0]))
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    optimizer.close()
+    return parameters_of(model)
+
+
+@pytest.mark.parametrize("program", [clipped, minimised])
+def test_clipping_and_closures_give_what_one_process_does(two: Pool, program: Any) -> None:
+    found, other = two.run(program, timeout_s=DEADLINE_S)
+    assert found == other
+    with un.init() as world:
+        expected = program(world)
+    for one, its in zip(found, expected, strict=True):
+        assert one == pytest.approx(its, abs=1e-3)
+
+
+def scaled(world: Any, scale: float) -> Any:
+    """Train a fused optimizer with a loss that is scaled; the scaler skips the third step, of infinite gradients."""
+    import torch
+
+    model, optimizer, batches = model_and_optimizer(
+        world, lambda parameters: torch.optim.SGD(parameters, lr=0.05, fused=True)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss = loss_of(model, share(world, batch)) * (float("inf") if number == 2 and world.rank == 0 else 1.0)
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.close()
+    return parameters_of(model)
+
+
+def test_a_scaler_scales_back_what_a_fused_optimizer_applies(two: Pool) -> None:
+    unscaled, large = (two.run(scaled, scale, timeout_s=DEADLINE_S) for scale in (1.0, 1024.0))
+    assert unscaled[0] == unscaled[1]
+    assert large[0] == large[1]
+    for one, its in zip(large[0], unscaled[0], strict=True):
+        assert one == pytest.approx(its, abs=1e-5)
+
+
+def saved(world: Any, restart: bool) -> Any:
+    model, optimizer, batches = model_and_optimizer(world, lag=2, compression="float16")
+    for step, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss_of(model, share(world, batch)).backward()
+        optimizer.step()
+        if restart and step == 3:
+            state, weights = optimizer.state_dict(), model.state_dict()
+            optimizer.close()
+            model, optimizer, _ = model_and_optimizer(world, lag=2, compression="float16")
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+    optimizer.flush()
+    optimizer.close()
+    return parameters_of(model)
+
+
+def test_training_goes_on_from_what_was_saved(two: Pool) -> None:
+    once, again = (two.run(saved, restart, timeout_s=DEADLINE_S) for restart in (False, True))
+    assert once == again
+    assert once[0] == once[1]
+
+
+def mistakes(world: Any) -> dict[str, str]:
+    import torch
+
+    told = {}
+
+    def attempt(name: str, call: Any) -> None:
+        try:
+            call()
+        except un.UnisonoError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+
+    model, optimizer, batches = model_and_optimizer(world)
+
+    def without_no_sync() -> None:
+        for _ in range(2):
+            loss_of(model, batches[0]).backward()
+        optimizer.step()
+
+    attempt("twice", without_no_sync)
+    for wrong in (False, True):
+        optimizer.zero_grad()
+        (
+            model[2](model[0](batches[0][0])) if not wrong or world.rank == 0 else model[0](batches[0][0])
+        ).sum().backward()
+        attempt("unused", optimizer.step)
+    optimizer.close()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    attempt("names", lambda: un.torch.DistributedOptimizer(sgd, world, named_parameters=[("one", model[0].weight)]))
+    late = un.torch.DistributedOptimizer(sgd, world, lag=1)
+    attempt("closure", lambda: late.step(lambda: 0.0))
+    late.close()
+    return told
+
+
+def test_mistakes_are_told_with_the_names_of_parameters(two: Pool) -> None:
+    words = {
+        "twice": "'2.bias' was given twice in a step",
+        "unused": "rank 1: got no gradient of '2.",
+        "names": "named_parameters lacks parameters of the optimizer, with the shapes [(16,),",
+        "closure": "use one without lag",
+    }
+    for told in two.run(mistakes, timeout_s=DEADLINE_S):
+        for name, text in words.items():
+            assert text in told[name]
+
+
+def in_groups(world: Any, groups: Any) -> Any:
+    import torch
+
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    model, optimizer, batches = model_and_optimizer(world, sgd, groups=groups, staleness=0)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss_of(model, share(world, batch)).backward()
+        optimizer.step()
+    contributions = optimizer.hybrid.contributions if optimizer.hybrid else 0
+    optimizer.finish()
+    optimizer.close()
+    return parameters_of(model), contributions
+
+
+def test_groups_that_go_in_step_learn_what_all_ranks_together_do(two: Pool) -> None:
+    together = two.run(in_groups, None, timeout_s=DEADLINE_S)
+    apart = two.run(in_groups, 2, timeout_s=DEADLINE_S)
+    assert apart[0][0] == apart[1][0]
+    assert apart[0][1] > 0
+    for found, wanted in zip(apart[0][0], together[0][0], strict=True):
+        assert found == pytest.approx(wanted, abs=0.02)

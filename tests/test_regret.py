@@ -1,0 +1,97 @@
+"""Judging choices: by hand on few numbers, and on times that were recorded on a real machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.bench.judgement import HINDSIGHT, Point, crossings, crossovers, of_model, summary
+from unisono.bench.regret import Asked
+from unisono.bench.replay import RECORDED, main, predictions, read, regrets
+
+CHOICES = {"table": "good", "model": "bad", "thresholds": "good", "rings": "bad"}
+
+
+def point(nbytes: int, one_s: float, other_s: float, predicted: tuple[float, float] = (1.0, 1.0)) -> Point:
+    times = {"good": [one_s] * 4, "bad": [other_s] * 4}
+    return Point("shm", "allreduce", nbytes, times, CHOICES, dict(zip(times, predicted, strict=True)))
+
+
+def test_regret_is_the_time_of_what_was_chosen_by_that_of_the_best() -> None:
+    found = point(8, 2.0, 3.0)
+    assert [found.regret(selector) for selector in ("table", "model", HINDSIGHT)] == pytest.approx([1.0, 1.5, 1.0])
+
+
+def test_luck_in_the_rounds_that_choose_is_none_in_those_that_score() -> None:
+    found = Point("shm", "allreduce", 8, {"good": [2.0] * 4, "bad": [1.0, 4.0, 1.0, 4.0]}, CHOICES, {})
+    assert found.regret("table") == pytest.approx(math.sqrt(2.0 / 4.0))  # 2 over 4, and 2 over 2
+    assert found.regret(HINDSIGHT) == pytest.approx(math.sqrt(2.0 / 4.0 * 1.0 / 2.0))
+
+
+def test_rounds_that_others_have_disturbed_do_not_count() -> None:
+    found = Point("shm", "allreduce", 8, {"good": [2.0, 2.0] + [90.0] * 2, "bad": [3.0] * 4}, CHOICES, {"good": 2.2})
+    assert found.errors() == pytest.approx([0.1])
+
+
+def test_crossings_by_hand() -> None:
+    assert crossings([(1, 0.5), (4, 0.25), (16, 1.0 / 4), (64, 4.0)]) == pytest.approx([32.0])
+    assert crossings([(1, 0.5), (4, 0.9)]) == []
+
+
+def test_a_crossover_is_as_far_off_as_its_prediction_and_infinitely_if_there_is_none() -> None:
+    measured = [(1, 1.0, 2.0), (16, 2.0, 1.0), (256, 4.0, 1.0)]
+    near = [
+        point(*row, predicted) for row, predicted in zip(measured, [(1.0, 4.0), (1.0, 1.1), (4.0, 1.0)], strict=True)
+    ]
+    none = [point(*row, (1.0, 2.0)) for row in measured]
+    assert crossovers(near) == pytest.approx([5.0], rel=0.2)
+    assert crossovers(none) == [math.inf]
+    assert "of 1 crossovers 0% predicted within 2×" in of_model(near)
+    assert of_model([point(8, 1.0, 1.0)]).endswith("no crossovers")
+
+
+def test_variants_that_take_turns_in_being_faster_do_not_cross() -> None:
+    times = {"good": [1.0, 2.0, 1.0, 2.0], "bad": [2.0, 1.0, 2.0, 1.0]}
+    noise = [Point("shm", "allreduce", nbytes, times, CHOICES, {"good": 1.0, "bad": 2.0}) for nbytes in (8, 64)]
+    assert crossovers(noise) == []
+
+
+def test_a_summary_is_of_all_points() -> None:
+    rows = summary([point(8, 1.0, 2.0), point(64, 1.0, 8.0)])
+    assert rows["model"]["geomean"] == pytest.approx(4.0)
+    assert rows["model"]["max"] == pytest.approx(8.0)
+    assert rows["table"] == {"geomean": 1.0, "p90": 1.0, "max": 1.0, "within 5 %": 1.0}
+
+
+def test_points_are_whole_elements_of_every_rank() -> None:
+    asked = Asked(3, 1.0, "8:64", (1, 25, 100), 4, ("allgather",), "1gbit")
+    assert asked.points() == [("allgather", 12), ("allgather", 24), ("allgather", 96)]
+
+
+def test_where_times_were_recorded_a_table_is_near_the_best_in_a_quarter_of_the_time_of_a_sweep() -> None:
+    (recorded,) = read(RECORDED)
+    recorded.calibrate()
+    found = [each for seed in (1, 2) for each in regrets(recorded, 0.25 * recorded.sweep_s(), seed)]
+    assert geometric_mean(found) <= 1.04
+    assert sorted(found)[round(0.9 * len(found))] <= 1.15
+
+
+def test_there_the_model_is_near_the_measured_times() -> None:
+    (recorded,) = read(RECORDED)
+    recorded.calibrate()
+    assert median(error for each in predictions(recorded) for error in each.errors()) <= 0.12
+
+
+def test_a_replay_tells_all_that(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps(row) + "\n" for row in rows if row["nbytes"] < 10_000))
+    ended = CliRunner().invoke(main, ["--recorded", str(few), "--seeds", "1"])
+    assert ended.exit_code == 0, ended.output
+    assert "4 ranks, shm: regret of tables" in ended.output
+    assert "median error of the model" in ended.output

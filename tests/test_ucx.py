@@ -1,0 +1,180 @@
+"""How UCX is found, chosen and shown; what it carries is for test_fabrics.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fabric_ranks
+import numpy as np
+import pytest
+from deadlines import DEADLINE_S
+from harness import run_program
+from native_ranks import Job
+
+import unisono as un
+from unisono.transports import preference, ucx, ucx_core
+
+pytestmark = pytest.mark.timeout(120)
+
+BY_UCX_PY = """
+import ucx_py
+ucx_py.install(with_handles={with_handles})
+import numpy as np, unisono as un
+with un.init(un.Options(transports="ucx")) as world:
+    total = world.allreduce(np.full(100_000, world.rank + 1))
+    used = [traffic.transport for traffic in world.stats().values()]
+    print(int(total.min()), int(total.max()), used)
+"""
+
+TELL = """
+import numpy as np, unisono as un
+with un.init(un.Options(transports="ucx")) as world:
+    try:
+        world.barrier()
+    except un.UnisonoError as error:
+        print("told", type(error).__name__, error)
+"""
+
+
+def test_ucx_py_provides_ucx_by_its_own_names(tmp_path: Path) -> None:
+    fabric_ranks.require("ucx")
+    done = run_program(BY_UCX_PY.format(with_handles=True), tmp_path)
+    assert done.stdout.count("3 3 ['ucx']") == 2, done.stderr
+
+
+def test_without_handles_ucx_is_used_by_the_interface_of_its_package(tmp_path: Path) -> None:
+    fabric_ranks.require("ucx")
+    done = run_program(BY_UCX_PY.format(with_handles=False), tmp_path)
+    assert done.stdout.count("3 3 ['ucx_core']") == 2, done.stderr
+    assert "the native core cannot enter the UCX of ucp (handle)" in done.stderr
+
+
+def sum_and_judge(world: un.Communicator) -> tuple[int, set[str]]:
+    un.testing.check_collectives(world, cases=15, seed=4)
+    x = np.full(300_000, world.rank, np.int64)
+    return int(world.allreduce(x).sum()), {traffic.transport for traffic in world.stats().values()}
+
+
+def test_ranks_of_ucxx_exchange_all_by_its_python_interface() -> None:
+    fabric_ranks.require("ucx")
+    found = un.launch(sum_and_judge, 2, options=un.Options(transports="ucx_core"), timeout_s=DEADLINE_S)
+    assert found == [(300_000, {"ucx_core"})] * 2
+
+
+@pytest.mark.parametrize(
+    "check", ["many peers", "unexpected messages", "close with pending", "abort of a full link", "departure"]
+)
+def test_the_python_interface_keeps_the_contract_of_transports(check: str) -> None:
+    fabric_ranks.require("ucx")
+    un.testing.check_transport(ucx_core.open_links, checks=[check])
+
+
+def sum_for_ever(world: un.Communicator, say: Callable[[Any], None]) -> None:
+    world.barrier()
+    say("ready")
+    try:
+        while True:
+            world.allreduce(np.ones(1_000_000))
+    except un.UnisonoError as error:
+        say((type(error).__name__, str(error)))
+
+
+def test_a_rank_that_is_killed_is_lost_to_those_who_use_the_python_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric_ranks.require("ucx")
+    # UCX's cma, which is not left out there, ends a process that copies from one that dies.
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with Job(sum_for_ever, 3, tmp_path, transports="ucx_core") as job:
+        job.hear_all()
+        time.sleep(0.1)
+        job.signal(1, signal.SIGKILL)
+        for kind, text in job.hear_all(but=1):
+            assert (kind, "rank 1" in text) == ("PeerLostError", True), text
+
+
+SHOWN = """
+import ucx_py
+ucx_py.install(with_handles=False)
+from unisono.transports import ucx
+print(ucx.report())
+"""
+
+
+def test_that_ucx_is_not_entered_is_shown() -> None:
+    fabric_ranks.require("ucx")
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        timeout=60,
+        check=False,
+    )
+    assert "its Python interface is used instead" in done.stdout, done.stderr
+
+
+def shown_by(**variables: str) -> str:
+    statement = "from unisono.transports import ucx; print(ucx.report())"
+    done = subprocess.run(
+        [sys.executable, "-c", statement],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_what_ucx_has_chosen_is_shown() -> None:
+    fabric_ranks.require("ucx")
+    assert "which chooses tcp/" in shown_by(UCX_TLS="tcp")
+    assert "tcp" not in shown_by(UCX_TLS="self,posix,cma")
+
+
+def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric_ranks.require("ucx")
+    assert "cma/" in shown_by(UCX_TLS="self,posix,cma")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert "cma/" not in shown_by()
+
+
+def test_transports_that_ucx_has_not_are_an_error_that_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric_ranks.require("ucx")
+    monkeypatch.setenv("UCX_TLS", "pigeon")
+    done = run_program(TELL, tmp_path)
+    told = [line for line in done.stdout.splitlines() if "told" in line]
+    assert len(told) == 2, done.stderr
+    for line in told:
+        assert "TransportUnavailableError" in line
+        assert "cannot use ucx" in line
+
+
+def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric_ranks.require("ucx")
+    assert preference.resolved(("tcp", "shm")) == ("tcp", "shm")
+    monkeypatch.setattr(preference, "_DEVICES", tmp_path / "no such folder")
+    assert preference.resolved(("auto",)) == ("shm", "tcp")
+    (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
+    monkeypatch.setattr(preference, "_DEVICES", tmp_path / "devices")
+    library = tmp_path / "lib" / "libucp.so.0"
+    monkeypatch.setattr(ucx, "library_path", lambda: str(library))
+    monkeypatch.setattr(ucx, "open_messenger", lambda: None)
+    assert preference.resolved(("auto",)) == ("shm", "tcp")
+    (tmp_path / "lib" / "ucx").mkdir(parents=True)
+    (tmp_path / "lib" / "ucx" / "libuct_ib_mlx5.so.0").touch()
+    assert preference.resolved(("auto",)) == ("shm", "ucx", "tcp")

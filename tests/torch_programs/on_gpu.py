@@ -1,0 +1,103 @@
+"""Tensors that say that they are on a GPU, which is a double, in the backend of torch.distributed."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from meeting import meet
+
+from unisono.testing.device_double import Gpu
+from unisono.transports.cuda import devices
+from unisono.transports.cuda.staging import await_event
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor in the memory of the double."""
+
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    device = property(lambda self: torch.device("cuda", 0))
+
+    def new_empty(self, *shape: Any, **_: Any) -> Any:
+        return on_gpu(torch.empty(*shape, dtype=self.dtype))
+
+
+def on_gpu(values: Any) -> Any:
+    """Return a tensor in memory of the double, which is never given back; its elements are there at once."""
+    nbytes = max(1, values.numel() * values.element_size())
+    memory = GPU.view(GPU.memory(nbytes).pointer, nbytes)
+    flat = torch.from_numpy(memory)[: values.numel() * values.element_size()].view(values.dtype)
+    flat.copy_(values.reshape(-1))
+    return flat.view(values.shape).as_subclass(GpuTensor)
+
+
+def values_of(tensor: Any) -> Any:
+    """Return the elements when all that the current stream waits for has happened, on other ranks too."""
+    device = GPU.device()
+    event = device.new_event()
+    device.record(event, current.cuda_stream)
+    await_event(device, event, time.monotonic() + 60)
+    device.end_event(event)
+    return tensor.as_subclass(torch.Tensor).tolist()
+
+
+def check_calls(rank: int, size: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        x = on_gpu(torch.arange(6).to(dtype) + rank)
+        dist.all_reduce(x)
+        assert values_of(x) == [2 * i + 1 for i in range(6)], values_of(x)
+    work = dist.all_reduce(x := on_gpu(torch.ones(5)), op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    assert values_of(x) == [1.0] * 5
+    whole, share = on_gpu(torch.zeros(2 * size)), on_gpu(torch.full((2,), float(rank)))
+    dist.all_gather_into_tensor(whole, share)
+    assert values_of(whole) == [0.0, 0.0, 1.0, 1.0]
+    dist.reduce_scatter_tensor(share, whole)
+    assert values_of(share) == [2.0 * rank] * 2
+    check_of_group(dist.group.WORLD, rank, size, share)
+    stats = dist.group.WORLD.communicator.stats()
+    assert sum(each.sent_nbytes for each in stats.on_device.by_ipc.values()) > 0
+
+
+def check_of_group(group: Any, rank: int, size: int, share: Any) -> None:
+    """Make those calls whose functions in torch.distributed ask for a real GPU, or take its class from a tensor."""
+    # Rows of one tensor, as copies by torch know nothing of the double's streams.
+    parts = list(on_gpu(torch.zeros(size, 2)).unbind())
+    group.allgather([parts], [share]).wait()
+    assert [values_of(part) for part in parts] == [[0.0, 0.0], [2.0, 2.0]]
+    options = dist.BroadcastOptions()
+    options.rootRank = 1
+    group.broadcast([share], options).wait()
+    assert values_of(share) == [2.0, 2.0]
+    if rank == 0:
+        group.send([share], 1, 0).wait()
+    else:
+        group.recv([got := on_gpu(torch.zeros(2))], 0, 0).wait()
+        assert values_of(got) == [2.0, 2.0]
+
+
+def check_refusal() -> None:
+    """Tensors on a GPU are not this backend's where the group was made with another one for them."""
+    dist.destroy_process_group()
+    meet("cpu:unisono,cuda:nccl", file="again")
+    dist.all_reduce(torch.ones(2))
+    try:
+        dist.all_reduce(on_gpu(torch.ones(2)))
+    except dist.DistBackendError as error:
+        print("refused" if "new_group(backend='nccl')" in str(error) else error)
+
+
+if __name__ == "__main__":
+    GPU = Gpu()
+    current = SimpleNamespace(cuda_stream=GPU.device().new_stream())
+    with devices.replaced(GPU.device), mock.patch("torch.cuda.current_stream", return_value=current):
+        check_calls(*meet())
+        print("all calls were made")
+        check_refusal()
+        dist.destroy_process_group()
+    GPU.close()

@@ -1,0 +1,104 @@
+"""Calls of the CUDA driver: what they return, or an error of ours that says why, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.errors import InternalError, TransportUnavailableError, UsageError
+
+INSTALL_BINDING = "pip install 'unisono[cuda]'"
+INSTALL_DRIVER = "install NVIDIA's driver, of CUDA 13 (580) or newer, so that nvidia-smi shows the GPU"
+_CONTAINERS = "in a container, it must be started with access to GPUs"
+
+# What the driver says where something cannot be used, and what to do. All else that it says is an error of ours.
+_UNAVAILABLE = {
+    "NO_DEVICE": f"it sees no GPU; does nvidia-smi, and does CUDA_VISIBLE_DEVICES name one ({_CONTAINERS})",
+    "INVALID_DEVICE": "there is no such GPU, and CUDA_VISIBLE_DEVICES decides which there are",
+    "STUB_LIBRARY": "the libcuda.so.1 that was found is the toolkit's, for linking only, so put the driver's first",
+    "SYSTEM_DRIVER_MISMATCH": "its library and its kernel module are of different versions, so restart the machine",
+    "SYSTEM_NOT_READY": "the machine is not ready; does nvidia-fabricmanager run",
+    "COMPAT_NOT_SUPPORTED_ON_DEVICE": f"a compatibility package of CUDA does not suit this GPU, so {INSTALL_DRIVER}",
+    "INSUFFICIENT_LOADER_VERSION": INSTALL_DRIVER,
+    "CALL_REQUIRES_NEWER_DRIVER": INSTALL_DRIVER,
+    "UNSUPPORTED_PTX_VERSION": f"it is older than NVRTC, so {INSTALL_DRIVER}",
+    "NO_BINARY_FOR_GPU": f"it is older than NVRTC, so {INSTALL_DRIVER}",
+    "JIT_COMPILER_NOT_FOUND": "libnvidia-ptxjitcompiler.so.1, which belongs to it, is missing",
+    "DEVICE_UNAVAILABLE": "another process has the GPU for itself (its compute mode is exclusive)",
+    "OUT_OF_MEMORY": "the GPU has too little memory left",
+    "NOT_SUPPORTED": "this GPU, or this system, cannot do it",
+    "NOT_PERMITTED": "this process may not do it",
+    "MAP_FAILED": "the memory cannot be mapped here",
+    "PEER_ACCESS_UNSUPPORTED": "the two GPUs cannot use each other's memory",
+    "TOO_MANY_PEERS": "the GPU uses the memory of too many others",
+    "MPS_CONNECTION_FAILED": "the MPS server cannot be reached",
+    "MPS_SERVER_NOT_READY": "the MPS server is not ready",
+    "MPS_MAX_CLIENTS_REACHED": "the MPS server has too many clients",
+}
+_CAPTURED = "the stream records a graph, in which this cannot be done: make the call outside the capture"
+
+
+class Driver:
+    """The driver, initialised: ``driver(name, …)`` makes the call `name` and returns what it gives besides its result.
+
+    Attributes:
+        api: the binding, for its types and constants.
+        version: of CUDA that the driver is of, major and minor.
+    """
+
+    def __init__(self) -> None:
+        """Load and initialise it.
+
+        Raises:
+            TransportUnavailableError: the binding or the driver is not there, or it finds no GPU; says what to do.
+        """
+        self.api = _binding()
+        version = self("cuDriverGetVersion")
+        self.version = (version // 1000, version % 1000 // 10)
+        self("cuInit", 0)
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Make the call `name`; None if it gives nothing.
+
+        Raises:
+            TransportUnavailableError: the driver says that what was asked for cannot be used here.
+            UsageError: a stream records a graph.
+            InternalError: the driver says anything else.
+        """
+        result, *values = self.attempt(name, *arguments)
+        if int(result):
+            raise self.error(name, result)
+        return values[0] if values else None
+
+    def attempt(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Make the call `name`; return its result, and what else it gives.
+
+        Raises:
+            TransportUnavailableError: there is no driver, or it does not have the call.
+            InternalError: the binding does not know the result.
+        """
+        try:
+            returned: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except RuntimeError as error:
+            why = f"NVIDIA's driver, or its {name}, was not found ({error})"
+            raise TransportUnavailableError(f"{why}: {INSTALL_DRIVER}") from error
+        except ValueError as error:
+            raise InternalError(f"the driver of the GPU failed in {name}: {error}") from error
+        return returned
+
+    def error(self, name: str, result: Any) -> Exception:
+        """Return the error for a `result` of the call `name` that is no success."""
+        said = result.name.removeprefix("CUDA_ERROR_")
+        if said.startswith("STREAM_CAPTURE"):
+            return UsageError(f"{name}: {_CAPTURED} ({said})")
+        reason = _UNAVAILABLE.get(said)
+        if reason is not None:
+            return TransportUnavailableError(f"the driver of the GPU refused {name} ({said}): {reason}")
+        return InternalError(f"the driver of the GPU failed in {name}: {said}")
+
+
+def _binding() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise TransportUnavailableError(f"cuda.bindings is not installed ({error}): {INSTALL_BINDING}") from error
+    return driver

@@ -1,0 +1,282 @@
+"""The device of one GPU by the CUDA driver.
+
+It lives in the device's primary context, as torch and CuPy do, so that addresses, streams and events are theirs too.
+The context is current during each call, and the one before it after it. It stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from unisono.dtypes import DType
+from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
+from unisono.operations import Op
+from unisono.transports.base import AnyArray
+from unisono.transports.cuda.cache import user_cache
+from unisono.transports.cuda.calls import Driver
+from unisono.transports.cuda.catalogue import MOST_SOURCES, Kernel, reduction, scaling
+from unisono.transports.cuda.device import (
+    ALLOCATION_NBYTES,
+    Allocation,
+    Event,
+    PointerFacts,
+    Stream,
+)
+from unisono.transports.cuda.launches import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
+from unisono.transports.cuda.tables import Tables
+from unisono.transports.reductions import factor_of
+
+_PACK_NBYTES = 16
+_HANDLE_NBYTES = 64
+# Who exported, how much, and the driver's own handle. A fork has no context, so it exports nothing.
+_HANDLE = struct.Struct(f"16sQ{_HANDLE_NBYTES}s")
+_PROCESS = secrets.token_bytes(16)
+
+_ON_HOST = 1  # CU_MEMORYTYPE_HOST
+_POINTER_ATTRIBUTES = (
+    *("MEMORY_TYPE", "IS_MANAGED", "DEVICE_ORDINAL", "IS_LEGACY_CUDA_IPC_CAPABLE"),
+    *("RANGE_START_ADDR", "RANGE_SIZE", "MEMPOOL_HANDLE"),
+)
+
+
+class CudaDevice:
+    """The GPU number `ordinal` of this process; the contract is that of `device.Device`."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """Take the device, and its primary context.
+
+        Raises:
+            TransportUnavailableError: the driver, the device, or what compiles for it, cannot be used; says why, and
+                what to do.
+        """
+        self._driver = driver = Driver()
+        self.ordinal = ordinal
+        self._device = driver("cuDeviceGet", ordinal)
+        self.name = driver("cuDeviceGetName", 256, self._device).rstrip(b"\0 ").decode()
+        self.uuid = _uuid(driver, self._device)
+        major, minor, multiprocessors = (
+            driver(
+                "cuDeviceGetAttribute",
+                getattr(driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"),
+                self._device,
+            )
+            for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
+        )
+        self._launcher = Launcher(driver, (major, minor), multiprocessors, user_cache(os.environ))
+        self._context = _Current(driver, driver("cuDevicePrimaryCtxRetain", self._device))
+        self._tables = Tables(self)
+        self._aborted = False
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Allocation:
+        whole = max(1, -(-nbytes // ALLOCATION_NBYTES)) * ALLOCATION_NBYTES
+        return Allocation(int(self._issue("cuMemAlloc", whole)), whole)
+
+    def free(self, allocation: Allocation) -> None:
+        self._call("cuMemFree", allocation.pointer)
+
+    def export(self, allocation: Allocation) -> bytes:
+        handle = self._issue("cuIpcGetMemHandle", allocation.pointer)
+        return _HANDLE.pack(_PROCESS, allocation.nbytes, _bytes_of(handle))
+
+    def open(self, handle: bytes) -> Allocation:
+        api = self._driver.api
+        nbytes, opaque = _opened(handle, api.CUipcMemHandle())
+        flag = api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return Allocation(int(self._issue("cuIpcOpenMemHandle", opaque, int(flag))), nbytes)
+
+    def close(self, allocation: Allocation) -> None:
+        self._call("cuIpcCloseMemHandle", allocation.pointer)
+
+    def can_reach(self, uuid: str) -> bool:
+        self._require_running()
+        driver = self._driver
+        others = [driver("cuDeviceGet", ordinal) for ordinal in range(driver("cuDeviceGetCount"))]
+        found = next((other for other in others if _uuid(driver, other) == uuid), None)
+        # Of one that this process does not see, memory cannot be mapped.
+        return found is not None and (uuid == self.uuid or bool(driver("cuDeviceCanAccessPeer", self._device, found)))
+
+    def pin(self, nbytes: int) -> AnyArray:
+        flag = self._driver.api.CU_MEMHOSTALLOC_PORTABLE
+        address = int(self._issue("cuMemHostAlloc", max(1, nbytes), flag))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    def unpin(self, array: AnyArray) -> None:
+        self._call("cuMemFreeHost", array.ctypes.data)
+
+    def facts(self, pointer: int) -> PointerFacts:
+        self._require_running()
+        known = self._driver.api.CUpointer_attribute
+        attributes = [getattr(known, f"CU_POINTER_ATTRIBUTE_{name}") for name in _POINTER_ATTRIBUTES]
+        values = self._call("cuPointerGetAttributes", len(attributes), attributes, pointer)
+        return _facts(pointer, *(int(value) for value in values))
+
+    # --- streams and events ----------------------------------------------------------------------------------------
+
+    def new_stream(self) -> Stream:
+        flag = self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return Stream(int(self._issue("cuStreamCreate", int(flag))))
+
+    def end_stream(self, stream: Stream) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def is_capturing(self, stream: Stream) -> bool:
+        try:
+            status = self._issue("cuStreamIsCapturing", stream)
+        except UsageError:  # another one records, and the legacy stream would take part
+            return True
+        return bool(status != self._driver.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def new_event(self) -> Event:
+        known = self._driver.api.CUevent_flags
+        flags = int(known.CU_EVENT_DISABLE_TIMING) | int(known.CU_EVENT_INTERPROCESS)
+        return Event(int(self._issue("cuEventCreate", flags)))
+
+    def export_event(self, event: Event) -> bytes:
+        return _HANDLE.pack(_PROCESS, 0, _bytes_of(self._issue("cuIpcGetEventHandle", event.handle)))
+
+    def open_event(self, handle: bytes) -> Event:
+        _, opaque = _opened(handle, self._driver.api.CUipcEventHandle())
+        return Event(int(self._issue("cuIpcOpenEventHandle", opaque)))
+
+    def end_event(self, event: Event) -> None:
+        self._call("cuEventDestroy", event.handle)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        self._issue("cuEventRecord", event.handle, stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self._issue("cuStreamWaitEvent", stream, event.handle, 0)
+
+    def done(self, event: Event) -> bool:
+        results = self._driver.api.CUresult
+        with self._context:
+            (result,) = self._driver.attempt("cuEventQuery", event.handle)
+        if result not in (results.CUDA_SUCCESS, results.CUDA_ERROR_NOT_READY):
+            raise self._driver.error("cuEventQuery", result)
+        return bool(result == results.CUDA_SUCCESS)
+
+    # --- work ------------------------------------------------------------------------------------------------------
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
+        self._require_running()
+        if nbytes:
+            self._call("cuMemcpyAsync", dst, src, nbytes, stream)
+
+    def reduce(
+        self, dst: int, sources: Sequence[int], count: int, dtype: DType, op: Op, divisor: int, stream: Stream
+    ) -> None:
+        if len(sources) <= MOST_SOURCES:
+            self._reduce((as_pointers(sources),), dst, len(sources), count, dtype, op, divisor, stream)
+            return
+        with self._tables.holding(sources, stream) as address:
+            self._reduce(
+                (as_pointer(address), as_number(len(sources))), dst, len(sources), count, dtype, op, divisor, stream
+            )
+
+    def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
+        factor = factor_of(op, dtype)
+        parameters = (as_pointer(dst), as_pointer(src), as_scalar(factor.tobytes()), as_number(count))
+        self._launch(("lift", dtype.name), lambda: scaling(dtype), count * dtype.itemsize, parameters, stream)
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def _reduce(
+        self,
+        sources: tuple[Parameter, ...],
+        dst: int,
+        k: int,
+        count: int,
+        dtype: DType,
+        op: Op,
+        divisor: int,
+        stream: Stream,
+    ) -> None:
+        parameters = (as_pointer(dst), *sources, as_number(count), as_number(divisor))
+        key = (dtype.name, op.name, min(k, MOST_SOURCES + 1))
+        self._launch(key, lambda: reduction(dtype, op, k), count * dtype.itemsize, parameters, stream)
+
+    def _launch(
+        self, key: Any, kernel: Callable[[], Kernel], nbytes: int, parameters: tuple[Parameter, ...], stream: Stream
+    ) -> None:
+        """Launch a kernel whose threads write 16 bytes each of the `nbytes` of its result."""
+        self._require_running()
+        if nbytes:
+            with self._context:
+                self._launcher.launch(key, kernel, -(-nbytes // _PACK_NBYTES), parameters, stream)
+
+    def _issue(self, name: str, *arguments: Any) -> Any:
+        """Make a call of the driver that is not made after an abort."""
+        self._require_running()
+        return self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        with self._context:
+            return self._driver(name, *arguments)
+
+    def _require_running(self) -> None:
+        if self._aborted:
+            raise AbortedError(f"the device {self.ordinal} was aborted")
+
+
+class _Current:
+    """The context of a device is current in the body. It is around every call, so it takes the shortest way."""
+
+    def __init__(self, driver: Driver, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+        self._push, self._pop = driver.api.cuCtxPushCurrent, driver.api.cuCtxPopCurrent
+
+    def __enter__(self) -> None:
+        (result,) = self._push(self._context)
+        if int(result):
+            raise self._driver.error("cuCtxPushCurrent", result)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pop()
+
+
+def _uuid(driver: Driver, device: Any) -> str:
+    found: bytes = driver("cuDeviceGetUuid", device).bytes
+    return found.hex()
+
+
+def _bytes_of(handle: Any) -> bytes:
+    return ctypes.string_at(handle.getPtr(), _HANDLE_NBYTES)
+
+
+def _opened(handle: bytes, opaque: Any) -> tuple[int, Any]:
+    """Return how much memory a handle of another process is of, and the driver's part of it, in `opaque`."""
+    if len(handle) != _HANDLE.size:
+        raise InternalError(f"a handle of a device has {_HANDLE.size} bytes, and this one {len(handle)}")
+    process, nbytes, opaque_bytes = _HANDLE.unpack(handle)
+    if process == _PROCESS:
+        raise TransportUnavailableError("a handle cannot be opened by the process that exported it")
+    ctypes.memmove(opaque.getPtr(), opaque_bytes, _HANDLE_NBYTES)
+    return nbytes, opaque
+
+
+def _facts(
+    pointer: int, memory: int, managed: int, ordinal: int, exportable: int, start: int, nbytes: int, pool: int
+) -> PointerFacts:
+    kinds = (
+        ("host", not memory),
+        ("managed", managed),
+        ("pinned", memory == _ON_HOST),
+        ("pooled", pool or not exportable),
+    )
+    kind = next((kind for kind, holds in kinds if holds), "device")
+    whole = Allocation(start, nbytes) if nbytes else Allocation(pointer, 0)
+    return PointerFacts(kind, -1 if kind in ("host", "pinned") else ordinal, whole)

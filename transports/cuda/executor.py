@@ -1,0 +1,321 @@
+"""The CUDA executor: issues a plan over mapped memory to a stream of a device. It never waits for the device.
+
+Theory of operation
+-------------------
+What a plan does to memory is issued to one stream, in the order in which `Lane` lets the groups start, so whatever a
+group depends on is before it there; lanes and segments share the stream, because all of them would share the memory's
+bandwidth. `Read` and `Copy` are copies, `ReadReduce` and `Reduce` kernels. Only flags take time on the host: a `Signal`
+is posted until its event may be recorded, and a `Wait` until the peer's number has been seen (`channel`).
+
+The arrays of the caller are what the plan says they are at every moment. Blocks that other ranks read have an *image*
+in the slab besides, which is brought up to date after each step that writes them; in the beginning, it is a copy of
+INPUT. Where all ranks are in one process, there are no images but of SCRATCH, and ranks read each other's arrays.
+Contributions that are multiplied are lifted into their images, and read from there by their own rank as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from unisono.algorithms.binding import Shape
+from unisono.algorithms.exposure import exposed_blocks, readings
+from unisono.algorithms.plan import Buffer, Copy, Plan, Read, ReadReduce, Reduce, Signal, Span, Step, Wait
+from unisono.dtypes import DTYPES, DType
+from unisono.errors import MismatchError, PeerLostError
+from unisono.operations import Lower, Op
+from unisono.transports.base import Call, Extent, Signature, Traffic
+from unisono.transports.cuda.channel import Channel
+from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.layout import Layout, Place
+from unisono.transports.lane import Lane, Posted
+
+ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)
+
+_TOKEN = Extent((1, 1), DTYPES["uint8"], None)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call, bound to the memory of all ranks; the same on all of them, but for `rank`.
+
+    Attributes:
+        rank: this rank.
+        plans: those of all ranks.
+        extent: elements, dtype and operation.
+        segments: over how many segments the plan is run, one after the other.
+        layouts: the memory of each rank.
+        direct: whether ranks read each other's arrays, and not images of them.
+    """
+
+    rank: int
+    plans: Sequence[Plan]
+    extent: Extent
+    segments: int
+    layouts: Sequence[Layout]
+    direct: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that each rank needs in its slab, of which the same are reserved on all."""
+        return max(layout.nbytes for layout in self.layouts)
+
+    @cached_property
+    def traffic(self) -> dict[int, Traffic]:
+        """What the call moves between this rank and each other one."""
+        found: dict[int, Traffic] = {}
+        for reader, owner, span in readings(self.plans):
+            if self.rank not in (reader, owner):
+                continue
+            places = [place for segment in range(self.segments) for place in self.layouts[owner].places(span, segment)]
+            counts = len(places), sum(place.elements for place in places) * self.extent.dtype.itemsize
+            peer, more = (owner, (0, 0, *counts)) if reader == self.rank else (reader, (*counts, 0, 0))
+            found[peer] = Traffic("cuda_ipc", *more) + found.get(peer, Traffic("cuda_ipc"))
+        return found
+
+
+def bind(rank: int, plans: Sequence[Plan], extent: Extent | None, most_nbytes: int, in_one_process: bool) -> Bound:
+    """Return a call bound to memory, in as few segments as a slab of `most_nbytes` allows.
+
+    Args:
+        rank: this rank.
+        plans: those of all ranks.
+        extent: elements of INPUT and OUTPUT, dtype and operation; None for a barrier.
+        most_nbytes: how large a slab may be; one that is too small for a single element of each block is exceeded.
+        in_one_process: whether all ranks are in this process.
+    """
+    extent = extent or _TOKEN
+    lifted = extent.op is not None and extent.op.factor is not None
+    direct = in_one_process and not lifted
+    exposed = exposed_blocks(plans)
+
+    def has_image(owner: int, buffer: Buffer, block: int) -> bool:
+        if buffer is Buffer.SCRATCH or (buffer is Buffer.INPUT and lifted):
+            return True
+        return not direct and (buffer, block) in exposed[owner]
+
+    def layouts(segments: int) -> list[Layout]:
+        shape = Shape(extent.elements, {})
+        return [
+            Layout(plan, shape, extent.dtype.itemsize, segments, lambda *at, owner=owner: has_image(owner, *at))
+            for owner, plan in enumerate(plans)
+        ]
+
+    segments, found = 1, layouts(1)
+    while (nbytes := max(each.nbytes for each in found)) > most_nbytes and segments < max(extent.elements):
+        segments = min(max(segments + 1, -(-segments * nbytes // most_nbytes)), max(extent.elements))
+        found = layouts(segments)
+    return Bound(rank, plans, extent, segments, found, direct)
+
+
+class SegmentRun:
+    """A plan that is being run over one segment of a call, on one stream and one channel."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        signature: Signature,
+        segment: int,
+        operands: tuple[int, int],
+        members: Sequence[int],
+        device: Device,
+        channel: Channel,
+        stream: Stream,
+    ) -> None:
+        self._bound = bound
+        self._signature = signature
+        self._segment = segment
+        self._operands = operands
+        self._members = members
+        self._device = device
+        self._channel = channel
+        self._stream = stream
+        self._plan = bound.plans[bound.rank]
+        self._dtype: DType = bound.extent.dtype
+        self._record: _Record | None = None
+        channel.reserve(bound.nbytes)
+        channel.show_operands(*operands)
+        device.wait(stream, channel.last)  # the channel may have been used on another stream
+        self._fill_images()
+        call = Call(signature, self._plan, Shape(bound.extent.elements, {}), (bound.extent,))
+        self._lanes = [Lane(index, call, self._post) for index in range(len(self._plan.lanes))]
+
+    def advance(self) -> bool:
+        """Issue what can be issued; return whether all has been."""
+        while any(lane.advance(self._lanes) for lane in self._lanes):
+            pass
+        if not all(lane.is_finished() for lane in self._lanes):
+            return False
+        self._device.record(self._channel.last, self._stream)
+        return True
+
+    def waits_for(self) -> set[int]:
+        """Return the peers whose flags are waited for."""
+        return {posted.peer for lane in self._lanes for posted in lane.posted()}
+
+    def _fill_images(self) -> None:
+        op = self._bound.extent.op
+        for place in self._own.images(Buffer.INPUT, self._segment):
+            own, image = self._operands[Buffer.INPUT] + place.offset, self._channel.slab(self._rank) + place.image
+            if op is not None and op.factor is not None:
+                self._device.lift(image, own, place.elements, self._dtype, op, self._stream)
+            else:
+                self._device.copy(image, own, place.elements * self._dtype.itemsize, self._stream)
+
+    @property
+    def _rank(self) -> int:
+        return self._bound.rank
+
+    @property
+    def _own(self) -> Layout:
+        return self._bound.layouts[self._rank]
+
+    # Steps.
+
+    def _post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
+        """Issue a step; return what is to be waited for on the host, if anything."""
+        if not isinstance(step, Signal):
+            # What is raised from now on is after this step.
+            self._record = None
+        return _POST[type(step)](self, step)
+
+    def post_copy(self, step: Copy) -> None:
+        if step.lower:
+            self._reduce(step.dst, [self._addresses(self._rank, step.src)], lower=True)
+        else:
+            self._copy(step.dst, self._addresses(self._rank, step.src))
+
+    def post_read(self, step: Read) -> None:
+        self._copy(step.dst, self._addresses(step.peer, step.src))
+
+    def post_reduce(self, step: Reduce) -> None:
+        self._reduce(step.dst, [self._addresses(self._rank, source) for source in step.sources], step.lower)
+
+    def post_read_reduce(self, step: ReadReduce) -> None:
+        self._reduce(step.dst, [self._addresses(peer, source) for peer, source in step.sources], step.lower)
+
+    def post_signal(self, step: Signal) -> Posted:
+        # The signals of a group stand for one record.
+        if self._record is None:
+            self._record = _Record(self._channel, self._stream)
+        return Posted(step.peer, _Told(self._record, step.peer, self._signature.digest))
+
+    def post_wait(self, step: Wait) -> Posted:
+        return Posted(step.peer, _Followed(self, step.peer))
+
+    def follow(self, peer: int) -> bool:
+        """Let the stream wait for the next signal of `peer`, if it has come; return whether it has.
+
+        Raises:
+            MismatchError: `peer` is in another call.
+            PeerLostError: `peer` has left.
+        """
+        had_left = self._channel.has_left(peer)
+        digest = self._channel.follow(peer, self._stream)
+        me, other = self._members[self._rank], self._members[peer]
+        if digest is None and had_left:
+            raise PeerLostError(f"rank {other} has left, and is waited for in {self._signature}", peer=other)
+        if digest is not None and digest != self._signature.digest:
+            raise MismatchError(f"rank {me} called {self._signature}, and rank {other} something else", peer=other)
+        return digest is not None
+
+    # Memory.
+
+    def _addresses(self, owner: int, span: Span) -> list[int]:
+        """Return where the parts of a span of the memory of a rank are read."""
+        return [self._address(owner, place) for place in self._bound.layouts[owner].places(span, self._segment)]
+
+    def _address(self, owner: int, place: Place) -> int:
+        if owner == self._rank and self._reads_own(place):
+            return self._operands[place.buffer] + place.offset
+        if place.image >= 0:
+            return self._channel.slab(owner) + place.image
+        return self._channel.operands(owner)[place.buffer] + place.offset
+
+    def _reads_own(self, place: Place) -> bool:
+        """Return whether this rank has a block in the caller's array, as it is to be read."""
+        op = self._bound.extent.op
+        is_lifted = place.buffer is Buffer.INPUT and op is not None and op.factor is not None
+        return place.buffer is not Buffer.SCRATCH and not is_lifted
+
+    def _written(self, span: Span) -> Iterator[tuple[Place, int]]:
+        """Yield the parts of a span that is written, and where."""
+        for place in self._own.places(span, self._segment):
+            yield place, self._address(self._rank, place)
+
+    def _copy(self, dst: Span, sources: Sequence[int]) -> None:
+        for (place, target), source in zip(self._written(dst), sources, strict=True):
+            if target != source:
+                self._device.copy(target, source, place.elements * self._dtype.itemsize, self._stream)
+            self._update_image(place, target)
+
+    def _reduce(self, dst: Span, sources: Sequence[Sequence[int]], lower: bool) -> None:
+        op = self._bound.extent.op
+        assert op is not None, "the verifier and the contracts of collectives see to it"
+        op = op if lower else _unlowered(op)
+        for (place, target), *operands in zip(self._written(dst), *sources, strict=True):
+            self._device.reduce(target, operands, place.elements, self._dtype, op, self._plan.size, self._stream)
+            self._update_image(place, target)
+
+    def _update_image(self, place: Place, target: int) -> None:
+        if place.image >= 0 and place.buffer is Buffer.OUTPUT:
+            image = self._channel.slab(self._rank) + place.image
+            self._device.copy(image, target, place.elements * self._dtype.itemsize, self._stream)
+
+
+class _Record:
+    """A record on a stream, once its event may be recorded."""
+
+    def __init__(self, channel: Channel, stream: Stream) -> None:
+        self.channel = channel
+        self._stream = stream
+        self._number: int | None = None
+
+    def number(self) -> int | None:
+        if self._number is None:
+            self._number = self.channel.record(self._stream)
+        return self._number
+
+
+@dataclass(slots=True)
+class _Told:
+    """The request that is done when `peer` has been told of a record."""
+
+    record: _Record
+    peer: int
+    digest: int
+
+    def done(self) -> bool:
+        number = self.record.number()
+        if number is None:
+            return False
+        self.record.channel.tell(self.peer, number, self.digest)
+        return True
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The request that is done when a stream waits for what `peer` has signalled."""
+
+    run: SegmentRun
+    peer: int
+
+    def done(self) -> bool:
+        return self.run.follow(self.peer)
+
+
+def _unlowered(op: Op) -> Op:
+    return replace(op, lower=Lower.IDENTITY)
+
+
+# What each kind of step does.
+_POST: dict[type, Callable[[SegmentRun, Any], Posted | None]] = {
+    Copy: SegmentRun.post_copy,
+    Reduce: SegmentRun.post_reduce,
+    Read: SegmentRun.post_read,
+    ReadReduce: SegmentRun.post_read_reduce,
+    Signal: SegmentRun.post_signal,
+    Wait: SegmentRun.post_wait,
+}

@@ -1,0 +1,377 @@
+"""The `cuda_ipc` transport: collectives of ranks of one host that read each other's device memory.
+
+Theory of operation. The ranks of a communicator meet when it first needs them (`meeting`), by its own links. A call is
+a plan over mapped memory, of those that there are for the processor, and is *issued* to a stream: that ends as soon as
+all of it stands in the stream, long before the device has done it, and is driven by whoever polls. Calls are issued one
+after the other, in the order in which they were started.
+
+Memory that is not exported is copied through slabs. A call that does not fit into a slab is run over segments, on two
+channels in turns: the odd ones on a stream of their own, so that the copies of one run beside the kernels of another.
+
+A rank that dies is found by the communicator's links, which every poll asks. Then nothing more is issued, and what
+has been issued ends by itself: streams wait for nothing that has not been issued.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from unisono.algorithms.plan import Plan
+from unisono.algorithms.registry import algorithms_of, find
+from unisono.errors import (
+    AbortedError,
+    CollectiveTimeoutError,
+    NoAlgorithmError,
+    PlanError,
+    UnisonoError,
+    UsageError,
+)
+from unisono.transports.base import Executor, Extent, Signature, Traffic
+from unisono.transports.checks import check_plan, check_reads
+from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
+from unisono.transports.cuda.meeting import Meeting
+from unisono.transports.polling import pauses_of_polling, wait_by_polling
+
+NAME = "cuda_ipc"
+SLAB_NBYTES = 64 << 20
+_FIRST_SLAB_NBYTES = 2 << 20
+# Up to so many bytes of all contributions together, ranks had better read them all than meet once more.
+_ONE_SHOT_NBYTES = 1 << 20
+# Bound calls that are kept.
+_MOST_BOUND = 256
+
+
+class DeviceCollectives:
+    """Collectives of the ranks of `executor` on their devices; each rank makes this at the same point.
+
+    Args:
+        executor: the communicator's, whose links tell what ranks have, and that they fail.
+        device: this rank's device.
+        timeout_s: how long ranks may take to meet.
+        slab_nbytes: how large slabs may become; each rank has two.
+
+    Attributes:
+        refusal: why these ranks cannot use it; None if they can. Equal on all of them.
+
+    Raises:
+        PeerLostError, CollectiveTimeoutError, AbortedError, MismatchError: the ranks could not meet.
+    """
+
+    def __init__(self, executor: Executor, device: Device, *, timeout_s: float, slab_nbytes: int = SLAB_NBYTES) -> None:
+        self.executor, self.device = executor, device
+        self._slab_nbytes = slab_nbytes
+        self._meeting = Meeting(executor, device, min(slab_nbytes, _FIRST_SLAB_NBYTES), timeout_s)
+        self.refusal = self._meeting.refusal
+        self.channels = self._meeting.channels
+        self._side = None if self.refusal else device.new_stream()
+        self._fork = None if self.refusal else device.new_event()
+        self._lock = threading.RLock()
+        self._plans: dict[tuple[str, str, int], Sequence[Plan]] = {}
+        self._bound: dict[tuple[object, ...], Bound] = {}
+        self._started: deque[DeviceOperation] = deque()
+        self._traffic: dict[int, Traffic] = {}
+        self._failure: UnisonoError | None = None
+        self._is_closed = False
+
+    def refuses(self, collective: str, algorithm: str | None = None) -> str | None:
+        """Return why a call cannot be carried out here, or None if it can; equal on all ranks.
+
+        Args:
+            collective: the name of the collective.
+            algorithm: the name that the user forced, if any.
+        """
+        if self.refusal is not None:
+            return self.refusal
+        names = _mapped(collective) if algorithm is None else [algorithm]
+        if not names:
+            return f"there is no {collective} over mapped memory"
+        try:
+            self._plans_of(collective, names[0], 0)
+        except (NoAlgorithmError, PlanError) as error:
+            return error.message
+        return None
+
+    def start(
+        self,
+        signature: Signature,
+        extent: Extent | None,
+        source: int,
+        target: int,
+        stream: Stream,
+        algorithm: str | None = None,
+    ) -> DeviceOperation:
+        """Start a call on flat contiguous arrays; does not block.
+
+        The operation is done when the whole call has been issued to `stream`; the arrays are read and written when the
+        stream comes to it, and until then must stay where they are. Until the operation is done nothing else may be
+        issued to `stream`.
+
+        Args:
+            signature: what ranks must agree on: the collective, the root, and what else the user said.
+            extent: elements of INPUT and OUTPUT, dtype and operation; None for a barrier.
+            source: the address of INPUT; anything where the call has none.
+            target: the address of OUTPUT, likewise; it may be that of INPUT.
+            stream: the stream to issue to.
+            algorithm: the name of one over mapped memory; chosen here if it is None.
+
+        Raises:
+            UsageError: this is closed, or the call is refused.
+            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the communicator has failed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise UsageError("the communicator is closed", operation=str(signature))
+            if (reason := self.refuses(signature.collective, algorithm)) is not None:
+                raise UsageError(reason, operation=str(signature))
+            self.check(str(signature))
+            name = algorithm or self._chosen(signature.collective, extent)
+            bound = self._bind(signature, extent, name)
+            operation = DeviceOperation(self, bound, signature, (source, target), stream)
+            self._started.append(operation)
+            self.progress()
+            return operation
+
+    def progress(self) -> None:
+        """Issue what can be issued of the calls that have been started; remember an error, and tell all ranks of it."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            try:
+                while self._started:
+                    self.executor.check(self._started[0].name)
+                    if not self._started[0].advance():
+                        return
+                    self._count(self._started.popleft().bound)
+            except UnisonoError as error:
+                self.fail(error)
+
+    def fail(self, error: UnisonoError) -> None:
+        """End the communicator with `error` on all ranks."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+                self._started.clear()
+                self.executor.fail(error)
+
+    def failure(self) -> UnisonoError | None:
+        """Return the error that has ended the calls, if there is one."""
+        return copy.copy(self._failure)
+
+    def check(self, operation: str) -> None:
+        """Raise what keeps a call from being made."""
+        if self._failure is not None:
+            raise AbortedError(f"this communicator had failed: {self._failure.message}", operation=operation)
+        self.executor.check(operation)
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the counters of what has been issued, by peer."""
+        with self._lock:
+            return dict(self._traffic)
+
+    def streams(self, segments: int, stream: Stream) -> list[Stream]:
+        """Return on which stream each channel is used in a call, both behind what is on `stream` now."""
+        assert self._side is not None, "nothing is started where it is refused"
+        assert self._fork is not None, "likewise"
+        if segments > 1:
+            self.device.record(self._fork, stream)
+            self.device.wait(self._side, self._fork)
+        return [stream, self._side]
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Leave: other ranks that still need this one get `PeerLostError`. Waits until the device has done its work.
+
+        Memory is given back when all ranks have closed. What a rank that has died, or does not close in this time, may
+        still have open stays with the process.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._started.clear()
+            patience_s = timeout_s if self._failure is None else 0.0  # whoever is lost will not close
+            self._failure = self._failure or AbortedError("this communicator is closed")
+        if self.refusal is not None or not self._until(self._is_idle, timeout_s):
+            return
+        for channel in self.channels:
+            channel.part()
+        boards = self._meeting.boards
+        boards[self.executor.rank].leave()
+        if self._until(lambda: all(board.has_left for board in boards), patience_s):
+            self._free()
+
+    def _is_idle(self) -> bool:
+        return all(self.device.done(channel.last) for channel in self.channels)
+
+    def _free(self) -> None:
+        for channel in self.channels:
+            channel.free()
+        for board in self._meeting.boards:
+            board.close()
+        assert self._side is not None
+        assert self._fork is not None
+        self.device.end_stream(self._side)
+        self.device.end_event(self._fork)
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a condition; return whether it has come true in time."""
+        deadline = time.monotonic() + timeout_s
+        for pause in pauses_of_polling():
+            if condition():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            if pause is not None:
+                time.sleep(pause)
+        return False
+
+    def _chosen(self, collective: str, extent: Extent | None) -> str:
+        names = _mapped(collective)
+        if collective != "allreduce" or extent is None:
+            return names[0]
+        nbytes = extent.elements[0] * extent.dtype.itemsize * self.executor.size
+        return "one_shot" if nbytes <= _ONE_SHOT_NBYTES else "two_shot"
+
+    def _plans_of(self, collective: str, name: str, root: int) -> Sequence[Plan]:
+        """Return the plans of all ranks; raises as `refuses` says."""
+        place = collective, name, root
+        if place not in self._plans:
+            size, algorithm = self.executor.size, find(collective, name)
+            algorithm.check_supports(size)
+            plans = [algorithm.build(size, rank, root) for rank in range(size)]
+            for rank, plan in enumerate(plans):
+                check_plan(plan, rank, size, NAME, ABLE)
+                check_reads(plan)
+            self._plans[place] = plans
+        return self._plans[place]
+
+    def _bind(self, signature: Signature, extent: Extent | None, name: str) -> Bound:
+        lifted = extent is not None and extent.op is not None and extent.op.factor is not None
+        place = signature.collective, name, signature.root, extent, lifted
+        if place not in self._bound or lifted:
+            if len(self._bound) >= _MOST_BOUND:
+                self._bound.clear()
+            plans = self._plans_of(signature.collective, name, signature.root or 0)
+            in_one_process = self._meeting.in_one_process
+            self._bound[place] = bind(self.executor.rank, plans, extent, self._slab_nbytes, in_one_process)
+        return self._bound[place]
+
+    def _count(self, bound: Bound) -> None:
+        for peer, more in bound.traffic.items():
+            self._traffic[peer] = more + self._traffic.get(peer, Traffic(NAME))
+
+
+class DeviceOperation:
+    """A started call; see `Operation`. Done means that it has been issued."""
+
+    def __init__(
+        self,
+        owner: DeviceCollectives,
+        bound: Bound,
+        signature: Signature,
+        operands: tuple[int, int],
+        stream: Stream,
+    ) -> None:
+        self.bound, self.name = bound, str(signature)
+        self._signature = signature
+        self._owner = owner
+        self._operands = operands
+        self._stream = stream
+        self._streams: list[Stream] = []
+        self._next = 0  # the first segment that has not been begun
+        self._running: dict[int, SegmentRun] = {}  # by channel
+        self._finished = False
+        self._timeout_s = 0.0
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if not self._finished:
+            self._owner.progress()
+        if not self._finished and (error := self._owner.failure()) is not None:
+            error.operation, error.buffers = self.name, "the contents of the output are undefined"
+            raise error
+        return self._finished
+
+    def ended(self) -> bool:
+        """See `Operation.ended`."""
+        self._owner.progress()
+        return self._finished or self._owner.failure() is not None
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Operation.wait`."""
+        self._timeout_s = timeout_s
+        wait_by_polling(self, timeout_s, lambda: self._owner.fail(self._timeout()))
+
+    def go_on(self, timeout_s: float) -> None:
+        """See `Operation.go_on`."""
+        self._timeout_s = timeout_s
+        threading.Thread(target=self._drive, name="unisono-device", daemon=True).start()
+
+    def abort(self, reason: str) -> None:
+        """See `Operation.abort`."""
+        executor = self._owner.executor
+        self._owner.fail(AbortedError(f"rank {executor.members[executor.rank]} aborted: {reason}"))
+
+    def advance(self) -> bool:
+        """Issue what can be issued; return whether all has been."""
+        if not self._streams:
+            self._streams = self._owner.streams(self.bound.segments, self._stream)
+        while self._begin_segments() or self._end_segments():
+            pass
+        if self._running:
+            return False
+        if self.bound.segments > 1:
+            self._owner.device.wait(self._stream, self._owner.channels[1].last)
+        self._finished = True
+        return True
+
+    def _begin_segments(self) -> bool:
+        """Begin the next segment if its channel is not in use; return whether it was."""
+        channel = self._next % len(self._streams)
+        if self._next == self.bound.segments or channel in self._running:
+            return False
+        self._running[channel] = SegmentRun(
+            self.bound,
+            self._signature,
+            self._next,
+            self._operands,
+            self._owner.executor.members,
+            self._owner.device,
+            self._owner.channels[channel],
+            self._streams[channel],
+        )
+        self._next += 1
+        return True
+
+    def _end_segments(self) -> bool:
+        """Go on with the segments that have begun; return whether one has ended."""
+        ended = [channel for channel, run in self._running.items() if run.advance()]
+        for channel in ended:
+            del self._running[channel]
+        return bool(ended)
+
+    def _drive(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        for pause in pauses_of_polling():
+            if self.ended():
+                return
+            if time.monotonic() >= deadline:
+                self._owner.fail(self._timeout())
+            time.sleep(pause or 0.0)
+
+    def _timeout(self) -> CollectiveTimeoutError:
+        members = self._owner.executor.members
+        awaited = sorted({members[peer] for run in self._running.values() for peer in run.waits_for()})
+        ranks = f"rank{'s' if len(awaited) > 1 else ''} {', '.join(map(str, awaited))}"
+        me = members[self._owner.executor.rank]
+        peer = awaited[0] if awaited else None
+        return CollectiveTimeoutError(f"rank {me} waited {self._timeout_s:g} s for {ranks} in {self.name}", peer=peer)
+
+
+def _mapped(collective: str) -> list[str]:
+    """Return the names of the algorithms over mapped memory."""
+    return [name for name, algorithm in algorithms_of(collective).items() if algorithm.mapped]

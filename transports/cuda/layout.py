@@ -1,0 +1,79 @@
+"""Where the blocks of a call lie: in the arrays of the caller, and, where others read them, in the slab of the rank.
+
+The slab holds an *image* of each block that others read, of one segment of the call at a time, and all of SCRATCH. All
+ranks compute the layout of every rank alike, from the same plans and counts, so that none needs to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from unisono.algorithms.binding import Shape, bounds, split
+from unisono.algorithms.plan import Buffer, Plan, Span
+
+_ALIGNMENT = 256
+# Kernels take 16 bytes at a time where all operands are aligned alike; so an image is aligned as its block is.
+_PACK = 16
+
+
+class Place(NamedTuple):
+    """The part of a block that is in a segment: `elements` elements, `offset` bytes behind the beginning of its buffer.
+
+    Attributes:
+        image: where its image is in the slab, in bytes; -1 if it has none.
+    """
+
+    buffer: Buffer
+    offset: int
+    elements: int
+    image: int
+
+
+class Layout:
+    """The memory of one rank in a call.
+
+    Args:
+        plan: the plan of that rank.
+        shape: its element counts.
+        itemsize: the bytes of an element.
+        segments: the number of segments of the call.
+        has_image: whether a block (its buffer, its index in memory) has an image.
+
+    Attributes:
+        nbytes: of the slab, for any segment.
+    """
+
+    def __init__(
+        self, plan: Plan, shape: Shape, itemsize: int, segments: int, has_image: Callable[[Buffer, int], bool]
+    ) -> None:
+        self._plan = plan
+        self._itemsize = itemsize
+        self._segments = segments
+        self._bounds = {buffer: bounds(plan, buffer, shape) for buffer in Buffer}
+        self._images: dict[tuple[Buffer, int], int] = {}
+        self.nbytes = 0
+        for buffer in Buffer:
+            for block, (_, length) in enumerate(self._bounds[buffer]):
+                if length and has_image(buffer, block):
+                    self._images[buffer, block] = self.nbytes
+                    # The first segment is the longest.
+                    longest = split(length, segments, 0)[1] * itemsize + _PACK
+                    self.nbytes += -(-longest // _ALIGNMENT) * _ALIGNMENT
+
+    def places(self, span: Span, segment: int) -> list[Place]:
+        """Return what `span` covers in `segment`, by block, without empty parts."""
+        return list(self._found(span.buffer, self._plan.physical_blocks(span), segment))
+
+    def images(self, buffer: Buffer, segment: int) -> list[Place]:
+        """Return the parts of `buffer` in `segment` that have images."""
+        return list(self._found(buffer, [block for of, block in self._images if of is buffer], segment))
+
+    def _found(self, buffer: Buffer, blocks: list[int], segment: int) -> Iterator[Place]:
+        for block in blocks:
+            first, length = self._bounds[buffer][block]
+            start, count = split(length, self._segments, segment)
+            if count:
+                offset = (first + start) * self._itemsize
+                image = self._images.get((buffer, block), -1)
+                yield Place(buffer, offset, count, image if image < 0 else image + offset % _PACK)

@@ -1,0 +1,168 @@
+"""Host staging: what ranks exchange goes through pinned memory of the host, where no better way leads to a device.
+
+Theory of operation. A call is cut into segments, and there are two slots of pinned memory. While the ranks exchange one
+segment in a slot, the device copies the next one into the other, and before that the result of the last one out of it:
+
+    to the host      0  1  2  3
+    between ranks       0  1  2  3
+    to the device          0  1  2  3
+
+The host must see that a segment has arrived before it can be exchanged, so this blocks the thread that it is done in;
+but it waits for nothing else of the device, and when it returns, the last results may still be on their way to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from unisono.errors import CollectiveTimeoutError
+from unisono.transports.base import AnyArray
+from unisono.transports.cuda.device import Device, Event, Stream
+
+# The time between two looks at an event grows from the first to the second.
+_SHORT_LOOK_S, _LONG_LOOK_S = 5e-6, 500e-6
+
+# Memory of the device: the address of its first byte, and how many there are. At 0 there is none: nothing is copied.
+Piece: TypeAlias = tuple[int, int]
+
+
+class Segment(NamedTuple):
+    """A part of a call.
+
+    Attributes:
+        reads, writes: what is copied from and to the device; on the host each lies as one, in this order.
+        exchange: ``exchange(source, target)`` does on the host, with bytes, what is to be done; it may block.
+    """
+
+    reads: Sequence[Piece]
+    writes: Sequence[Piece]
+    exchange: Callable[[AnyArray, AnyArray], None]
+
+
+class Staging:
+    """The slots of one device, and the streams of their copies. Used by one thread at a time.
+
+    Attributes:
+        to_host_nbytes, to_device_nbytes: what has been copied so far.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._down, self._up = device.new_stream(), device.new_stream()
+        self._slots = (_Slot(device), _Slot(device))
+        self.to_host_nbytes = self.to_device_nbytes = 0
+
+    def run(self, segments: Sequence[Segment], ready: Sequence[Event], finished: Event, deadline: float) -> None:
+        """Carry out segments one after the other.
+
+        Args:
+            segments: the parts of a call; no part writes what a later one reads.
+            ready: events that have been recorded, behind which all copies are ordered.
+            finished: an event that is recorded when all has been issued.
+            deadline: when to give up, by `time.monotonic`.
+
+        Raises:
+            CollectiveTimeoutError: the device has not copied a segment by then.
+            Any error of `exchange`.
+        """
+        # That holds for copies from the host too, each of which is issued when a copy to the host has been seen to end.
+        for event in ready:
+            self._device.wait(self._down, event)
+        self._fetch(0, segments)
+        for index, segment in enumerate(segments):
+            self._fetch(index + 1, segments)
+            slot = self._slots[index % 2]
+            await_event(self._device, slot.fetched, deadline)
+            await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
+            target = slot.target.of(_nbytes(segment.writes))
+            segment.exchange(slot.source.of(_nbytes(segment.reads)), target)
+            self.to_device_nbytes += target.nbytes
+            self._copy(segment.writes, target, self._up, to_host=False)
+            self._device.record(slot.stored, self._up)
+        self._device.record(finished, self._up)
+
+    def close(self, deadline: float) -> None:
+        """Give everything back, when the device has done what was issued, or at the deadline as it is."""
+        for slot in self._slots:
+            try:
+                for event in (slot.fetched, slot.stored):
+                    await_event(self._device, event, deadline)
+            except CollectiveTimeoutError:
+                return  # which leaks, but memory must not be taken from under a copy
+            slot.close()
+        for stream in (self._down, self._up):
+            self._device.end_stream(stream)
+
+    def _fetch(self, index: int, segments: Sequence[Segment]) -> None:
+        """Issue the copies of a segment to the host, if there is such a segment."""
+        if index >= len(segments):
+            return
+        segment, slot = segments[index], self._slots[index % 2]
+        source = slot.source.of(_nbytes(segment.reads))
+        self.to_host_nbytes += source.nbytes
+        self._copy(segment.reads, source, self._down, to_host=True)
+        self._device.record(slot.fetched, self._down)
+
+    def _copy(self, pieces: Sequence[Piece], host: AnyArray, stream: Stream, *, to_host: bool) -> None:
+        address = host.ctypes.data
+        for pointer, nbytes in pieces:
+            if pointer and nbytes:
+                dst, src = (address, pointer) if to_host else (pointer, address)
+                self._device.copy(dst, src, nbytes, stream)
+            address += nbytes
+
+
+class Pinned:
+    """Pinned memory of the host that grows when more is needed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._array: AnyArray | None = None
+
+    def of(self, nbytes: int) -> AnyArray:
+        """Return so many bytes, as uint8; what was there may be lost, so no copy of it may be under way."""
+        if self._array is None or self._array.nbytes < nbytes:
+            self.close()
+            self._array = self._device.pin(max(1, nbytes))
+        return self._array[:nbytes]
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._array is not None:
+            self._device.unpin(self._array)
+        self._array = None
+
+
+class _Slot:
+    """Memory for one segment, and the events that say that it has arrived there and that its result has left."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.source, self.target = Pinned(device), Pinned(device)
+        self.fetched, self.stored = device.new_event(), device.new_event()
+
+    def close(self) -> None:
+        self.source.close()
+        self.target.close()
+        for event in (self.fetched, self.stored):
+            self._device.end_event(event)
+
+
+def await_event(device: Device, event: Event, deadline: float) -> None:
+    """Block until the last record of an event has happened.
+
+    Raises:
+        CollectiveTimeoutError: it has not by the deadline, by `time.monotonic`.
+    """
+    pause_s = _SHORT_LOOK_S
+    while not device.done(event):
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONG_LOOK_S)
+
+
+def _nbytes(pieces: Sequence[Piece]) -> int:
+    return sum(nbytes for _, nbytes in pieces)

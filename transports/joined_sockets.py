@@ -1,0 +1,71 @@
+"""What two ranks do with the socket that joins them: pass memory and doorbells over it, and find its other end dead."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+
+from unisono.transports import _core
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PASS_TIMEOUT_S = 5.0
+_DESCRIPTORS = 3
+# As many may be missed until the other end is lost.
+_HEARTBEATS = 4
+
+
+def share_memory(sock: socket.socket) -> tuple[int, int, int]:
+    """Make sealed memory for a channel, this side's doorbell and the other's; pass and return their descriptors."""
+    flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+    made: list[int] = []
+    try:
+        made.append(os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.ftruncate(made[0], _core.SHM_NBYTES)
+        fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
+        made.append(os.eventfd(0, flags))
+        made.append(os.eventfd(0, flags))
+        # A peer that has left the communicator has ended its calls, and the channel finds out if one needs it still.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(sock, [b"\0"], made)
+    except OSError:  # such as the limit of descriptors
+        for descriptor in made:
+            os.close(descriptor)
+        raise
+    memory, bell, peer_bell = made
+    return memory, bell, peer_bell
+
+
+def take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
+    """Return the descriptors that the dialling side passes right after the hello, in its order."""
+    sock.settimeout(_PASS_TIMEOUT_S)
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
+    if len(descriptors) != _DESCRIPTORS:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError(f"{len(descriptors)} descriptors were passed for a channel, not {_DESCRIPTORS}")
+    memory, peer_bell, bell = descriptors
+    return memory, peer_bell, bell
+
+
+def watch(sock: socket.socket, timeout_s: float) -> None:
+    """Let the kernels of both ends exchange heartbeats, and end the connection when there are none for `timeout_s`."""
+    period_s = max(1, int(timeout_s / _HEARTBEATS))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period_s)
+    # Of what is under way when the other end falls silent, too.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1e3))
+
+
+def process_descriptor(sock: socket.socket) -> int:
+    """Return a pidfd of the process at the other end of a Unix socket, or -1 for a process of another host."""
+    if sock.family != socket.AF_UNIX:
+        return -1
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid = int.from_bytes(credentials[:4], "little")
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # another pid namespace: the link's end will tell
+        return -1

@@ -1,0 +1,217 @@
+"""Which ranks are on one host, which means that they can hand each other memory: found by doing it, before they meet.
+
+Theory of operation. The first rank of a job that comes by in a network namespace, as one user, binds an abstract Unix
+socket whose name only ranks of the job can compute. Every later one finds the name taken, connects, says the hello,
+and passes a sealed segment, as it will for a channel; the first maps it and writes the host's id into it, a random
+number. So two ranks have the same id exactly if the sockets, the descriptors and the mapped memory between them have
+worked, and the id, which the roster carries, is the same knowledge on all ranks. Names of hosts, ids of the kernel's
+boot (machines that were cloned share theirs) and inodes of namespaces decide nothing: they serve to say why two ranks
+are apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hmac
+import itertools
+import logging
+import mmap
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet, remaining
+from unisono.transports.event_loop import EventLoop
+from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+
+_log = logging.getLogger("unisono")
+
+_ID_NBYTES = 16
+_PENDING_LIMIT = 1024
+_PAUSE_S = 0.001
+_MOST_REFUSALS = 3
+_MOST_REASON = 200
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+# How often this process has looked as a rank of a job. Every rank looks equally often, so that one which is at its
+# second `init` does not ask a rank that is still in the first.
+_looks: defaultdict[tuple[bytes, bytes, int, int], Iterator[int]] = defaultdict(itertools.count)
+
+
+class Surroundings(NamedTuple):
+    """Where a process is, to say why it shares no memory with another.
+
+    Attributes:
+        machine: the id of the kernel's boot.
+        network, users: the inodes of its network and user namespaces.
+        user: the id of its effective user.
+        alone: why it shares memory with nobody; empty if it may.
+    """
+
+    machine: str
+    network: int
+    users: int
+    user: int
+    alone: str = ""
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Return those of this process."""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = file.read().strip()
+        network, users = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user"))
+        return cls(machine, network, users, os.geteuid())
+
+    def apart_from(self, peer: Surroundings) -> str:
+        """Return in a few words why a process there, which is on another host than this one, is so."""
+        reasons = (
+            (peer.machine != self.machine, "another machine"),
+            (peer.network != self.network, "another network namespace"),
+            (peer.user != self.user, f"another user: {peer.user}, here {self.user}"),
+            (bool(peer.alone), f"no shared memory there: {peer.alone}"),
+            (bool(self.alone), f"no shared memory here: {self.alone}"),
+            (peer.users != self.users, "another user namespace"),
+        )
+        return next((reason for applies, reason in reasons if applies), "its sockets cannot be reached")
+
+
+class Locality:
+    """Finds the host of one rank, in its constructor, and tells it to ranks that come later, until `close`.
+
+    Attributes:
+        host_id: equal on two ranks exactly if they can share memory.
+        surroundings: those of this process.
+
+    Args:
+        key: the job's key, 32 bytes.
+        job: the job's id, 16 bytes.
+        epoch: the generation of the job's membership.
+        rank: this rank.
+        size: the number of ranks. One rank alone asks nobody.
+        timeout_s: seconds that the first rank of the host may take to answer, or another one to ask.
+    """
+
+    def __init__(self, key: bytes, job: bytes, epoch: int, rank: int, size: int, timeout_s: float) -> None:
+        self.surroundings = Surroundings.here()
+        self.host_id = os.urandom(_ID_NBYTES).hex()
+        self._key = key
+        self._hello = (job, epoch, rank, NO_RANK, Purpose.HOST)
+        self._others = frozenset(range(size)) - {rank}
+        self._timeout_s = timeout_s
+        self._serving: tuple[EventLoop, Doorkeeper, socket.socket] | None = None
+        self._asking: set[socket.socket] = set()  # those that have said the hello, and have passed nothing yet
+        if size == 1:
+            return
+        look = next(_looks[key, job, epoch, rank])
+        facts = repr(("host", job, epoch, look, self.surroundings.user)).encode()
+        name = f"\0unisono-host-{hmac.digest(key, facts, 'sha256')[:16].hex()}"
+        try:
+            self._find(name, time.monotonic() + timeout_s)
+        except (OSError, HandshakeError, AttributeError) as error:  # of Python without memfd
+            reason = getattr(error, "strerror", None) or str(error)
+            self.surroundings = self.surroundings._replace(alone=reason[:_MOST_REASON])
+            _log.warning("rank %d shares memory with no other rank, and uses TCP instead: %s", rank, reason)
+
+    def close(self) -> None:
+        """Answer no more, when all ranks have found their hosts. May be called twice."""
+        if self._serving is not None:
+            (loop, doorkeeper, listening), self._serving = self._serving, None
+            loop.close(doorkeeper.close)
+            listening.close()
+            for sock in self._asking:
+                sock.close()
+
+    def _find(self, name: str, deadline: float) -> None:
+        """Be the first under `name`, or ask the one that is, again if it has gone or was too busy to listen."""
+        refusals = 0
+        with open(_sealed_segment(), "r+b", buffering=0) as segment:
+            while not self._be_first(name):
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.settimeout(remaining(deadline))
+                    try:
+                        sock.connect(name)
+                        self.host_id = self._ask(sock, segment.fileno(), deadline)
+                        return
+                    except (ConnectionResetError, BrokenPipeError):
+                        refusals += 1
+                        if refusals == _MOST_REFUSALS:
+                            raise
+                    except OSError as error:
+                        # It does not listen yet, or has too many before us.
+                        if error.errno not in (errno.ECONNREFUSED, errno.EAGAIN):
+                            raise
+                time.sleep(_PAUSE_S)
+
+    def _be_first(self, name: str) -> bool:
+        """Bind `name` and answer those who ask, in a thread; return False if another rank has it."""
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(name)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+        job, epoch, *_ = self._hello
+        endpoint = Endpoint(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
+        loop = EventLoop("unisono-host")
+        doorkeeper = Doorkeeper(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
+        doorkeeper.watch(listening)
+        loop.start()
+        self._serving = loop, doorkeeper, listening
+        return True
+
+    def _admit(self, loop: EventLoop, hello: Hello, sock: socket.socket) -> None:
+        """Answer a rank once it has passed its segment, which may take it long: nobody else waits for that."""
+        self._asking.add(sock)
+        loop.watch(sock, partial(self._answer, loop, hello, sock))
+        loop.call_at(time.monotonic() + self._timeout_s, partial(self._let_go, loop, sock))
+
+    def _let_go(self, loop: EventLoop, sock: socket.socket) -> None:
+        if sock in self._asking:
+            self._asking.remove(sock)
+            loop.unwatch(sock)
+            sock.close()
+
+    def _answer(self, loop: EventLoop, hello: Hello, sock: socket.socket) -> None:
+        """Write the host's id into the segment that a rank has passed."""
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._let_go, loop, sock)
+            _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+            segments = [opened.enter_context(open(each, "r+b", buffering=0)) for each in descriptors]
+            if not segments:  # it has gone
+                return
+            with mmap.mmap(segments[0].fileno(), _ID_NBYTES) as mapped:
+                mapped[:] = bytes.fromhex(self.host_id)
+            sock.sendall(b"\1")
+        _log.debug("rank %d is on the host of this one", hello.sender)
+
+    def _ask(self, sock: socket.socket, segment: int, deadline: float) -> str:
+        """Return the host's id, as the first rank here writes it into `segment`."""
+        greet(sock, DialerHandshake(self._key, Hello(*self._hello)), deadline)
+        socket.send_fds(sock, [b"\0"], [segment])
+        sock.settimeout(remaining(deadline))
+        if not sock.recv(1):
+            raise ConnectionResetError("the first rank of this host did not map the memory that was passed to it")
+        with mmap.mmap(segment, _ID_NBYTES, access=mmap.ACCESS_READ) as mapped:
+            return mapped[:].hex()
+
+
+def _sealed_segment() -> int:
+    """Return the descriptor of a segment like those of channels."""
+    segment = os.memfd_create("unisono-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(segment, _ID_NBYTES)
+        fcntl.fcntl(segment, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(segment)
+        raise
+    return segment

@@ -1,0 +1,262 @@
+// Sends and receives of numpy's arrays, made without any Python between the user's call and the core.
+//
+// Whatever is not plain is no error but a miss, which Python deals with: an array of another class, one that is not
+// contiguous or cannot be written, a rank or tag that is no int or cannot be, a peer that no channel is open to yet. A
+// message to be waited for is tried for a moment with the interpreter's lock held, as small collectives are (run_call).
+// Arrays are read by numpy's public structure, because the buffer protocol would cost as much as the message.
+#define NPY_NO_DEPRECATED_API NPY_1_20_API_VERSION
+#include <nanobind/stl/string.h>
+#include <numpy/ndarraytypes.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtype.h"
+#include "started_call.h"
+
+namespace nb = nanobind;
+
+namespace unisono {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// The elements of an array, in the order of memory.
+struct Elements {
+  DType dtype;
+  std::byte* data;
+  std::size_t nbytes;
+
+  bool overlap(const Elements& other) const { return data < other.data + other.nbytes && other.data < data + nbytes; }
+};
+
+class MessageCalls {
+ public:
+  // `dtypes`: pairs of a dtype object of numpy's and its number here. `any_source`, `any_tag`: what stands for them.
+  // `on_failure(outcome, call)` raises; `on_send` and `on_receive` make what `start` returns of a StartedCall and the
+  // text of its call.
+  MessageCalls(nb::object endpoint, nb::object array_type, nb::handle dtypes, nb::object any_source, nb::object any_tag,
+               nb::object on_failure, nb::object on_send, nb::object on_receive, double timeout_s)
+      : endpoint_(std::move(endpoint)),
+        target_(&nb::cast<Endpoint&>(endpoint_)),
+        array_type_(std::move(array_type)),
+        any_source_(std::move(any_source)),
+        any_tag_(std::move(any_tag)),
+        on_failure_(std::move(on_failure)),
+        on_send_(std::move(on_send)),
+        on_receive_(std::move(on_receive)),
+        timeout_s_(timeout_s),
+        me_(target_->member(target_->rank())) {
+    for (nb::handle pair : dtypes)
+      dtypes_.emplace_back(nb::object(pair[0]), static_cast<DType>(nb::cast<int>(pair[1])));
+  }
+
+  // Each of these does what its arguments say and returns true, or does nothing and returns false.
+
+  bool send(nb::handle x, nb::handle dest, nb::handle tag, nb::handle timeout_s) {
+    const auto message = sent(x, dest, tag);
+    const auto limit_s = limit_of(timeout_s);
+    if (!message || !limit_s) return false;
+    complete(*begun(*message, true), *message, x, *limit_s);
+    return true;
+  }
+
+  bool receive(nb::handle out, nb::handle source, nb::handle tag, nb::handle timeout_s) {
+    const auto message = received(out, source, tag);
+    const auto limit_s = limit_of(timeout_s);
+    if (!message || !limit_s) return false;
+    complete(*begun(*message, true), *message, out, *limit_s);
+    return true;
+  }
+
+  // Both at once, within one limit of time.
+  bool exchange(nb::handle x, nb::handle dest, nb::handle out, nb::handle source, nb::handle tag,
+                nb::handle timeout_s) {
+    const auto out_going = sent(x, dest, tag);
+    const auto in_coming = source.is(any_source_) || tag.is(any_tag_) ? std::nullopt : received(out, source, tag);
+    const auto limit_s = limit_of(timeout_s);
+    if (!out_going || !in_coming || !limit_s || elements_of(*out_going).overlap(elements_of(*in_coming))) return false;
+    const auto began = std::chrono::steady_clock::now();
+    const auto receiving = begun(*in_coming, false);
+    complete(*begun(*out_going, true), *out_going, x, *limit_s);
+    const double left_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
+    complete(*receiving, *in_coming, out, std::max(0.0, left_s));
+    return true;
+  }
+
+  // The same for a message that goes on by itself: what `on_send` or `on_receive` returns, or None.
+
+  nb::object start_send(nb::handle x, nb::handle dest, nb::handle tag, double limit_s) {
+    return started(sent(x, dest, tag), x, limit_s);
+  }
+
+  nb::object start_receive(nb::handle out, nb::handle source, nb::handle tag, double limit_s) {
+    return started(received(out, source, tag), out, limit_s);
+  }
+
+ private:
+  std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
+    const bool is_short = message.posting.parcel.header.nbytes <= most_held_nbytes;
+    auto request = target_->try_now(message, {}, !is_short ? 0 : is_waited_for ? held_rounds : 1);
+    if (!request) return target_->start(message, call_site());
+    if (request->outcome() == Outcome::pending) target_->set_site(*request, call_site());
+    return request;
+  }
+
+  // The array stays for ever if the message fails and a library may still use its memory.
+  void complete(Request& request, const Message& message, nb::handle array, double limit_s) {
+    Outcome outcome = request.outcome();
+    if (outcome == Outcome::pending) {
+      const nb::gil_scoped_release unlocked;
+      outcome = target_->wait(request, limit_s, interrupted);
+    }
+    if (outcome != Outcome::done && target_->memory_forsaken()) array.inc_ref();
+    const int found = outcome_of(outcome);
+    if (outcome != Outcome::done) on_failure_(found, text_of(message));
+  }
+
+  nb::object started(const std::optional<Message>& message, nb::handle array, double limit_s) {
+    if (!message) return nb::none();
+    auto request = begun(*message, false);
+    target_->go_on(*request, limit_s);
+    const nb::object& finish = message->sends() ? on_send_ : on_receive_;
+    return finish(StartedCall(endpoint_, {nb::borrow(array)}, std::move(request)), text_of(*message));
+  }
+
+  std::optional<Message> sent(nb::handle x, nb::handle dest, nb::handle tag) const {
+    const auto from = elements_of(x, false);
+    const auto peer = peer_of(dest);
+    const auto number = tag_of(tag);
+    if (!from || !peer || !number || target_->abandoned() || !target_->reaches(*peer)) return std::nullopt;
+    return Message::to_send(*peer, from->dtype, *number, from->data, from->nbytes);
+  }
+
+  std::optional<Message> received(nb::handle out, nb::handle source, nb::handle tag) const {
+    const auto to = elements_of(out, true);
+    const auto peer = peer_of(source);
+    const auto number = tag_of(tag);
+    const bool from_any = source.is(any_source_) && target_->size() > 1;
+    const bool with_any = tag.is(any_tag_);
+    if (!to || (!peer && !from_any) || (!number && !with_any) || target_->abandoned()) return std::nullopt;
+    return Message::to_receive(peer, to->dtype, number, to->data, to->nbytes);
+  }
+
+  std::optional<Elements> elements_of(nb::handle object, bool written) const {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != array_type_.ptr()) return std::nullopt;
+    auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
+    const int flags = PyArray_FLAGS(array);
+    if ((flags & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)) == 0) return std::nullopt;
+    if (written && (flags & NPY_ARRAY_WRITEABLE) == 0) return std::nullopt;
+    const auto* descr = reinterpret_cast<PyObject*>(PyArray_DESCR(array));
+    const auto found =
+        std::find_if(dtypes_.begin(), dtypes_.end(), [&](const auto& each) { return each.first.ptr() == descr; });
+    if (found == dtypes_.end()) return std::nullopt;
+    std::size_t nbytes = dtype_table[static_cast<std::size_t>(found->second)].itemsize;
+    for (int axis = 0; axis < PyArray_NDIM(array); ++axis)
+      nbytes *= static_cast<std::size_t>(PyArray_DIMS(array)[axis]);
+    return Elements{found->second, static_cast<std::byte*>(PyArray_DATA(array)), nbytes};
+  }
+
+  static Elements elements_of(const Message& message) {
+    const auto& [header, data] = message.posting.parcel;
+    return {static_cast<DType>(header.sequence), data, static_cast<std::size_t>(header.nbytes)};
+  }
+
+  static std::optional<std::int64_t> integer_of(nb::handle given, std::int64_t end) {
+    if (!PyLong_CheckExact(given.ptr())) return std::nullopt;
+    int overflow = 0;
+    const std::int64_t number = PyLong_AsLongLongAndOverflow(given.ptr(), &overflow);
+    return overflow == 0 && number >= 0 && number < end ? std::optional(number) : std::nullopt;
+  }
+
+  std::optional<std::int32_t> peer_of(nb::handle rank) const {
+    const auto peer = integer_of(rank, target_->size());
+    return peer && *peer != me_ ? std::optional(static_cast<std::int32_t>(*peer)) : std::nullopt;
+  }
+
+  static std::optional<std::uint32_t> tag_of(nb::handle tag) {
+    const auto number = integer_of(tag, first_reserved_tag);
+    return number ? std::optional(static_cast<std::uint32_t>(*number)) : std::nullopt;
+  }
+
+  std::optional<double> limit_of(nb::handle timeout_s) const {
+    if (timeout_s.is_none()) return timeout_s_;
+    if (!PyFloat_CheckExact(timeout_s.ptr())) return std::nullopt;
+    const double given = PyFloat_AS_DOUBLE(timeout_s.ptr());
+    return given > 0 ? std::optional(given) : std::nullopt;
+  }
+
+  // As errors show it.
+  static std::string text_of(const Message& message) {
+    const Header& header = message.posting.parcel.header;
+    const DTypeInfo& type = dtype_table[header.sequence];
+    const std::string array = std::string(type.name) + "[" + std::to_string(header.nbytes / type.itemsize) + "]";
+    const std::string peer = message.peer ? std::to_string(*message.peer) : "any";
+    const std::string tag = message.posting.any_tag ? "any" : std::to_string(header.group);
+    const char* call = message.sends() ? "send(" : "recv(";
+    return call + array + (message.sends() ? ", dest=" : ", source=") + peer + ", tag=" + tag + ")";
+  }
+
+  nb::object endpoint_;
+  Endpoint* target_;
+  nb::object array_type_;
+  nb::object any_source_;
+  nb::object any_tag_;
+  nb::object on_failure_;
+  nb::object on_send_;
+  nb::object on_receive_;
+  double timeout_s_;
+  std::int32_t me_;
+  std::vector<std::pair<nb::object, DType>> dtypes_;
+};
+
+// What is called, by the arguments of `run_message`.
+struct Method {
+  const char* name;
+  bool (*run)(MessageCalls& calls, PyObject* const* given);
+};
+constexpr Method methods[] = {
+    {"send",
+     [](MessageCalls& calls, PyObject* const* given) { return calls.send(given[1], given[3], given[5], given[6]); }},
+    {"recv",
+     [](MessageCalls& calls, PyObject* const* given) { return calls.receive(given[2], given[4], given[5], given[6]); }},
+    {"sendrecv",
+     [](MessageCalls& calls, PyObject* const* given) {
+       return calls.exchange(given[1], given[3], given[2], given[4], given[5], given[6]);
+     }},
+};
+
+PyTypeObject* message_calls_type = nullptr;
+
+}  // namespace
+
+Known run_message(PyObject* calls, PyObject* const* arguments) {
+  if (Py_TYPE(calls) != message_calls_type) return Known::no;
+  return or_error(Known::failed, [&] {
+    const auto made = std::find_if(std::begin(methods), std::end(methods), [&](const Method& each) {
+      return PyUnicode_CompareWithASCIIString(arguments[0], each.name) == 0;
+    });
+    if (made == std::end(methods)) return Known::no;
+    return made->run(*nb::inst_ptr<MessageCalls>(calls), arguments) ? Known::yes : Known::no;
+  });
+}
+
+void bind_message_calls(nb::module_& module) {
+  nb::class_<MessageCalls>(module, "MessageCalls")
+      .def(nb::init<nb::object, nb::object, nb::handle, nb::object, nb::object, nb::object, nb::object, nb::object,
+                    double>(),
+           nb::arg("endpoint"), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("any_source"), nb::arg("any_tag"),
+           nb::arg("on_failure"), nb::arg("on_send"), nb::arg("on_receive"), nb::arg("timeout_s"))
+      .def("start_send", &MessageCalls::start_send, nb::arg("x"), nb::arg("dest"), nb::arg("tag"), nb::arg("limit_s"))
+      .def("start_receive", &MessageCalls::start_receive, nb::arg("out"), nb::arg("source"), nb::arg("tag"),
+           nb::arg("limit_s"));
+  message_calls_type = reinterpret_cast<PyTypeObject*>(module.attr("MessageCalls").ptr());
+}
+
+}  // namespace unisono

@@ -1,0 +1,185 @@
+#include "mpi_messenger.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+
+namespace unisono {
+namespace {
+
+constexpr int success = 0;
+// MPI tells of nothing by a descriptor, so that who sleeps through the end of a message is late by a whole doze: for
+// about a millisecond it is better to give the core away again and again.
+constexpr std::chrono::microseconds doze_time{200};
+constexpr std::uint32_t yields_before_sleep = 1000;
+// More than any MPI's status has.
+struct alignas(16) MpiStatus {
+  std::byte bytes[128];
+};
+
+// MPI may be entered by one thread at a time only, whatever the number of messengers.
+std::mutex& entrance() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+template <class Handle>
+struct MpiLibrary {
+  int (*isend)(const void*, int, Handle, int, int, Handle, Handle*) = nullptr;
+  int (*irecv)(void*, int, Handle, int, int, Handle, Handle*) = nullptr;
+  int (*test)(Handle*, int*, MpiStatus*) = nullptr;
+  int (*test_cancelled)(const MpiStatus*, int*) = nullptr;
+  int (*get_count)(const MpiStatus*, Handle, int*) = nullptr;
+  int (*cancel)(Handle*) = nullptr;
+  int (*request_free)(Handle*) = nullptr;
+  int (*finalized)(int*) = nullptr;
+
+  explicit MpiLibrary(const std::string& path) : handle_(::dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
+    if (handle_ == nullptr) throw std::runtime_error("the MPI library " + path + " is not loaded");
+    find(isend, "MPI_Isend");
+    find(irecv, "MPI_Irecv");
+    find(test, "MPI_Test");
+    find(test_cancelled, "MPI_Test_cancelled");
+    find(get_count, "MPI_Get_count");
+    find(cancel, "MPI_Cancel");
+    find(request_free, "MPI_Request_free");
+    find(finalized, "MPI_Finalized");
+  }
+
+ private:
+  template <class Function>
+  void find(Function& function, const char* name) {
+    void* found = ::dlsym(handle_, name);
+    if (found == nullptr) throw std::runtime_error(std::string("this MPI has no ") + name);
+    std::memcpy(&function, &found, sizeof function);
+  }
+
+  void* handle_;
+};
+
+template <class Handle>
+Handle handle_of(std::uintptr_t value) {
+  if constexpr (std::is_pointer_v<Handle>)
+    return reinterpret_cast<Handle>(value);
+  else
+    return static_cast<Handle>(value);
+}
+
+template <class Handle>
+std::uintptr_t value_of(Handle handle) {
+  if constexpr (std::is_pointer_v<Handle>)
+    return reinterpret_cast<std::uintptr_t>(handle);
+  else
+    return static_cast<std::uintptr_t>(handle);
+}
+
+template <class Handle>
+class MpiMessenger final : public Messenger {
+ public:
+  MpiMessenger(const std::string& library, const MpiHandles& handles)
+      : library_(library),
+        communicator_(handle_of<Handle>(handles.communicator)),
+        byte_(handle_of<Handle>(handles.byte)),
+        tags_((handles.most_tag - 1) / tags_of_a_channel * tags_of_a_channel) {}
+
+  const char* name() const override { return "mpi"; }
+  // Peers know each other by their ranks, which the communicator has.
+  std::vector<std::byte> address() override { return {}; }
+
+  Peer connect(std::span<const std::byte> address) override {
+    std::int32_t rank = 0;
+    if (address.size() != sizeof rank) throw std::runtime_error("what it says is no rank of MPI");
+    std::memcpy(&rank, address.data(), sizeof rank);
+    return static_cast<Peer>(rank);
+  }
+
+  std::uint64_t reserve() override { return Messenger::reserve() % tags_; }
+
+  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+    Handle request{};
+    const std::lock_guard lock(entrance());
+    const bool begun = alive() && library_.isend(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
+                                                 static_cast<int>(tag), communicator_, &request) == success;
+    begin(ticket, begun, request, false);
+  }
+
+  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+    Handle request{};
+    const std::lock_guard lock(entrance());
+    const bool begun = alive() && library_.irecv(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
+                                                 static_cast<int>(tag), communicator_, &request) == success;
+    begin(ticket, begun, request, true);
+  }
+
+  void test(Ticket& ticket) override {
+    if (!ticket.pending()) return;
+    auto request = handle_of<Handle>(ticket.request);
+    MpiStatus status{};
+    int ended = 0;
+    const std::lock_guard lock(entrance());
+    const bool well = alive() && library_.test(&request, &ended, &status) == success;
+    if (well && ended == 0) return;
+    ticket.state = well && was_moved(ticket, status) ? Ticket::State::done : Ticket::State::failed;
+  }
+
+  void cancel(Ticket& ticket) override {
+    // A send that is cancelled may take its message back, or not, or wait for the receiver to say so.
+    if (!ticket.receives) return;
+    auto request = handle_of<Handle>(ticket.request);
+    const std::lock_guard lock(entrance());
+    if (alive()) library_.cancel(&request);
+  }
+
+  // What has ended goes on by itself, and MPI_Finalize waits for it.
+  void flush(Peer, Ticket& ticket) override { ticket.state = Ticket::State::done; }
+
+  void forsake(Ticket& ticket) override {
+    auto request = handle_of<Handle>(ticket.request);
+    const std::lock_guard lock(entrance());
+    if (alive()) library_.request_free(&request);
+    ticket.state = Ticket::State::failed;
+  }
+
+  bool prepare_sleep(std::vector<pollfd>&) override { return true; }
+  std::chrono::microseconds doze() const override { return doze_time; }
+  std::uint32_t patience() const override { return yields_before_sleep; }
+
+ private:
+  // After MPI_Finalize, which the program may call when it likes, MPI ends the process that calls it.
+  bool alive() const {
+    int finalized = 0;
+    return library_.finalized(&finalized) == success && finalized == 0;
+  }
+
+  static void begin(Ticket& ticket, bool begun, Handle request, bool receives) {
+    ticket = {};
+    ticket.receives = receives;
+    ticket.request = value_of(request);
+    ticket.state = begun ? Ticket::State::pending : Ticket::State::failed;
+  }
+
+  bool was_moved(Ticket& ticket, const MpiStatus& status) const {
+    int cancelled = 0;
+    int nbytes = 0;
+    if (library_.test_cancelled(&status, &cancelled) != success || cancelled != 0) return false;
+    if (ticket.receives && library_.get_count(&status, byte_, &nbytes) != success) return false;
+    ticket.nbytes = static_cast<std::size_t>(nbytes);
+    return true;
+  }
+
+  const MpiLibrary<Handle> library_;
+  const Handle communicator_;
+  const Handle byte_;
+  const std::uint64_t tags_;
+};
+
+}  // namespace
+
+std::unique_ptr<Messenger> make_mpi_messenger(const std::string& library, const MpiHandles& handles) {
+  if (handles.pointers) return std::make_unique<MpiMessenger<void*>>(library, handles);
+  return std::make_unique<MpiMessenger<int>>(library, handles);
+}
+
+}  // namespace unisono

@@ -1,0 +1,38 @@
+// How the kernel treats a thread that wakes while another one computes on its core.
+#pragma once
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace unisono {
+
+// Patient: it runs when the other has had its turn. Prompt: it runs at once, for it asks for short turns, and Linux
+// (6.12 and later) lets who does so go first; its share of the core is that of any other.
+enum class Waking : std::uint8_t { patient, prompt };
+
+// Of this thread; where it is not allowed, or not known, all goes on without.
+inline void set_waking(Waking waking) {
+  struct {  // sched_attr, which not every libc has, in its first version
+    std::uint32_t size;
+    std::uint32_t policy;
+    std::uint64_t flags;
+    std::int32_t nice;
+    std::uint32_t priority;
+    std::uint64_t turn_ns;
+    std::uint64_t deadline_ns;
+    std::uint64_t period_ns;
+  } attributes{};
+  static_assert(sizeof attributes == 48);
+  constexpr std::uint64_t shortest_turn_ns = 100'000;
+  attributes.size = sizeof attributes;
+  attributes.policy = waking == Waking::patient ? SCHED_BATCH : SCHED_OTHER;
+  attributes.nice = ::getpriority(PRIO_PROCESS, 0);
+  attributes.turn_ns = waking == Waking::patient ? 0 : shortest_turn_ns;  // 0: as by default
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0U);
+}
+
+}  // namespace unisono

@@ -1,0 +1,409 @@
+#include "tagged_channel.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace unisono {
+namespace {
+
+using namespace std::chrono_literals;
+
+// After the peer has hung up, how long nothing may come before it counts as gone.
+constexpr auto quiet_time = 150ms;
+// How long what is on the way may take to end when a channel closes, and after it has been cancelled.
+constexpr auto closing_time = 1000ms;
+constexpr auto cancelling_time = 200ms;
+
+// What libraries may still write to, or read. Never freed, on purpose, but reachable for whoever looks for leaks.
+template <class Kept>
+void keep_for_ever(std::unique_ptr<Kept> kept) {
+  static std::mutex lock;
+  static auto& all = *new std::vector<std::unique_ptr<Kept>>;
+  const std::lock_guard guard(lock);
+  all.push_back(std::move(kept));
+}
+
+}  // namespace
+
+TaggedChannel::LetterHead TaggedChannel::Letter::head() const {
+  LetterHead found;
+  std::memcpy(&found, bytes.data(), sizeof found);
+  return found;
+}
+
+TaggedChannel::TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route,
+                             Descriptor socket)
+    : Channel(peer, messenger->name()), messenger_(std::move(messenger)), route_(route), socket_(std::move(socket)) {
+  for (std::size_t i = 0; i < letter_rooms; ++i) expect(std::make_unique<Letter>());
+}
+
+TaggedChannel::~TaggedChannel() {
+  if (::getpid() != process_) return;  // in a forked child, where the library is the parent's
+  // Letters are the only messages that may be on the way when all calls have ended.
+  const auto until = Clock::now() + closing_time;
+  const auto wait_for = [&](Ticket& ticket) {
+    for (; ticket.pending() && !closed() && Clock::now() < until; std::this_thread::yield()) messenger_->test(ticket);
+  };
+  for (auto& letter : out_letters_) wait_for(letter->ticket);
+  Ticket flushed;
+  if (!closed()) messenger_->flush(route_.peer, flushed);
+  wait_for(flushed);
+  if (flushed.pending()) messenger_->forsake(flushed);
+  const auto cancelled = Clock::now() + cancelling_time;
+  static_cast<void>(let_go(cancelled));  // calls that have failed have been told before
+  for (auto& room : rooms_)
+    if (room->ticket.pending()) messenger_->cancel(room->ticket);
+  finish(rooms_, cancelled);
+  finish(out_letters_, cancelled);
+}
+
+// Waits for what is pending until then, and keeps the memory of what is pending still: false if there is such.
+template <class Kept>
+bool TaggedChannel::finish(Kept& kept, Clock::time_point until) {
+  bool all = true;
+  for (auto& each : kept) {
+    while (each->ticket.pending()) {
+      messenger_->test(each->ticket);
+      if (!each->ticket.pending()) break;
+      if (Clock::now() > until) {
+        messenger_->forsake(each->ticket);
+        keep_for_ever(std::move(each));
+        all = false;
+        break;
+      }
+      std::this_thread::yield();
+    }
+  }
+  kept.clear();
+  return all;
+}
+
+bool TaggedChannel::let_go(Clock::time_point until) {
+  bool all = true;
+  for (Chunks* chunks : {&out_chunks_, &in_chunks_}) {
+    for (auto& chunk : *chunks)
+      if (chunk->ticket.pending()) messenger_->cancel(chunk->ticket);
+    all &= finish(*chunks, until);
+  }
+  whole_ = nullptr;
+  broken_ = true;
+  return all;
+}
+
+void TaggedChannel::refuse(const char* what) const {
+  throw ProtocolError(std::string("a message over ") + transport() + " from rank " + std::to_string(peer()) +
+                      " arrived " + what);
+}
+
+// Whether it is over, well or not; what is not is known by `broken_`.
+bool TaggedChannel::ended(Ticket& ticket) {
+  if (ticket.pending()) messenger_->test(ticket);
+  if (ticket.state == Ticket::State::failed) broken_ = true;
+  return ticket.state == Ticket::State::done;
+}
+
+std::size_t TaggedChannel::chunk_at(std::uint64_t position, const Header& header) {
+  return static_cast<std::size_t>(std::min<std::uint64_t>(cut_of(header).nbytes, header.nbytes - position));
+}
+
+// --- sending --------------------------------------------------------------------------------------------------------
+
+TaggedChannel::Letter* TaggedChannel::free_letter() {
+  for (auto& letter : out_letters_) {
+    if (letter.get() == out_letter_) continue;
+    if (letter->ticket.state == Ticket::State::idle || ended(letter->ticket)) return letter.get();
+  }
+  if (out_letters_.size() == letter_rooms) return nullptr;
+  out_letters_.push_back(std::make_unique<Letter>());
+  return out_letters_.back().get();
+}
+
+void TaggedChannel::post(Letter& letter, std::size_t nbytes) {
+  LetterHead head = letter.head();
+  head.acknowledged = told_letters_ = consumed_letters_;
+  std::memcpy(letter.bytes.data(), &head, sizeof head);
+  messenger_->send(route_.peer, route_.out_tag, letter.bytes.data(), nbytes, letter.ticket);
+  ended(letter.ticket);
+}
+
+void TaggedChannel::note_acknowledged(std::uint32_t acknowledged) {
+  const std::uint32_t newly = acknowledged - acknowledged_letters_;
+  if (newly > sent_letters_ - acknowledged_letters_) refuse("that acknowledges what was not sent");
+  acknowledged_letters_ = acknowledged;
+}
+
+// Tells of what has been consumed, if half of the credit waits to be told of.
+void TaggedChannel::acknowledge() {
+  if (consumed_letters_ - told_letters_ < most_letters / 2 || broken_) return;
+  Letter* letter = free_letter();
+  if (letter == nullptr) return;  // the next one that is consumed tries again
+  const LetterHead head{{}, 0, acknowledgement_letter};
+  std::memcpy(letter->bytes.data(), &head, sizeof head);
+  post(*letter, sizeof head);
+}
+
+bool TaggedChannel::begin(const Header& header, const std::byte* whole) {
+  if (whole == nullptr && !is_small(header.nbytes) && cut_of(header).nbytes > chunk_nbytes)
+    throw std::invalid_argument("a large point-to-point message must lie in one piece");
+  take_letters();
+  if (broken_ || sent_letters_ - acknowledged_letters_ >= most_letters) return false;
+  Letter* letter = free_letter();
+  if (letter == nullptr) return false;
+  const LetterHead head{header, 0, message_letter};
+  std::memcpy(letter->bytes.data(), &head, sizeof head);
+  ++sent_letters_;
+  counters_.sent_messages += 1;
+  counters_.sent_nbytes += header.nbytes;
+  out_header_ = header;
+  out_taken_ = out_sent_ = 0;
+  out_letter_ = nullptr;
+  whole_ = nullptr;
+  if (is_small(header.nbytes) && header.nbytes != 0) {
+    out_letter_ = letter;
+    return true;
+  }
+  post(*letter, sizeof head);
+  if (header.nbytes != 0 && whole != nullptr) {
+    whole_ = whole;
+    send_whole();
+  }
+  return true;
+}
+
+std::size_t TaggedChannel::write(const std::byte* data, std::size_t nbytes) {
+  if (out_letter_ != nullptr) {
+    std::memcpy(out_letter_->bytes.data() + sizeof(LetterHead) + out_taken_, data, nbytes);
+    out_taken_ += nbytes;
+    if (out_taken_ == out_header_.nbytes)
+      post(*std::exchange(out_letter_, nullptr), sizeof(LetterHead) + out_header_.nbytes);
+    return nbytes;
+  }
+  if (whole_ != nullptr) {
+    out_taken_ += nbytes;
+    return nbytes;
+  }
+  std::size_t taken = 0;
+  while (taken < nbytes && room_to_stage()) {
+    Chunk& stage = *out_stage_;
+    const std::size_t part = std::min(nbytes - taken, stage.nbytes - stage.used);
+    std::memcpy(stage.stage.get() + stage.used, data + taken, part);
+    stage.used += part;
+    taken += part;
+    if (stage.used == stage.nbytes) send_stage();
+  }
+  out_taken_ += taken;
+  return taken;
+}
+
+void TaggedChannel::reap_sent() {
+  while (!out_chunks_.empty() && ended(out_chunks_.front()->ticket)) {
+    if (out_chunks_.front()->stage) spare_stages_.push_back(std::move(out_chunks_.front()->stage));
+    out_chunks_.pop_front();
+  }
+}
+
+bool TaggedChannel::room_to_stage() {
+  if (out_stage_ != nullptr) return true;
+  reap_sent();
+  if (broken_ || out_chunks_.size() == most_stages) return false;
+  out_stage_ = std::make_unique<Chunk>();
+  out_stage_->nbytes = chunk_at(out_sent_, out_header_);
+  if (spare_stages_.empty()) spare_stages_.push_back(std::make_unique_for_overwrite<std::byte[]>(chunk_nbytes));
+  out_stage_->stage = std::move(spare_stages_.back());
+  spare_stages_.pop_back();
+  return true;
+}
+
+void TaggedChannel::send_stage() {
+  Chunk& chunk = *out_chunks_.emplace_back(std::move(out_stage_));
+  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, chunk.ticket);
+  out_sent_ += chunk.nbytes;
+}
+
+void TaggedChannel::send_whole() {
+  reap_sent();
+  while (out_sent_ < out_header_.nbytes && out_chunks_.size() < cut_of(out_header_).most && !broken_) {
+    Chunk& chunk = *out_chunks_.emplace_back(std::make_unique<Chunk>());
+    chunk.nbytes = chunk_at(out_sent_, out_header_);
+    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, chunk.ticket);
+    out_sent_ += chunk.nbytes;
+    reap_sent();
+  }
+}
+
+bool TaggedChannel::flush() {
+  if (is_small(out_header_.nbytes)) return true;
+  if (whole_ != nullptr)
+    send_whole();
+  else
+    reap_sent();
+  return out_sent_ == out_header_.nbytes && out_chunks_.empty();
+}
+
+// --- receiving ------------------------------------------------------------------------------------------------------
+
+void TaggedChannel::expect(std::unique_ptr<Letter> room) {
+  messenger_->receive(route_.peer, route_.in_tag, room->bytes.data(), letter_nbytes, room->ticket);
+  rooms_.push_back(std::move(room));
+}
+
+// Takes over the letters that have come: those of acknowledgement at once, the others when it is their turn.
+void TaggedChannel::take_letters() {
+  while (!rooms_.empty() && ended(rooms_.front()->ticket)) {
+    quiet_since_.reset();
+    std::unique_ptr<Letter> letter = std::move(rooms_.front());
+    rooms_.pop_front();
+    if (take_letter(*letter))
+      arrived_.push_back(std::move(letter));
+    else
+      expect(std::move(letter));
+  }
+}
+
+// Whether a letter that has come brings a message.
+bool TaggedChannel::take_letter(const Letter& letter) {
+  const std::size_t nbytes = letter.ticket.nbytes;
+  if (nbytes < sizeof(LetterHead)) refuse("without a header");
+  const LetterHead head = letter.head();
+  if (head.type != message_letter && head.type != acknowledgement_letter) refuse("with a damaged header");
+  note_acknowledged(head.acknowledged);
+  const bool brings = head.type == message_letter;
+  if (nbytes - sizeof head != (brings && is_small(head.header.nbytes) ? head.header.nbytes : 0))
+    refuse("with a wrong length");
+  if (brings && arrived_.size() == most_letters) refuse("without credit");
+  return brings;
+}
+
+const Header* TaggedChannel::front() {
+  if (message_open_) return &in_header_;
+  take_letters();
+  if (arrived_.empty()) return nullptr;
+  open_front();
+  return &in_header_;
+}
+
+void TaggedChannel::open_front() {
+  in_header_ = arrived_.front()->head().header;
+  in_posted_ = in_done_ = 0;
+  message_open_ = true;
+  counters_.received_messages += 1;
+  counters_.received_nbytes += in_header_.nbytes;
+}
+
+void TaggedChannel::end_message() {
+  message_open_ = false;
+  std::unique_ptr<Letter> letter = std::move(arrived_.front());
+  arrived_.pop_front();
+  expect(std::move(letter));
+  ++consumed_letters_;
+  acknowledge();
+}
+
+std::span<const std::byte> TaggedChannel::readable() {
+  if (!message_open_) return {};
+  if (is_small(in_header_.nbytes)) {
+    const std::byte* payload = arrived_.front()->bytes.data() + sizeof(LetterHead);
+    return {payload + in_done_, static_cast<std::size_t>(in_header_.nbytes - in_done_)};
+  }
+  while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_) post_chunk(nullptr);
+  const Chunk* chunk = front_chunk();
+  // One that was posted for `read` to receive in place is not looked at: its memory is the caller's already.
+  if (chunk == nullptr || chunk->direct != nullptr) return {};
+  return {chunk->stage.get() + chunk->used, chunk->nbytes - chunk->used};
+}
+
+// Posts room for the next chunk: there, or in a stage.
+void TaggedChannel::post_chunk(std::byte* direct) {
+  const std::size_t nbytes = chunk_at(in_posted_, in_header_);
+  if (direct == nullptr && nbytes > chunk_nbytes) refuse("that is longer than a stage");
+  Chunk& chunk = *in_chunks_.emplace_back(std::make_unique<Chunk>());
+  chunk.nbytes = nbytes;
+  chunk.direct = direct;
+  if (direct == nullptr) {
+    if (spare_stages_.empty()) spare_stages_.push_back(std::make_unique_for_overwrite<std::byte[]>(chunk_nbytes));
+    chunk.stage = std::move(spare_stages_.back());
+    spare_stages_.pop_back();
+  }
+  messenger_->receive(route_.peer, route_.in_tag + 1, direct != nullptr ? direct : chunk.stage.get(), chunk.nbytes,
+                      chunk.ticket);
+  in_posted_ += chunk.nbytes;
+}
+
+// The chunk at the front, if it has arrived.
+TaggedChannel::Chunk* TaggedChannel::front_chunk() {
+  if (in_chunks_.empty()) return nullptr;
+  Chunk& chunk = *in_chunks_.front();
+  if (!ended(chunk.ticket)) return nullptr;
+  if (chunk.ticket.nbytes != chunk.nbytes) refuse("with a chunk of a wrong length");
+  quiet_since_.reset();
+  return &chunk;
+}
+
+void TaggedChannel::consume(std::size_t nbytes) {
+  if (is_small(in_header_.nbytes)) {
+    in_done_ += nbytes;
+    if (in_done_ == in_header_.nbytes) end_message();
+  } else {
+    use(*in_chunks_.front(), nbytes);
+  }
+}
+
+void TaggedChannel::use(Chunk& chunk, std::size_t nbytes) {
+  chunk.used += nbytes;
+  in_done_ += nbytes;
+  if (chunk.used == chunk.nbytes) {
+    if (chunk.stage) spare_stages_.push_back(std::move(chunk.stage));
+    in_chunks_.pop_front();
+  }
+  if (in_done_ == in_header_.nbytes) end_message();
+}
+
+// The caller goes on from where the last call left off, so that what has been posted stays where it belongs.
+std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes) {
+  if (is_small(in_header_.nbytes)) return Channel::read(data, nbytes);
+  std::size_t moved = 0;
+  while (moved < nbytes && message_open_) {
+    while (in_posted_ < in_header_.nbytes && in_chunks_.size() < cut_of(in_header_).most && !broken_) {
+      const std::size_t ahead = static_cast<std::size_t>(in_posted_ - in_done_) + moved;
+      const bool fits = ahead + chunk_at(in_posted_, in_header_) <= nbytes;
+      if (!fits && in_chunks_.size() >= most_stages) break;
+      post_chunk(fits ? data + ahead : nullptr);
+    }
+    Chunk* chunk = front_chunk();
+    if (chunk == nullptr) break;
+    const std::size_t part = std::min(nbytes - moved, chunk->nbytes - chunk->used);
+    if (chunk->direct == nullptr) std::memcpy(data + moved, chunk->stage.get() + chunk->used, part);
+    moved += part;
+    use(*chunk, part);
+  }
+  return moved;
+}
+
+// --- waiting --------------------------------------------------------------------------------------------------------
+
+bool TaggedChannel::closed() {
+  if (broken_) return true;
+  pollfd socket{socket_.get(), POLLRDHUP, 0};
+  if (::poll(&socket, 1, 0) <= 0) return false;
+  const auto now = Clock::now();
+  if (!quiet_since_) quiet_since_ = now;
+  return now - *quiet_since_ > quiet_time;
+}
+
+void TaggedChannel::prepare_sleep(bool, bool, std::vector<pollfd>& descriptors) {
+  if (!quiet_since_) descriptors.push_back({socket_.get(), POLLRDHUP, 0});
+  asleep_ = messenger_->prepare_sleep(descriptors);
+}
+
+std::chrono::microseconds TaggedChannel::doze() const { return asleep_ ? messenger_->doze() : 0us; }
+
+}  // namespace unisono

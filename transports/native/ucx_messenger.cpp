@@ -1,0 +1,259 @@
+#include "ucx_messenger.h"
+
+#include <dlfcn.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace unisono {
+namespace {
+
+// Of ucs/type/status.h and ucp/api/ucp.h, which promise not to change them.
+using Status = int;
+constexpr Status status_ok = 0;
+constexpr Status status_in_progress = 1;
+constexpr Status status_busy = -15;
+constexpr Status least_status = -100;
+constexpr std::uint64_t ep_param_remote_address = 1U << 0;
+constexpr std::uint64_t ep_attr_transports = 1U << 3;
+constexpr std::uint32_t op_attr_no_immediate_completion = 1U << 16;
+constexpr std::uint64_t whole_tag = ~std::uint64_t{0};
+constexpr unsigned least_minor_version = 11;  // of 1.x: the first with all of this
+
+// Structs are told by bits which of their fields are used, so that newer libraries can have more of them.
+struct EndpointParams {
+  std::uint64_t field_mask;
+  const void* address;
+  std::byte others[512];
+};
+
+struct RequestParam {
+  std::uint32_t op_attr_mask;
+  std::uint32_t flags;
+  std::byte others[248];
+};
+
+struct TagRecvInfo {
+  std::uint64_t sender_tag;
+  std::size_t length;
+};
+
+struct TransportEntry {
+  const char* transport_name;
+  const char* device_name;
+};
+
+struct EndpointAttributes {
+  std::uint64_t field_mask;
+  char name[32];
+  sockaddr_storage local;
+  sockaddr_storage remote;
+  TransportEntry* entries;  // room of the caller
+  unsigned entries_count;
+  std::size_t entry_nbytes;
+  std::byte others[512];
+};
+constexpr unsigned most_carriers = 16;
+
+bool is_request(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) - 1 <
+         static_cast<std::uintptr_t>(static_cast<std::intptr_t>(least_status)) - 1;
+}
+
+// Sleeping threads of other communicators may have taken the event that this one sleeps for.
+constexpr std::chrono::microseconds doze_with_events{2000};
+constexpr std::chrono::microseconds doze_without{200};
+// To be woken takes as long as half a megabyte, of which the sender hears nothing but the end.
+constexpr std::uint32_t yields_before_sleep = 1000;
+
+}  // namespace
+
+struct UcxLibrary {
+  void* handle = nullptr;
+  void (*get_version)(unsigned*, unsigned*, unsigned*) = nullptr;
+  Status (*worker_get_address)(void*, void**, std::size_t*) = nullptr;
+  void (*worker_release_address)(void*, void*) = nullptr;
+  unsigned (*worker_progress)(void*) = nullptr;
+  Status (*worker_get_efd)(void*, int*) = nullptr;
+  Status (*worker_arm)(void*) = nullptr;
+  Status (*ep_create)(void*, const void*, void**) = nullptr;
+  void* (*ep_flush)(void*, const void*) = nullptr;
+  void* (*tag_send)(void*, const void*, std::size_t, std::uint64_t, const void*) = nullptr;
+  void* (*tag_recv)(void*, void*, std::size_t, std::uint64_t, std::uint64_t, const void*) = nullptr;
+  Status (*recv_test)(void*, void*) = nullptr;
+  Status (*check_status)(void*) = nullptr;
+  void (*request_cancel)(void*, void*) = nullptr;
+  void (*request_free)(void*) = nullptr;
+  Status (*ep_query)(void*, void*) = nullptr;
+  const char* (*status_string)(Status) = nullptr;
+  const char* (*version_string)() = nullptr;
+
+  explicit UcxLibrary(const std::string& path) : handle(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (handle == nullptr) throw std::runtime_error(std::string("UCX cannot be loaded: ") + ::dlerror());
+    find(get_version, "ucp_get_version");
+    unsigned major = 0, minor = 0, release = 0;
+    get_version(&major, &minor, &release);
+    if (major != 1 || minor < least_minor_version)
+      throw std::runtime_error("UCX " + std::to_string(major) + "." + std::to_string(minor) +
+                               " cannot be used: it must be 1." + std::to_string(least_minor_version) +
+                               " or a later 1.x");
+    find(worker_get_address, "ucp_worker_get_address");
+    find(worker_release_address, "ucp_worker_release_address");
+    find(worker_progress, "ucp_worker_progress");
+    find(worker_get_efd, "ucp_worker_get_efd");
+    find(worker_arm, "ucp_worker_arm");
+    find(ep_create, "ucp_ep_create");
+    find(ep_flush, "ucp_ep_flush_nbx");
+    find(tag_send, "ucp_tag_send_nbx");
+    find(tag_recv, "ucp_tag_recv_nbx");
+    find(recv_test, "ucp_tag_recv_request_test");
+    find(check_status, "ucp_request_check_status");
+    find(request_cancel, "ucp_request_cancel");
+    find(request_free, "ucp_request_free");
+    find(ep_query, "ucp_ep_query");
+    find(status_string, "ucs_status_string");
+    find(version_string, "ucp_get_version_string");
+  }
+  // The library stays loaded: what has been forsaken is in it.
+
+ private:
+  template <class Function>
+  void find(Function& function, const char* name) {
+    void* found = ::dlsym(handle, name);
+    if (found == nullptr) throw std::runtime_error(std::string("this UCX has no ") + name);
+    std::memcpy(&function, &found, sizeof function);
+  }
+};
+
+UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t worker)
+    : library_(std::make_unique<UcxLibrary>(library)), worker_(reinterpret_cast<void*>(worker)) {
+  if (worker == 0) throw std::runtime_error("there is no worker of UCX");
+  // A worker that cannot wake anybody has no descriptor.
+  if (library_->worker_get_efd(worker_, &event_descriptor_) != status_ok) event_descriptor_ = -1;
+}
+
+UcxMessenger::~UcxMessenger() = default;
+
+std::vector<std::byte> UcxMessenger::address() {
+  const std::lock_guard lock(mutex_);
+  void* address = nullptr;
+  std::size_t nbytes = 0;
+  const Status status = library_->worker_get_address(worker_, &address, &nbytes);
+  if (status != status_ok)
+    throw std::runtime_error("UCX does not tell its address: " + std::string(library_->status_string(status)));
+  const auto* bytes = static_cast<const std::byte*>(address);
+  const std::vector<std::byte> found(bytes, bytes + nbytes);
+  library_->worker_release_address(worker_, address);
+  return found;
+}
+
+Messenger::Peer UcxMessenger::connect(std::span<const std::byte> address) {
+  const std::lock_guard lock(mutex_);
+  const std::string key(reinterpret_cast<const char*>(address.data()), address.size());
+  void*& endpoint = peers_[key];
+  if (endpoint == nullptr) {
+    EndpointParams params{};
+    params.field_mask = ep_param_remote_address;
+    params.address = address.data();
+    const Status status = library_->ep_create(worker_, &params, &endpoint);
+    if (status != status_ok) {
+      peers_.erase(key);
+      throw std::runtime_error("UCX does not reach it with the transports that UCX_TLS and the machines allow (" +
+                               std::string(library_->status_string(status)) + ")");
+    }
+  }
+  return reinterpret_cast<Peer>(endpoint);
+}
+
+std::string UcxMessenger::version() const { return library_->version_string(); }
+
+std::string UcxMessenger::carriers(Peer peer) {
+  TransportEntry entries[most_carriers]{};
+  EndpointAttributes attributes{};
+  attributes.field_mask = ep_attr_transports;
+  attributes.entries = entries;
+  attributes.entries_count = most_carriers;
+  attributes.entry_nbytes = sizeof(TransportEntry);
+  const std::lock_guard lock(mutex_);
+  if (library_->ep_query(reinterpret_cast<void*>(peer), &attributes) != status_ok) return {};
+  std::string found;
+  for (unsigned i = 0; i < attributes.entries_count; ++i)
+    found += std::string(i == 0 ? "" : ", ") + entries[i].transport_name + "/" + entries[i].device_name;
+  return found;
+}
+
+void UcxMessenger::begin(Ticket& ticket, void* request, bool receives) {
+  ticket = {};
+  ticket.receives = receives;
+  if (is_request(request)) {
+    ticket.request = reinterpret_cast<std::uintptr_t>(request);
+    ticket.state = Ticket::State::pending;
+  } else {
+    ticket.state = request == nullptr ? Ticket::State::done : Ticket::State::failed;
+  }
+}
+
+void UcxMessenger::send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) {
+  const RequestParam param{};
+  const std::lock_guard lock(mutex_);
+  begin(ticket, library_->tag_send(reinterpret_cast<void*>(peer), data, nbytes, tag, &param), false);
+}
+
+// It is told how much has come by asking the request, so that there must be one.
+void UcxMessenger::receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) {
+  RequestParam param{};
+  param.op_attr_mask = op_attr_no_immediate_completion;
+  const std::lock_guard lock(mutex_);
+  begin(ticket, library_->tag_recv(worker_, data, nbytes, tag, whole_tag, &param), true);
+}
+
+void UcxMessenger::test(Ticket& ticket) {
+  auto* request = reinterpret_cast<void*>(ticket.request);
+  const std::lock_guard lock(mutex_);
+  if (library_->worker_progress(worker_) != 0) moved_.store(true, std::memory_order_relaxed);
+  if (!ticket.pending()) return;
+  TagRecvInfo info{};
+  const Status status = ticket.receives ? library_->recv_test(request, &info) : library_->check_status(request);
+  if (status == status_in_progress) return;
+  ticket.nbytes = info.length;
+  ticket.state = status == status_ok ? Ticket::State::done : Ticket::State::failed;
+  library_->request_free(request);
+}
+
+void UcxMessenger::cancel(Ticket& ticket) {
+  const std::lock_guard lock(mutex_);
+  library_->request_cancel(worker_, reinterpret_cast<void*>(ticket.request));
+}
+
+void UcxMessenger::flush(Peer peer, Ticket& ticket) {
+  const RequestParam param{};
+  const std::lock_guard lock(mutex_);
+  begin(ticket, library_->ep_flush(reinterpret_cast<void*>(peer), &param), false);
+}
+
+void UcxMessenger::forsake(Ticket& ticket) {
+  const std::lock_guard lock(mutex_);
+  library_->request_free(reinterpret_cast<void*>(ticket.request));
+  ticket.state = Ticket::State::failed;
+}
+
+bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
+  if (event_descriptor_ < 0) return true;
+  descriptors.push_back({event_descriptor_, POLLIN, 0});
+  const std::lock_guard lock(mutex_);
+  moved_.store(false, std::memory_order_relaxed);
+  return library_->worker_arm(worker_) != status_busy;
+}
+
+std::uint32_t UcxMessenger::patience() const { return yields_before_sleep; }
+
+// A worker that has moved something since it was armed may have more to do, such as the rest of a copy, and no event
+// tells of that.
+std::chrono::microseconds UcxMessenger::doze() const {
+  if (event_descriptor_ < 0) return doze_without;
+  return moved_.load(std::memory_order_relaxed) ? std::chrono::microseconds::zero() : doze_with_events;
+}
+
+}  // namespace unisono

@@ -1,0 +1,49 @@
+"""Which transports are tried, in which order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from unisono.errors import TransportUnavailableError
+
+_log = logging.getLogger("unisono")
+
+_AUTO = ("shm", "tcp")
+_AUTO_WITH_UCX = ("shm", "ucx", "tcp")
+_UCX_BY_ITS_PACKAGE = ("ucx_core",)
+# Has an entry for each device for remote memory access.
+_DEVICES = Path("/sys/class/infiniband")
+
+
+def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of transports that `preference` stands for on this host, or itself.
+
+    That is what ("auto",) is, and ("ucx_core",) for ("ucx",) where the native core cannot enter the UCX that there is.
+    """
+    if preference == ("ucx",):
+        return _UCX_BY_ITS_PACKAGE if _ucx_cannot_be_entered() else preference
+    if preference != ("auto",):
+        return preference
+    return _AUTO_WITH_UCX if _ucx_offers_more_than_tcp() else _AUTO
+
+
+def _ucx_cannot_be_entered() -> bool:
+    from unisono.transports import ucx
+
+    try:
+        ucx.open_messenger()
+    except ucx.NotEnteredError as error:
+        _log.warning("%s", error.message)
+        return True
+    except TransportUnavailableError:  # the ranks say so when they want to use it
+        pass
+    return False
+
+
+def _ucx_offers_more_than_tcp() -> bool:
+    if not (_DEVICES.is_dir() and any(_DEVICES.iterdir())):
+        return False
+    from unisono.transports import ucx
+
+    return ucx.drives_infiniband()

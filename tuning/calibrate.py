@@ -1,0 +1,134 @@
+"""Calibration: the parameters of a kind of link, and of memory, from what a few probes measure.
+
+Probes are handed in, so this is pure. A probe is a round between two ranks, or work of one; its time is the same on all
+ranks of the job by the time it is used. What rounds cost among all ranks of a job follows from whole collectives, which
+differ in one thing each: how many rounds there are, whether what arrives is combined, whether a rank sends to all
+others at once, whether messages are whole vectors, and whether there is a root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from unisono.algorithms import costs
+from unisono.tuning.parameters import PRIORS, Curve, Link, Parameters, RoundCosts, curve
+
+# Bytes of messages: of the short form, which takes less than a second, and of the long one.
+SHORT = tuple(8 << (3 * k) for k in range(7))
+LONG = tuple(8 << k for k in range(20))
+_MEMORY = (64 << 10, 1 << 20, 16 << 20)
+_BURST = 16
+# No memory is faster than this for each byte, and no cache.
+_FASTEST_S = 1e-11
+_SHORTEST_S = 1e-8
+_SMALL, _LARGE = 8, 1 << 20
+
+
+class Probes(Protocol):
+    """What measures; all results in seconds."""
+
+    def exchange(self, nbytes: int) -> float:
+        """Return the time of a round in which two ranks send each other a message."""
+
+    def one_way(self, nbytes: int) -> float:
+        """Return half the time of a message there and another one back."""
+
+    def burst(self, nbytes: int, messages: int) -> float:
+        """Return the time of so many messages one way, one after the other, and of one back."""
+
+    def reduce(self, dtype: str, nbytes: int) -> float:
+        """Return the time of combining two vectors."""
+
+    def copy(self, nbytes: int) -> float:
+        """Return the time of copying a vector."""
+
+
+class Calibration(NamedTuple):
+    """What was measured: the link, and combining by dtype and copying by bytes."""
+
+    link: Link
+    reduce: dict[str, Curve]
+    copy: Curve
+
+
+def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[str]) -> Calibration:
+    """Return the parameters of a kind of link, whose messages have `sizes`, and of reductions of `dtypes`."""
+    prior = PRIORS.links[link]
+    step = curve((nbytes, probes.exchange(nbytes)) for nbytes in sizes)
+    overhead_s = max(0.0, (probes.burst(_SMALL, _BURST) - probes.burst(_SMALL, 1)) / (_BURST - 1))
+    reduce = {dtype: _rate(partial(probes.reduce, dtype)) for dtype in dtypes}
+    small_s, large_s = step.at(_SMALL), step.at(_LARGE)
+    measured = prior._replace(
+        # A round takes at least as long as a message needs to arrive; what is above that is work.
+        latency_s=min(probes.one_way(_SMALL), small_s),
+        overhead_s=min(overhead_s, small_s),
+        per_byte_s=(large_s - small_s) / _LARGE,
+        reduce_per_byte_s=reduce[dtypes[0]].at(_LARGE) / _LARGE,
+        step=step,
+    )
+    return Calibration(measured, reduce, _rate(probes.copy))
+
+
+def calibrate_rounds(
+    time_s: Callable[[str, str, int], float], ranks: int, ranks_per_host: int, sizes: Sequence[int]
+) -> RoundCosts:
+    """Return what rounds among the ranks cost, in which messages have `sizes`.
+
+    `time_s` measures a collective by an algorithm on a vector of so many bytes.
+    """
+    least, others = sizes[0], ranks - 1
+    vectors = [nbytes * ranks for nbytes in sizes]
+
+    def shared(collective: str, algorithm: str) -> dict[int, float]:
+        """Return the times by the bytes of a share."""
+        return {nbytes // ranks: time_s(collective, algorithm, nbytes) for nbytes in vectors}
+
+    rings, at_once = shared("allgather", "ring"), shared("allgather", "direct")
+    # A ring of twice as many rounds takes as much longer as the rounds do: the rest is of the call.
+    call_s = max(0.0, 2 * rings[least] - time_s("allreduce", "ring", least * ranks))
+    step = _positive({n: (s - call_s) / others for n, s in rings.items()})
+    reduce = _positive({n: (s - rings[n]) / others for n, s in shared("reduce_scatter", "ring").items()})
+    apart = _positive({n: (s - at_once[n]) / others for n, s in shared("reduce_scatter", "direct").items()})
+    further = _positive({n: (s - call_s - step.at(n)) / (ranks - 2) for n, s in at_once.items()}) if ranks > 2 else step
+    butterfly = costs.allreduce_recursive_doubling(ranks)
+    part = butterfly.sent / butterfly.rounds  # less than 1 where ranks are folded, which wait in some of the rounds
+    doubling = {n: time_s("allreduce", "recursive_doubling", n) for n in vectors}
+    rounds = {round(n * part): (s - call_s) / butterfly.rounds for n, s in doubling.items()}
+    whole = _positive({n: s - reduce.at(n) for n, s in rounds.items()})
+    tree_s, deep = time_s("broadcast", "binomial", least), costs.broadcast_binomial(ranks).rounds
+    rooted_call_s = max(0.0, tree_s - deep * step.at(least))
+    return RoundCosts(ranks, ranks_per_host, call_s, rooted_call_s, step, whole, further, reduce, apart)
+
+
+def _positive(seconds: Mapping[int, float]) -> Curve:
+    """Return the curve of differences, which may be negative by noise."""
+    return curve((nbytes, max(each, nbytes * _FASTEST_S, _SHORTEST_S)) for nbytes, each in seconds.items())
+
+
+def _rate(work: Callable[[int], float]) -> Curve:
+    """Return the time of work on memory without what calling it takes; what is in the caches is equally fast."""
+    call_s = work(_SMALL)
+    points = [(nbytes, max(work(nbytes) - call_s, nbytes * _FASTEST_S)) for nbytes in _MEMORY]
+    (nbytes, seconds), *_ = points
+    return curve([(_SMALL, seconds * _SMALL / nbytes), *points])
+
+
+def updated(parameters: Parameters, found: Calibration) -> Parameters:
+    """Return the parameters with what was measured in place of what was known of it."""
+    return parameters._replace(
+        links={**parameters.links, found.link.name: found.link},
+        reduce={**parameters.reduce, **found.reduce},
+        copy=found.copy,
+    )
+
+
+def with_rounds(parameters: Parameters, link: str, found: RoundCosts) -> Parameters:
+    """Return the parameters with the costs of rounds in place of those that were known for as many ranks."""
+    others = [
+        each
+        for each in parameters.rounds.get(link, ())
+        if (each.ranks, each.ranks_per_host) != (found.ranks, found.ranks_per_host)
+    ]
+    return parameters._replace(rounds={**parameters.rounds, link: (*others, found)})

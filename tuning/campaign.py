@@ -1,0 +1,340 @@
+"""Campaigns: which variant is fastest for each collective and size, found within a budget of seconds.
+
+Theory of operation. Sizes far apart (the *anchors*) come first, with all candidates that the model does not put far
+behind; most leave after a block. At the sizes between, times are predicted from those measured at the anchors, and only
+those near the best are raced, at least two families of algorithms. Then parameters of winners (segments, lanes, radix,
+window) are refined by coordinate descent, and where winners change, the size at which they do is looked for by
+bisection. Each race may take its share of what is left of the budget.
+
+A campaign is pure: `Trials` run the candidates. All ranks of a job go through the same campaign, and as they are told
+the same times, they decide alike; one of them keeps the measurements.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple, Protocol
+
+from unisono.algorithms.algorithm import Builder
+from unisono.algorithms.phases import Composition
+from unisono.algorithms.registry import find
+from unisono.algorithms.variants import Variant, parsed
+from unisono.errors import UsageError
+from unisono.tuning.choice import SEGMENT, Candidate, Known, Question, candidate, looked_at
+from unisono.tuning.race import Lap, Outcome, Rules, interval, quantile, race
+from unisono.tuning.store import Context, Measurement
+from unisono.tuning.table import between
+
+# Candidates that are raced: how many times as long as the best they may be predicted to take, by the model where
+# nothing has been measured, and by times measured at other sizes.
+FAR_BEHIND = 2.0
+NEAR = 1.3
+FAMILIES = 2
+# How much of its time a parameter must save to be changed.
+SAVED = 0.02
+# Two sizes between which the winner changes are near enough to each other.
+BRACKET = 2.0
+# Parts of the budget after which a stage ends, if it has not before.
+_STAGES = {"anchors": 0.5, "refining": 0.6, "between": 0.95, "crossings": 1.0}
+_COORDINATES = {"radix": (2, 3, 4, 8), "lanes": (1, 2, 4), "window": (1, 2, 4, 8)}
+_SEGMENTS = tuple(1 << power for power in range(14, 24))
+_LEAST_SEGMENTED = 64 << 10
+
+
+class Trials(Protocol):
+    """What runs candidates; all ranks are given the same answers."""
+
+    @property
+    def known(self) -> Known:
+        """What is known of the machine."""
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        """Return what is asked about such calls."""
+
+    def nbytes(self, collective: str, nbytes: int) -> int:
+        """Return the size nearest to `nbytes` that there can be."""
+
+    def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
+        """Let such calls be run; return None, or why they cannot be."""
+
+    def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
+        """Run prepared calls; return the seconds of each, and the seconds that have passed since the last run."""
+
+    def placement(self) -> str:
+        """Return how far apart the cores are now, as a label; nothing if that is not known."""
+
+
+class Settings(NamedTuple):
+    """What to measure.
+
+    Attributes:
+        collectives: by name, the most wanted ones first.
+        sizes: bytes of the vector, ascending.
+        budget_s: seconds in all.
+        about: what measurements say of themselves: machine, job, library, date.
+        seed: of the order in blocks.
+    """
+
+    collectives: Sequence[str]
+    sizes: Sequence[int]
+    budget_s: float
+    about: Mapping[str, str]
+    seed: int = 0
+
+
+class Campaign:
+    """One campaign, run once.
+
+    Args:
+        trials: what runs candidates.
+        settings: what to measure.
+        keep: is given what was measured, after each race.
+        observe: is told what is done and which part of the budget is spent, after each race.
+        before: measurements of earlier campaigns: what was measured then is not measured again.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        settings: Settings,
+        keep: Callable[[Sequence[Measurement]], None],
+        observe: Callable[[str, float], None],
+        before: Iterable[Measurement] = (),
+    ) -> None:
+        self._trials = trials
+        self._settings = settings
+        self._keep = keep
+        self._observe = observe
+        self._draw = random.Random(settings.seed)
+        self._spent_s = 0.0
+        self._races = 0
+        self._most_blocks = 0
+        # Times by collective, size and variant.
+        self._times: defaultdict[str, defaultdict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for each in before:
+            if each.context == self._context(each.context.collective):
+                self._times[each.context.collective][each.nbytes][each.variant] = each.median_s
+
+    def run(self) -> int:
+        """Measure until everything is or the budget is spent; return how many sizes have been left out, of all.
+
+        Raises:
+            UsageError: there is nothing to measure, or the budget was too small for it.
+        """
+        sizes = {name: self._sizes(name) for name in self._settings.collectives}
+        anchors = {
+            name: [each for k, each in enumerate(found) if k % 3 == 0 or each == found[-1]]
+            for name, found in sizes.items()
+        }
+        self._visit("anchors", [(name, nbytes) for name, found in anchors.items() for nbytes in found])
+        if self._spent_s > self._settings.budget_s and self._races and self._most_blocks < 2:
+            raise UsageError(
+                f"a budget of {self._settings.budget_s:g} s is too small to measure anything: the first race alone "
+                f"took {self._spent_s:.3g} s; give more, or fewer and shorter sizes"
+            )
+        self._refine([(name, nbytes) for name, found in anchors.items() for nbytes in reversed(found)])
+        between_ = [(name, n) for name, found in sizes.items() for n in found if n not in anchors[name]]
+        self._visit("between", between_)
+        self._bisect()
+        return sum(nbytes not in self._times[name] for name, found in sizes.items() for nbytes in found)
+
+    def _sizes(self, collective: str) -> list[int]:
+        return sorted({self._trials.nbytes(collective, nbytes) for nbytes in self._settings.sizes})
+
+    def _context(self, collective: str) -> Context:
+        asked = self._trials.question(collective, self._trials.nbytes(collective, 1))
+        machine = self._settings.about.get("machine", "")
+        return Context(machine, collective, asked.link, asked.dtype, asked.size, asked.ranks_per_host)
+
+    # Stages.
+
+    def _visit(self, stage: str, points: Sequence[tuple[str, int]]) -> None:
+        """Race the candidates at each of the points at which nothing has been measured."""
+        left = [point for point in points if len(self._times[point[0]].get(point[1], {})) < FAMILIES]
+        for number, (collective, nbytes) in enumerate(left):
+            budget_s = self._left_s(stage) / (len(left) - number)
+            if budget_s <= 0 and self._races:
+                return
+            self._race(collective, nbytes, self._candidates(collective, nbytes), budget_s)
+
+    def _refine(self, points: Sequence[tuple[str, int]]) -> None:
+        """Look for better parameters of the winners, one parameter after the other."""
+        for number, (collective, nbytes) in enumerate(points):
+            if nbytes not in self._times[collective]:
+                continue
+            best = self._best(collective, nbytes)
+            for parameter, values in self._coordinates(collective, nbytes, best):
+                share_s = self._left_s("refining") / (len(points) - number)
+                if share_s <= 0:
+                    return
+                best = self._descend(collective, nbytes, best, parameter, values, share_s)
+
+    def _descend(
+        self, collective: str, nbytes: int, best: Variant, parameter: str, values: Sequence[int], budget_s: float
+    ) -> Variant:
+        """Return the best variant along one parameter, going on in a direction as long as it pays."""
+        place = values.index(self._value(collective, nbytes, best, parameter))
+        for step in (1, -1):
+            at = place + step
+            while 0 <= at < len(values) and budget_s > 0:
+                other = best.having(**{parameter: values[at]})
+                found = self._race(collective, nbytes, [str(best), str(other)], budget_s)
+                if found is None or not _is_worth_it(found, str(other)):
+                    break
+                best, at, budget_s = other, at + step, budget_s - found.cost_s
+        return best
+
+    def _bisect(self) -> None:
+        """Look for the sizes at which winners change, where two neighbours are far apart."""
+        again = True
+        while again and self._left_s("crossings") > 0:
+            again = False
+            for collective in self._settings.collectives:
+                for low, high in pairwise(sorted(self._times[collective])):
+                    middle = self._trials.nbytes(collective, round((max(1, low) * high) ** 0.5))
+                    winners = {self._best(collective, low), self._best(collective, high)}
+                    if high <= BRACKET * max(1, low) or len(winners) == 1 or middle in (low, high):
+                        continue
+                    if (left_s := self._left_s("crossings")) <= 0:
+                        return
+                    found = self._race(collective, middle, self._candidates(collective, middle), left_s / 2)
+                    again = again or found is not None
+
+    # Candidates.
+
+    def _candidates(self, collective: str, nbytes: int) -> list[str]:
+        """Return the variants to race at a size: by times at the sizes around it, or else by the model."""
+        known = sorted(n for n, times in self._times[collective].items() if n != nbytes and len(times) > 1)
+        below = [n for n in known if n < nbytes][-1:]
+        above = [n for n in known if n > nbytes][:1]
+        rows = self._open(collective, nbytes)
+        predicted = {each.variant: each.predicted_s for each in rows if each.predicted_s is not None}
+        if not (below and above):
+            unpredicted = {each.variant for each in rows} - set(predicted)
+            return self._kept(collective, nbytes, predicted, FAR_BEHIND, unpredicted)
+        low, high = self._times[collective][below[0]], self._times[collective][above[0]]
+        times = {v: between(nbytes, (below[0], low[v]), (above[0], high[v])) for v in low if v in high}
+        # What was left out on one side is as much slower than the model says as the others are.
+        if factors := [times[variant] / predicted[variant] for variant in times if variant in predicted]:
+            times = {variant: median(factors) * s for variant, s in predicted.items()} | times
+        wanted = {str(self._best(collective, n)) for n in (below[0], above[0])}
+        return self._kept(collective, nbytes, times, NEAR, wanted)
+
+    def _open(self, collective: str, nbytes: int) -> list[Candidate]:
+        """Return the algorithms that can run, those that the tuner leaves to who names them too, and libraries' own."""
+        asked, known = self._trials.question(collective, nbytes), self._trials.known
+        rows = list[Candidate]()
+        for algorithm in looked_at(asked):
+            is_named = not isinstance(algorithm, Composition)  # Compositions that have nothing to gain stay out.
+            rows.append(candidate(Variant(algorithm.name), asked, known, None, is_named))
+        return [each for each in rows if each.refusal is None]
+
+    def _kept(
+        self, collective: str, nbytes: int, times: Mapping[str, float], most: float, wanted: set[str]
+    ) -> list[str]:
+        """Return the variants within `most` times the best, those `wanted`, and the best of at least two families.
+
+        All of them can be run.
+        """
+        ordered = sorted(times, key=times.__getitem__)
+        kept, families = list[str](), set[str]()
+        for each in (*ordered, *sorted(wanted - set(times))):
+            family = self._family(collective, each)
+            is_near = each in wanted or times[each] <= most * times[ordered[0]]
+            is_other = len(families) < FAMILIES and family not in families
+            if (is_near or is_other) and self._trials.prepare(collective, nbytes, each) is None:
+                kept.append(each)
+                families.add(family)
+        return kept
+
+    @staticmethod
+    def _family(collective: str, variant: str) -> str:
+        """Return what algorithms of one idea have in common: the file of their builders."""
+        build = find(collective, parsed(variant).algorithm).build
+        return repr(build).partition(".")[0] if isinstance(build, Builder) else variant
+
+    def _coordinates(self, collective: str, nbytes: int, best: Variant) -> list[tuple[str, Sequence[int]]]:
+        """Return the parameters of a variant that can be refined, and their values, its own among them."""
+        algorithm = find(collective, best.algorithm)
+        # More than the ranks there are is as much as all of them.
+        ranks = self._trials.question(collective, nbytes).size
+        found: dict[str, Sequence[int]] = {
+            name: [value for value in _COORDINATES[name] if value < ranks]
+            for name in algorithm.parameters()
+            if name in _COORDINATES
+        }
+        if algorithm.segmentable and nbytes >= _LEAST_SEGMENTED and not isinstance(algorithm, Composition):
+            found[SEGMENT] = [size for size in _SEGMENTS if size <= nbytes]
+        return [
+            (name, sorted({*values, self._value(collective, nbytes, best, name)})) for name, values in found.items()
+        ]
+
+    def _value(self, collective: str, nbytes: int, variant: Variant, parameter: str) -> int:
+        """Return the value of a parameter of a variant, which may be the default."""
+        given = dict(variant.params).get(parameter)
+        if given is not None:
+            return int(given)
+        if parameter == SEGMENT:
+            return self._trials.known.parameters.link(self._trials.question(collective, nbytes).link).segment_nbytes
+        default = inspect.signature(find(collective, variant.algorithm).build).parameters[parameter].default
+        return int(default) if isinstance(default, int) else 1
+
+    # Races.
+
+    def _best(self, collective: str, nbytes: int) -> Variant:
+        times = self._times[collective][nbytes]
+        return parsed(min(times, key=times.__getitem__))
+
+    def _left_s(self, stage: str) -> float:
+        return _STAGES[stage] * self._settings.budget_s - self._spent_s
+
+    def _race(self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float) -> Outcome | None:
+        """Race variants at a size and keep what was measured; None if fewer than one can run."""
+        able = [each for each in dict.fromkeys(variants) if self._trials.prepare(collective, nbytes, each) is None]
+        if not able:
+            return None
+        placement = self._trials.placement()
+        found = race(
+            able, lambda each: self._trials.run(collective, nbytes, each), Rules(budget_s=budget_s), self._draw
+        )
+        self._spent_s += found.cost_s
+        self._races += 1
+        self._most_blocks = max(self._most_blocks, *(len(lap.times_s) for lap in found.laps))
+        self._note(collective, nbytes, found, placement)
+        self._observe(f"{collective}, {nbytes} B: {found.winner}", min(1.0, self._spent_s / self._settings.budget_s))
+        return found
+
+    def _note(self, collective: str, nbytes: int, found: Outcome, placement: str) -> None:
+        """Keep the times of the variants that had none at this size, as they compare with one that had."""
+        times, context = self._times[collective][nbytes], self._context(collective)
+        again = [lap for lap in found.laps if lap.candidate in times]
+        factor = times[again[0].candidate] / again[0].median_s if again else 1.0
+        laps = [
+            lap._replace(times_s=tuple(factor * each for each in lap.times_s))
+            for lap in found.laps
+            if lap.candidate not in times
+        ]
+        times |= {lap.candidate: lap.median_s for lap in laps}
+        about = {**self._settings.about, "placement": placement}
+        self._keep([measured(context, lap, nbytes, about) for lap in laps])
+
+
+def _is_worth_it(found: Outcome, variant: str) -> bool:
+    """Return whether a race of two has found that `variant` saves enough over the other."""
+    times_s = {lap.candidate: lap.median_s for lap in found.laps}
+    return found.winner == variant and times_s[variant] <= (1 - SAVED) * max(times_s.values())
+
+
+def measured(context: Context, lap: Lap, nbytes: int, about: Mapping[str, str]) -> Measurement:
+    """Return the measurement that a lap of a race is."""
+    low_s, high_s = interval(lap.times_s)
+    p10_s, p90_s = quantile(lap.times_s, 0.1), quantile(lap.times_s, 0.9)
+    own = {name: value for name, value in about.items() if name != "machine"}
+    return Measurement(
+        context, lap.candidate, nbytes, lap.median_s, low_s, high_s, p10_s, p90_s, len(lap.times_s), **own
+    )

@@ -1,0 +1,114 @@
+"""What a machine is, as far as it decides which times hold on it; and where its calibration is kept.
+
+A fingerprint is a hash of identities only: processor, numbers of cores and NUMA nodes, GPUs, system. What changes from
+boot to boot, or with load, is not in it. Calibrations are in the user's cache folder, one file for each fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.tuning.parameters import Parameters, from_json, to_json
+
+_log = logging.getLogger("unisono")
+
+_HEAD = 4096  # of /proc/cpuinfo, which has a part for each core
+
+
+def describe() -> dict[str, Any]:
+    """Return what identifies this machine, for people and for `fingerprint`."""
+    found = {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "numa_nodes": _count("/sys/devices/system/node", "node"),
+        "system": platform.system(),
+    }
+    gpus = _gpus(Path("/proc/driver/nvidia/gpus"))
+    return {**found, "gpus": gpus} if gpus else found
+
+
+def fingerprint(identity: Mapping[str, Any] | None = None) -> str:
+    """Return 16 hexadecimal digits that are equal for equal identities, by default for this machine's.
+
+    Raises:
+        UsageError: it is not made of what JSON has.
+
+    >>> fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+    True
+    """
+    found = describe() if identity is None else identity
+    try:
+        text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"an identity is made of what JSON has: {error}") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the user's cache folder of Unisono, which need not be there."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".cache")) / "unisono"
+
+
+def calibrated(machine: str) -> Parameters | None:
+    """Return the parameters that were measured on the machine with this fingerprint, if they are in the cache."""
+    path = cache_folder() / f"{machine}.json"
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, UsageError) as error:
+        _log.warning("the calibration in %s is not used: %s; `unisono calibrate` makes it anew", path, error)
+        return None
+
+
+def keep(machine: str, parameters: Parameters) -> Path | None:
+    """Keep parameters in the cache; where it cannot be written, say so and return None."""
+    path = cache_folder() / f"{machine}.json"
+    scratch = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(to_json(parameters)), encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        _log.warning("the calibration is not kept, as %s cannot be written: %s", path, error.strerror)
+        return None
+    return path
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read(_HEAD).splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return names[0] if names else platform.processor()
+
+
+def _gpus(folder: Path) -> list[str]:
+    """Return the models of the GPUs that the driver of NVIDIA tells; `tuning.gpus` knows more, and takes longer."""
+    found = list[str]()
+    for path in folder.glob("*/information"):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return sorted(found)
+
+
+def _count(folder: str, prefix: str) -> int:
+    try:
+        return sum(name.removeprefix(prefix).isdigit() for name in os.listdir(folder) if name.startswith(prefix)) or 1
+    except OSError:
+        return 1

@@ -1,0 +1,97 @@
+"""Arrays on a device that is a double: their elements come late, and are read where the caller's stream has come to."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.collectives.foreign import typestr
+from unisono.testing.device_double import Gpu
+from unisono.transports.cuda import devices
+from unisono.transports.cuda.device import Device, Stream
+from unisono.transports.cuda.staging import await_event
+
+_PATIENCE_S = 30.0
+
+
+@contextmanager
+def device_double(seed: int = 0, **arguments: Any) -> Iterator[Gpu]:
+    """Let this process have a double for its GPU in a with-block; see `Gpu` for the arguments.
+
+    Raises:
+        AssertionError: at the end, a rule of devices was broken, or something has not been given back.
+    """
+    gpu = Gpu(seed, **arguments)
+    with devices.replaced(gpu.device):
+        yield gpu
+        gc.collect()
+        gpu.synchronize()
+    assert not gpu.leaks(), gpu.leaks()
+    gpu.close()
+
+
+class DoubleArray:
+    """An array of nobody's on a double, with `__cuda_array_interface__`, used on one stream.
+
+    Its elements are written there by the work of that stream, late.
+
+    Attributes:
+        shape, dtype: as numpy's.
+    """
+
+    def __init__(self, gpu: Gpu, values: NDArray[Any], stream: Stream, kind: str = "device") -> None:
+        flat = np.asarray(values).reshape(-1, order="F" if _is_in_f_order(values) else "C")
+        self.shape, self.dtype = values.shape, values.dtype
+        self._device = gpu.device()
+        self._stream = stream
+        self._memory = gpu.memory(flat.nbytes, kind)
+        self.__cuda_array_interface__ = {
+            "data": (self._memory.pointer if flat.nbytes else 0, False),
+            "shape": values.shape,
+            "strides": values.strides if _is_in_f_order(values) else None,
+            "typestr": typestr(values.dtype),
+            "stream": int(stream),
+            "version": 3,
+        }
+        self._staged = self._device.pin(max(1, flat.nbytes))
+        self._staged[: flat.nbytes] = flat.view(np.uint8)
+        self._device.copy(self._memory.pointer, self._staged.ctypes.data, flat.nbytes, stream)
+
+    def __del__(self) -> None:
+        """Give the memory back, which nothing but the stream of the array uses any more."""
+        _when_done(self._device, self._stream)
+        self._device.free(self._memory)
+        self._device.unpin(self._staged)
+
+
+def read(gpu: Gpu, array: Any) -> NDArray[Any]:
+    """Return the elements of an array with `__cuda_array_interface__`, as work of its stream sees them now."""
+    told = array.__cuda_array_interface__
+    dtype, stream = np.dtype(array.dtype), Stream(told["stream"])
+    values = np.empty(told["shape"], dtype)
+    strides = told["strides"] or values.strides
+    device = gpu.device()
+    if values.nbytes:
+        staged = device.pin(values.nbytes)
+        device.copy(staged.ctypes.data, told["data"][0], values.nbytes, stream)
+        _when_done(device, stream)
+        values[...] = np.ndarray(told["shape"], dtype, staged.data, strides=strides)
+        device.unpin(staged)
+    return values
+
+
+def _when_done(device: Device, stream: Stream) -> None:
+    event = device.new_event()
+    device.record(event, stream)
+    await_event(device, event, time.monotonic() + _PATIENCE_S)
+    device.end_event(event)
+
+
+def _is_in_f_order(values: NDArray[Any]) -> bool:
+    return bool(values.flags.f_contiguous and not values.flags.c_contiguous)

@@ -1,0 +1,243 @@
+"""A device on host memory that does everything as late and in as bad an order as the rules of devices allow.
+
+Theory of operation. A `Gpu` is a GPU as one process uses it; its devices, for ranks that are threads, share addresses,
+streams and events. What is issued waits in the queue of its stream, until a thread runs it, late, or somebody asks
+whether an event has happened; which stream goes on next is drawn by a seed. Memory and events live in memfds that other
+processes open (`device_segments`), so ranks may be processes, and may be killed.
+
+What breaks a rule is a trap: `DeviceTrapError`, in the call that breaks it or, if that is long over, in the next one.
+Accesses that overlap and are not ordered are found by vector clocks (`device_clocks`) when they are issued, so that a
+missing wait is found by every run. What orders them are records and waits, and that the host of a process has seen its
+own work done; what processes tell each other by other means is not known here.
+
+Each rule can be left out by its name in `device_gpu.LENIENCIES`, for tests which show that they need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.dtypes import DType
+from unisono.errors import AbortedError, TransportUnavailableError
+from unisono.operations import Op
+from unisono.testing.device_gpu import DeviceTrapError, GpuState
+from unisono.testing.device_segments import Segment
+from unisono.transports.base import AnyArray
+from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
+from unisono.transports.cuda.host_memory import HANDLE_NBYTES
+from unisono.transports.reductions import lift, numpy_dtype, reduce_into
+
+__all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
+
+
+class Gpu(GpuState):
+    """A GPU as this process uses it.
+
+    Args:
+        seed: of the order in which work runs, and when.
+        lenient: the rules to leave out, from `device_gpu.LENIENCIES`.
+        background: whether work runs by and by in a thread; otherwise only when somebody asks for an event.
+        uuid: what the device is called in all processes.
+        reaches: the uuids of other devices whose memory can be opened here.
+        exports: whether it can export memory at all.
+    """
+
+    def device(self, ordinal: int = 0) -> DeviceDouble:
+        """Return a device; ranks that are threads have one each."""
+        return DeviceDouble(self, ordinal)
+
+    def memory(self, nbytes: int, kind: str = "device") -> Allocation:
+        """Return new memory of a user, to be freed as other memory: ``"device"``, ``"pooled"`` or ``"managed"``."""
+        with self.lock:
+            return self._add(Segment.new(max(nbytes, 1)), kind)
+
+    def view(self, pointer: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return memory as it is now, whatever is under way on it."""
+        with self.lock:
+            self._region(pointer, nbytes)
+        return _bytes(pointer, nbytes)
+
+    def capture(self, stream: Stream, is_capturing: bool = True) -> None:
+        """Let a stream record a graph, or end that."""
+        with self.lock:
+            self.stream(stream).is_capturing = is_capturing
+
+    def synchronize(self) -> None:
+        """Run all that may run without other processes."""
+        with self.lock:
+            self.check()
+            while self._schedule.step():
+                pass
+
+    def leaks(self) -> list[str]:
+        """Return what has not been given back."""
+        with self.lock:
+            memory = [
+                f"{region.kind} memory of {region.nbytes} bytes"
+                for region in self._regions.values()
+                if not region.is_gone
+            ]
+            own = [f"stream {handle}" for handle, _ in self._streams if handle not in (LEGACY_STREAM, THREAD_STREAM)]
+            return [*memory, *own, *(f"event {handle}" for handle in self._events)]
+
+    def close(self) -> None:
+        """Stop, and raise the trap that nobody has been told of."""
+        self._schedule.close()
+        with self.lock:
+            for page in (self._page, *self._pages.values()):
+                page.close()
+            self._pages.clear()
+            self.check()
+
+
+class DeviceDouble:
+    """A `Device` that is a `Gpu`."""
+
+    def __init__(self, gpu: Gpu, ordinal: int) -> None:
+        self.name = "device double"
+        self.uuid = gpu.uuid
+        self.ordinal = ordinal
+        self._gpu = gpu
+        self._is_aborted = False
+
+    def allocate(self, nbytes: int) -> Allocation:
+        with self._issuing():
+            return self._gpu.allocate(nbytes)
+
+    def free(self, allocation: Allocation) -> None:
+        with self._gpu.lock:
+            self._gpu.release(allocation.pointer, ("dedicated", "device", "pooled", "managed"))
+
+    def export(self, allocation: Allocation) -> bytes:
+        with self._issuing():
+            if not self._gpu.exports:
+                raise TransportUnavailableError("this device cannot export memory")
+            return self._gpu.export(allocation) + self.uuid.encode()
+
+    def open(self, handle: bytes) -> Allocation:
+        with self._issuing():
+            uuid = handle[HANDLE_NBYTES:].decode()
+            if not self.can_reach(uuid):
+                raise TransportUnavailableError(f"memory of device {uuid} cannot be reached from device {self.uuid}")
+            return self._gpu.open(handle)
+
+    def close(self, allocation: Allocation) -> None:
+        with self._gpu.lock:
+            self._gpu.release(allocation.pointer, ("opened",))
+
+    def can_reach(self, uuid: str) -> bool:
+        return uuid == self.uuid or uuid in self._gpu.reaches
+
+    def new_stream(self) -> Stream:
+        with self._issuing():
+            return self._gpu.new_stream()
+
+    def end_stream(self, stream: Stream) -> None:
+        with self._gpu.lock:
+            self._gpu.end_stream(stream)
+
+    def is_capturing(self, stream: Stream) -> bool:
+        with self._issuing():
+            return self._gpu.stream(stream).is_capturing
+
+    def new_event(self) -> Event:
+        with self._issuing():
+            return self._gpu.new_event()
+
+    def export_event(self, event: Event) -> bytes:
+        with self._issuing():
+            return self._gpu.export_event(event)
+
+    def open_event(self, handle: bytes) -> Event:
+        with self._issuing():
+            return self._gpu.open_event(handle)
+
+    def end_event(self, event: Event) -> None:
+        with self._gpu.lock:
+            self._gpu.end_event(event)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        with self._issuing():
+            self._gpu.record(event, stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        with self._issuing():
+            self._gpu.wait(stream, event)
+
+    def done(self, event: Event) -> bool:
+        with self._gpu.lock:
+            return self._gpu.done(event)
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
+        if not nbytes:
+            return
+        with self._issuing():
+            self._gpu.rule("overlaps", dst != src, "a copy to itself")
+            self._gpu.use(stream, [(src, nbytes)], (dst, nbytes), lambda: _copy(dst, src, nbytes))
+
+    def lift(self, dst: int, src: int, count: int, dtype: DType, op: Op, stream: Stream) -> None:
+        def run() -> None:
+            lift(op, _elements(src, count, dtype), _elements(dst, count, dtype))
+
+        self._elementwise(dst, [src], count, dtype, stream, run)
+
+    def reduce(
+        self, dst: int, sources: Sequence[int], count: int, dtype: DType, op: Op, divisor: int, stream: Stream
+    ) -> None:
+        def run() -> None:
+            operands = [_elements(source, count, dtype) for source in sources]
+            reduce_into(_elements(dst, count, dtype), operands, op, divisor, lower=True)
+
+        self._elementwise(dst, sources, count, dtype, stream, run)
+
+    def pin(self, nbytes: int) -> AnyArray:
+        with self._issuing():
+            return self._gpu.pin(nbytes)
+
+    def unpin(self, array: AnyArray) -> None:
+        with self._gpu.lock:
+            self._gpu.release(array.ctypes.data, ("pinned",))
+
+    def facts(self, pointer: int) -> PointerFacts:
+        with self._issuing():
+            return self._gpu.facts(pointer, self.ordinal)
+
+    def abort(self) -> None:
+        self._is_aborted = True
+
+    def _elementwise(
+        self, dst: int, sources: Sequence[int], count: int, dtype: DType, stream: Stream, run: Callable[[], None]
+    ) -> None:
+        if not count:
+            return
+        nbytes = count * dtype.itemsize
+        with self._issuing():
+            aligned = not any(pointer % numpy_dtype(dtype).alignment for pointer in (dst, *sources))
+            self._gpu.rule("misaligned", aligned, f"elements of {dtype.name} are not aligned")
+            self._gpu.use(stream, [(source, nbytes) for source in sources], (dst, nbytes), run)
+
+    @contextlib.contextmanager
+    def _issuing(self) -> Iterator[None]:
+        with self._gpu.lock:
+            if self._is_aborted and not self._gpu.allows("aborted"):
+                raise AbortedError("the device was aborted")
+            self._gpu.check()
+            yield
+
+
+def _bytes(pointer: int, nbytes: int) -> NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
+
+
+def _elements(pointer: int, count: int, dtype: DType) -> NDArray[Any]:
+    return _bytes(pointer, count * dtype.itemsize).view(numpy_dtype(dtype))
+
+
+def _copy(dst: int, src: int, nbytes: int) -> None:
+    _bytes(dst, nbytes)[:] = _bytes(src, nbytes)

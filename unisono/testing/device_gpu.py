@@ -1,0 +1,349 @@
+"""What a `Gpu` is made of: its memory, streams and events, and the rules of using them.
+
+The holder of `GpuState.lock` may call anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.errors import TransportUnavailableError
+from unisono.testing.device_clocks import Access, Clock, History, join
+from unisono.testing.device_segments import EventPage, EventState, Segment
+from unisono.testing.device_streams import Schedule, StreamState, Work
+from unisono.transports.base import AnyArray
+from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
+from unisono.transports.cuda.host_memory import Handle
+
+LENIENCIES = {
+    "eager": "work is done when it is issued",
+    "in_order": "streams wait for each other as if they were one",
+    "waits_for_future": "a wait for an event that was not recorded waits for its first record",
+    "opens_own": "a handle opens in the process that exported it",
+    "opens_twice": "a handle opens again while it is open",
+    "uses_freed": "memory may be used after it was freed or closed",
+    "frees_opened": "memory may be freed while other processes have it open",
+    "frees_pending": "memory may be freed or closed, and streams ended, while work is under way",
+    "overlaps": "what is read and written in one call may overlap",
+    "misaligned": "elements may lie anywhere",
+    "races": "accesses need no order",
+    "captures": "a stream that records a graph may be used",
+    "uses_ended": "events may be used after they were given back",
+    "aborted": "work may be issued after an abort",
+    "exports_any": "memory that was not allocated by itself may be exported",
+}
+
+_PINNED_HISTORY_WORDS = 4096
+_GRAVES = 32
+
+
+class DeviceTrapError(AssertionError):
+    """A rule of devices was broken."""
+
+
+@dataclass(slots=True)
+class _Region:
+    """Addresses of this process that the device knows. `handle` is by what it was opened, if it was."""
+
+    address: int
+    nbytes: int
+    kind: str
+    segment: Segment | None
+    handle: bytes | None
+    history: History
+    array: AnyArray | None = None
+    is_gone: bool = False
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.segment is None or self.is_gone else self.segment.locked()
+
+
+class GpuState:
+    """A GPU as this process uses it; see `Gpu` for the arguments."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        lenient: Collection[str] = (),
+        background: bool = True,
+        uuid: str = "double-0",
+        reaches: Collection[str] = (),
+        exports: bool = True,
+    ) -> None:
+        if unknown := set(lenient) - set(LENIENCIES):
+            raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
+        self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
+        self.lock = threading.RLock()
+        self._lenient = frozenset(lenient)
+        self._handles = itertools.count(16)
+        self._numbers = itertools.count()
+        self._regions: dict[int, _Region] = {}
+        self._gone: deque[int] = deque()
+        self._events: dict[int, EventState] = {}
+        self._opened_events: set[int] = set()
+        self._streams: dict[tuple[int, int], StreamState] = {}
+        self._page = EventPage.new()
+        self._pages: dict[Handle, EventPage] = {}
+        self._host: Clock = {}
+        self._trap: AssertionError | None = None
+        self._schedule = Schedule(self.lock, seed, self.allows("in_order"), self._keep_trap)
+        self._background = background
+        if background:
+            self._schedule.start_thread()
+
+    def allows(self, leniency: str) -> bool:
+        """Return whether a rule has been left out."""
+        return leniency in self._lenient
+
+    def rule(self, leniency: str, holds: bool, broken: str) -> None:
+        """Trap unless a rule holds, or has been left out."""
+        if not holds and leniency not in self._lenient:
+            raise DeviceTrapError(broken)
+
+    def check(self) -> None:
+        """Raise the trap of work that ran by itself."""
+        trap, self._trap = self._trap, None
+        if trap is not None:
+            raise trap
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """Return new memory by itself."""
+        return self._add(Segment.new(-(-max(nbytes, 1) // 512) * 512), "dedicated")
+
+    def pin(self, nbytes: int) -> AnyArray:
+        """Return host memory that the device uses."""
+        array = np.full(max(nbytes, 1), 0xA5, np.uint8)
+        history = History(np.zeros(_PINNED_HISTORY_WORDS, np.int64))
+        region = _Region(array.ctypes.data, array.size, "pinned", None, None, history, array)
+        self._regions[region.address] = region
+        return array[:nbytes]
+
+    def open(self, data: bytes) -> Allocation:
+        """Return memory of another process."""
+        handle = Handle.unpack(data)
+        if handle.process == os.getpid():
+            if not self.allows("opens_own"):
+                raise TransportUnavailableError("the handle is of this process, which has the memory already")
+            return self._add(Segment.opened(handle), "opened", data)
+        is_open = any(region.handle == data and not region.is_gone for region in self._regions.values())
+        self.rule("opens_twice", not is_open, "the handle is open already")
+        return self._add(Segment.opened(handle), "opened", data)
+
+    def export(self, allocation: Allocation) -> bytes:
+        """Return the handle of memory."""
+        region = self._owned(allocation)
+        self.rule("exports_any", region.kind == "dedicated", f"{region.kind} memory was exported")
+        assert region.segment is not None
+        return region.segment.handle().pack()
+
+    def release(self, address: int, kinds: tuple[str, ...]) -> None:
+        """Free, close or unpin memory."""
+        region = self._regions.get(address)
+        if region is None or region.is_gone or region.kind not in kinds:
+            raise DeviceTrapError(f"there is no {' or '.join(kinds)} memory at {address:#x} to give back")
+        pending = any(address in work.touches for work in self._schedule.pending())
+        self.rule("frees_pending", not pending, "memory is given back while work on it is under way")
+        region.is_gone = True
+        self._bury(address)
+        if region.segment is None:
+            return
+        if region.kind == "opened":
+            region.segment.close()
+            return
+        openers = region.segment.openers()
+        self.rule("frees_opened", not openers, f"memory is freed while processes {openers} have it open")
+        region.segment.free()
+
+    def _bury(self, address: int) -> None:
+        """Keep addresses that were given back from being used again, for a while."""
+        self._gone.append(address)
+        if len(self._gone) > _GRAVES:
+            del self._regions[self._gone.popleft()]
+
+    def facts(self, pointer: int, ordinal: int) -> PointerFacts:
+        """Return what is known of an address."""
+        for region in self._regions.values():
+            if region.address <= pointer < region.address + region.nbytes and not region.is_gone:
+                whole = Allocation(region.address, region.nbytes)
+                kind = {"dedicated": "device", "opened": "device"}.get(region.kind, region.kind)
+                return PointerFacts(kind, -1 if kind == "pinned" else ordinal, whole)
+        return PointerFacts("host", -1, Allocation(pointer, 0))
+
+    def new_stream(self) -> Stream:
+        """Return a new stream."""
+        handle = Stream(next(self._handles))
+        self._streams[handle, 0] = self._new_stream()
+        return handle
+
+    def end_stream(self, stream: Stream) -> None:
+        """Give a stream back."""
+        state = self.stream(stream)
+        self.rule("frees_pending", not state.queue, "a stream is ended while its work is under way")
+        del self._streams[stream, 0]
+        self._schedule.streams.remove(state)
+
+    def stream(self, stream: Stream) -> StreamState:
+        """Return the state of a stream; the default ones are there always."""
+        place = stream, threading.get_ident() if stream == THREAD_STREAM else 0
+        if place not in self._streams:
+            if stream not in (LEGACY_STREAM, THREAD_STREAM):
+                raise DeviceTrapError(f"there is no stream {stream}")
+            self._streams[place] = self._new_stream()
+        return self._streams[place]
+
+    def new_event(self) -> Event:
+        """Return a new event."""
+        return self._add_event(self._page.new_event())
+
+    def export_event(self, event: Event) -> bytes:
+        """Return the handle of an event of this process."""
+        if event.handle in self._opened_events:
+            raise DeviceTrapError("an event of another process was exported")
+        return self._page.handle(self.event(event).index).pack()
+
+    def open_event(self, data: bytes) -> Event:
+        """Return an event of another process."""
+        handle = Handle.unpack(data)
+        if handle.process == os.getpid():
+            raise TransportUnavailableError("the event is of this process, which has it already")
+        of_page = handle._replace(number=0)
+        if of_page not in self._pages:
+            self._pages[of_page] = EventPage.opened(handle)
+        page = self._pages[of_page]
+        event = self._add_event(EventState(page, handle.number))
+        self._opened_events.add(event.handle)
+        return event
+
+    def end_event(self, event: Event) -> None:
+        """Give an event back."""
+        state = self.event(event)
+        del self._events[event.handle]
+        if event.handle in self._opened_events:
+            self._opened_events.discard(event.handle)
+        else:
+            state.end()
+
+    def event(self, event: Event) -> EventState:
+        """Return the state of an event."""
+        state = self._events.get(event.handle)
+        if state is None:
+            raise DeviceTrapError("there is no such event, or it has been given back")
+        self.rule("uses_ended", not state.is_ended, "the event was given back by the process that made it")
+        return state
+
+    def issue(
+        self,
+        stream: Stream,
+        run: Callable[[], None],
+        is_ready: Callable[[], bool] = lambda: True,
+        touches: frozenset[int] = frozenset(),
+    ) -> None:
+        """Put work into the queue of a stream."""
+        state = self.stream(stream)
+        self.rule("captures", not state.is_capturing, "a stream that records a graph was used")
+        state.queue.append(Work(run, is_ready, touches, next(self._numbers)))
+        if self.allows("eager"):
+            while self._schedule.step():
+                pass
+        self._schedule.issued()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Issue a record."""
+        state, on = self.event(event), self.stream(stream)
+        join(on.clock, self._host)
+        number = state.issue(on.clock)
+        self.issue(stream, lambda: state.happen(number))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Issue a wait, for the record that was issued last."""
+        state, on = self.event(event), self.stream(stream)
+        bound = state.issued
+        if bound:
+            join(on.clock, state.clock)
+        elif self.allows("waits_for_future"):
+            bound = 1
+        self.issue(stream, lambda: None, lambda: state.has_happened(bound))
+
+    def done(self, event: Event) -> bool:
+        """Return whether an event has happened, which runs a little of what is late."""
+        self._schedule.run_some()
+        self.check()
+        state = self.event(event)
+        is_done = state.has_happened(state.issued)
+        if is_done:
+            join(self._host, state.clock)
+        return is_done
+
+    def use(
+        self, stream: Stream, reads: Sequence[tuple[int, int]], writes: tuple[int, int], run: Callable[[], None]
+    ) -> None:
+        """Issue work that reads and writes memory, as (address, bytes)."""
+        self._check_overlaps(reads, writes)
+        on = self.stream(stream)
+        join(on.clock, self._host)
+        regions = {place: self._region(*place) for place in (*reads, writes)}
+        for place, region in regions.items():
+            self._check_order(on, region, place, place == writes)
+        self.issue(stream, run, touches=frozenset(region.address for region in regions.values()))
+
+    def _check_overlaps(self, reads: Sequence[tuple[int, int]], writes: tuple[int, int]) -> None:
+        start, nbytes = writes
+        for other, other_nbytes in reads:
+            apart = start + nbytes <= other or other + other_nbytes <= start
+            self.rule("overlaps", apart or other == start, "what is read and what is written overlap")
+
+    def _check_order(self, on: StreamState, region: _Region, place: tuple[int, int], writes: bool) -> None:
+        start = place[0] - region.address
+        on.clock[on.stream] = on.clock.get(on.stream, 0) + 1
+        access = Access(on.stream, on.clock[on.stream], start, start + place[1], int(writes))
+        with region.locked():
+            other = region.history.add(access, on.clock)
+        what = "writes" if writes else "reads"
+        self.rule(
+            "races",
+            other is None,
+            f"process {os.getpid()} {what} bytes {start} to {start + place[1]} of {region.kind} memory without being "
+            f"ordered behind {other}",
+        )
+
+    def _region(self, pointer: int, nbytes: int) -> _Region:
+        for region in self._regions.values():
+            if region.address <= pointer and pointer + nbytes <= region.address + region.nbytes:
+                is_freed = region.is_gone or (region.segment is not None and region.segment.is_freed())
+                self.rule("uses_freed", not is_freed, "memory is used that has been freed or closed")
+                return region
+        raise DeviceTrapError(f"{nbytes} bytes at {pointer:#x} are not memory of the device")
+
+    def _owned(self, allocation: Allocation) -> _Region:
+        region = self._regions.get(allocation.pointer)
+        if region is None or region.is_gone or region.kind == "opened":
+            raise DeviceTrapError("this is not memory of this process")
+        return region
+
+    def _add(self, segment: Segment, kind: str, handle: bytes | None = None) -> Allocation:
+        self._regions[segment.address] = _Region(
+            segment.address, segment.nbytes, kind, segment, handle, segment.history()
+        )
+        return Allocation(segment.address, segment.nbytes)
+
+    def _add_event(self, state: EventState) -> Event:
+        event = Event(next(self._handles))
+        self._events[event.handle] = state
+        return event
+
+    def _new_stream(self) -> StreamState:
+        state = StreamState(random.SystemRandom().getrandbits(62))
+        self._schedule.streams.append(state)
+        return state
+
+    def _keep_trap(self, trap: AssertionError) -> None:
+        self._trap = self._trap or trap

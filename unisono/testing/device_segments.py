@@ -1,0 +1,209 @@
+"""What the device doubles of several processes share: memory and the state of events, each in a memfd.
+
+Other processes open them by ``/proc``. Nothing has a name, so nothing is left when a process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import select
+from collections.abc import Iterator
+
+import numpy as np
+
+from unisono.testing.device_clocks import Clock, History, Words, load_clock, store_clock
+from unisono.transports.cuda.host_memory import Handle, HostMemory
+
+_FACTS_NBYTES = 1 << 16
+_MOST_OPENERS = 64
+_FREED, _OPENERS = 0, 1
+_HISTORY = 1 + _MOST_OPENERS
+
+_SLOT_WORDS = 2048
+_SLOTS = 1024
+_ISSUED, _HAPPENED, _ENDED, _CLOCK = 0, 1, 2, 3
+
+
+class Segment:
+    """Memory of one device double, as one process has it mapped: its bytes, and behind them what all must know."""
+
+    def __init__(self, mapped: HostMemory, nbytes: int) -> None:
+        self._mapped = mapped
+        self.nbytes = nbytes
+        self.address = mapped.address
+        facts = _words(mapped, _page_up(nbytes), _FACTS_NBYTES // 8)
+        self._facts = facts
+        self._history = History(facts[_HISTORY:])
+
+    @classmethod
+    def new(cls, nbytes: int) -> Segment:
+        """Return new memory, which holds what nobody expects."""
+        segment = cls(HostMemory.new(_page_up(nbytes) + _FACTS_NBYTES), nbytes)
+        ctypes.memset(segment.address, 0xA5, min(nbytes, 1 << 16))
+        return segment
+
+    @classmethod
+    def opened(cls, handle: Handle) -> Segment:
+        """Return the memory that another process exported, and keep there that this process has it open."""
+        segment = cls(HostMemory.opened(handle), handle.number)
+        with segment.locked():
+            openers = segment._facts[_OPENERS:_HISTORY]
+            free = next(at for at, process in enumerate(openers.tolist()) if not process or has_ended(process))
+            openers[free] = os.getpid()
+        return segment
+
+    def handle(self) -> Handle:
+        """Return by what others open it."""
+        return self._mapped.handle(self.nbytes)
+
+    def history(self) -> History:
+        """Return the accesses to it, to be used while it is `locked`."""
+        return self._history
+
+    def openers(self) -> list[int]:
+        """Return the processes that have it open and live."""
+        return [process for process in self._facts[_OPENERS:_HISTORY].tolist() if process and not has_ended(process)]
+
+    def is_freed(self) -> bool:
+        """Return whether its owner has freed it."""
+        return bool(self._facts[_FREED])
+
+    def free(self) -> None:
+        """Give it back: it reads as poison to whom it is still open for."""
+        self._mapped.empty()
+        self._facts[_FREED] = 1
+        ctypes.memset(self.address, 0xDB, min(self.nbytes, mmap.PAGESIZE))
+        self._mapped.close()
+
+    def close(self) -> None:
+        """Let go of memory of another process."""
+        openers = self._facts[_OPENERS:_HISTORY]
+        with self.locked():
+            openers[openers == os.getpid()] = 0
+        self._mapped.close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes away from the history and the openers; a process that is killed lets go."""
+        fcntl.lockf(self._mapped.descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._mapped.descriptor, fcntl.LOCK_UN)
+
+
+class EventState:
+    """An event, in a page of the process that made it: the records that were issued, and that have happened."""
+
+    def __init__(self, page: EventPage, index: int) -> None:
+        self._page = page
+        self.index = index
+        self._words = page.slot(index)
+
+    @property
+    def issued(self) -> int:
+        """How many records have been issued."""
+        return int(self._words[_ISSUED])
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its maker has given it back."""
+        return bool(self._words[_ENDED])
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the stream at the record that was issued last."""
+        return load_clock(self._words[_CLOCK:])
+
+    def issue(self, clock: Clock) -> int:
+        """Issue a record by a stream of this clock; return its number."""
+        store_clock(self._words[_CLOCK:], clock)
+        self._words[_ISSUED] += 1
+        return self.issued
+
+    def happen(self, number: int) -> None:
+        """Let a record have happened."""
+        self._words[_HAPPENED] = max(int(self._words[_HAPPENED]), number)
+
+    def has_happened(self, number: int) -> bool:
+        """Return whether a record has happened; those of a process that has ended are given up by the driver."""
+        return int(self._words[_HAPPENED]) >= number or self._page.has_owner_ended()
+
+    def end(self) -> None:
+        """Give it back."""
+        self._words[_ENDED] = 1
+        self._page.give_back(self.index)
+
+
+class EventPage:
+    """The events of one process, as that one or another has them mapped."""
+
+    def __init__(self, mapped: HostMemory, owner: int) -> None:
+        self._mapped = mapped
+        self._owner = owner
+        self._unused = list(range(_SLOTS))
+
+    @classmethod
+    def new(cls) -> EventPage:
+        """Return a page for the events of this process."""
+        return cls(HostMemory.new(_SLOTS * _SLOT_WORDS * 8), os.getpid())
+
+    @classmethod
+    def opened(cls, handle: Handle) -> EventPage:
+        """Return the page of another process."""
+        return cls(HostMemory.opened(handle), handle.process)
+
+    def new_event(self) -> EventState:
+        """Return an event that has not been recorded."""
+        index = self._unused.pop(0)
+        self.slot(index)[:] = 0
+        return EventState(self, index)
+
+    def give_back(self, index: int) -> None:
+        """Let an event of `new_event` be used again, later than all others."""
+        self._unused.append(index)
+
+    def handle(self, index: int) -> Handle:
+        """Return by what others open an event."""
+        return self._mapped.handle(index)
+
+    def slot(self, index: int) -> Words:
+        """Return the words of an event."""
+        return _words(self._mapped, index * _SLOT_WORDS * 8, _SLOT_WORDS)
+
+    def has_owner_ended(self) -> bool:
+        """Return whether the process that made the events has ended."""
+        return self._owner != os.getpid() and has_ended(self._owner)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._mapped.close()
+
+
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended, even if nobody has waited for it yet."""
+    if process == os.getpid():
+        return False
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(0))
+    finally:
+        os.close(descriptor)
+
+
+def _page_up(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _words(memory: HostMemory, start: int, count: int) -> Words:
+    """Return `count` words of 64 bits from byte `start` on."""
+    return np.frombuffer(memory.view, np.int64, count, start)

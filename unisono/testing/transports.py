@@ -1,0 +1,102 @@
+"""Judging a message transport: `check_transport` tries what its contract promises.
+
+A check runs in a thread of its own, and one that is not over in time has found a call that blocks; its stack is told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+from unisono.errors import UsageError
+from unisono.testing.differences import CheckError
+from unisono.testing.transport_checks import CHECKS, LARGE, Check
+from unisono.testing.transport_ranks import Ranks
+from unisono.transports.base import MessageTransport
+from unisono.transports.bootstrap import Bootstrap, Factory
+from unisono.transports.local import LocalNetwork
+
+
+def check_transport(
+    factory: Factory,
+    *,
+    checks: Sequence[str] | None = None,
+    large: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> tuple[str, ...]:
+    """Judge a message transport by its contract, `unisono.transports.base.MessageTransport`; return what was checked.
+
+    The ranks are opened by threads of this process, up to 8 at a time, and a thousand times two. What is only right
+    between processes is judged there: by `check_collectives`, on ranks that use the transport.
+
+    Args:
+        factory: what an entry point of the group ``unisono.transports`` names: given a `Bootstrap`, it returns the
+            transport of that rank.
+        checks: the names of those that are wanted; by default all.
+        large: whether to send more than 2 GiB as well, which needs about 8 GiB of memory.
+        progress: called with the name of each check before it.
+
+    Raises:
+        CheckError: the transport breaks a promise; the message says which check found it, and what.
+        UsageError: there is no such check.
+
+    >>> from unisono.testing.transports import local_factory
+    >>> import unisono as un
+    >>> un.testing.check_transport(local_factory(), checks=["messages", "abort"])
+    ('messages', 'abort')
+    """
+    known = CHECKS | LARGE
+    wanted = (*CHECKS, *(LARGE if large else ())) if checks is None else tuple(checks)
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(f"there is no check {unknown[0]!r}: there are {', '.join(known)}")
+    for name in wanted:
+        if progress is not None:
+            progress(name)
+        _run(name, known[name], factory)
+    return wanted
+
+
+def local_factory(capacity: int = 4) -> Factory:
+    """Return a factory of our `local` transport, whose ranks are threads of one process."""
+    networks: dict[bytes, LocalNetwork] = {}
+
+    def local(bootstrap: Bootstrap) -> MessageTransport:
+        token = os.urandom(16)
+        if bootstrap.rank == 0:
+            networks[token] = LocalNetwork(bootstrap.size, capacity)
+        found = networks[bootstrap.exchange(token)[0]].transports[bootstrap.rank]
+        bootstrap.exchange(b"")
+        networks.pop(token, None)
+        return found
+
+    return local
+
+
+def _run(name: str, check: Check, factory: Factory) -> None:
+    """Carry out a check in a thread, which may block."""
+    failures: list[BaseException] = []
+
+    def carry_out() -> None:
+        ranks: Ranks | None = None
+        try:
+            ranks = Ranks(factory, check.size)
+            check.run(ranks)
+        except Exception as error:  # noqa: BLE001  (whatever it raises is what is wrong)
+            failures.append(error)
+        finally:
+            if ranks is not None:
+                ranks.close_all()
+
+    thread = threading.Thread(target=carry_out, daemon=True)
+    thread.start()
+    thread.join(check.limit_s)
+    if thread.is_alive() and thread.ident is not None:
+        stack = traceback.extract_stack(sys._current_frames()[thread.ident])
+        where = "".join(traceback.format_list(stack[-4:]))
+        raise CheckError(f"{name}: not over within {check.limit_s:g} s; it is at\n{where}")
+    for error in failures:
+        what = error.message if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+        raise CheckError(f"{name}: {what}") from error
