@@ -105,8 +105,7 @@ def fingerprint(kernel: Kernel, target: str) -> str:
 
 
 def _files() -> list[Path]:
-    headers = [*KERNELS.glob("*.cuh"), *_STANDARD.iterdir()]
-    return [*sorted(headers), *(SHARED / name for name in SHARED_HEADERS)]
+    return [*sorted(KERNELS.glob("*.cuh")), *sorted(_STANDARD.iterdir()), *(SHARED / name for name in SHARED_HEADERS)]
 
 
 def _nvrtc() -> Any:
