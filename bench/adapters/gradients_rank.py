@@ -60,6 +60,8 @@ class Digits:
         pixels, digits = (pixels[order] / 16).astype(np.float32), digits[order]
         self.train = pixels[_TEST_IMAGES:], digits[_TEST_IMAGES:]
         self.test = pixels[:_TEST_IMAGES], digits[:_TEST_IMAGES]
+        if batch > len(self.train[1]):
+            raise un.UsageError(f"a batch of digits has at most {len(self.train[1])} images, not {batch}")
         random = np.random.default_rng(1)
         widths = [64, *[width] * hidden, _CLASSES]
         self.weights = {
@@ -216,4 +218,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except un.UsageError as error:
+        sys.exit(f"unisono: {error}")
