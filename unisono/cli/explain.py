@@ -58,7 +58,8 @@ def command(
 ) -> None:
     """Tell which algorithm carries out COLLECTIVE, and why; for example: unisono explain allreduce 1MiB -n 4.
 
-    It looks at what a job started here would: UNISONO_ALGORITHM, UNISONO_TABLE, and the calibration of this machine.
+    It looks at what a job started here would: UNISONO_ALGORITHM, UNISONO_TABLE, the calibration of this machine, and
+    how many ranks share a core.
     With --topology, the times of all candidates are simulated on the machine that the file describes.
     """
     if nbytes is not None and vector is not None:
@@ -70,6 +71,9 @@ def command(
         wanted = forced(wanted, collective, length)
     narrow = DTYPES[dtype].accumulate != dtype
     asked = Question(collective, length, size, link, algorithm=wanted, dtype="narrow" if narrow else "plain")
+    if link == "shm":
+        cores = len(os.sched_getaffinity(0))
+        asked = dataclasses.replace(asked, hosts=(tuple(range(size)),), crowd=max(1.0, size / cores))
     if topology is not None:
         from unisono.tuning.described import load
 
@@ -97,7 +101,7 @@ def simulated(asked: Question, over: Topology) -> Explanation:
         NoAlgorithmError: every candidate is refused.
     """
     hosts: Hosts = over.hosts() if len(over.levels) > 1 else ()
-    asked = dataclasses.replace(asked, hosts=hosts, link="shm" if not hosts else "tcp")
+    asked = dataclasses.replace(asked, hosts=hosts, link="shm" if not hosts else "tcp", crowd=1.0)
     found = explain(asked)
     rows = sorted(
         (_simulated(each, asked, over) for each in found.candidates),
