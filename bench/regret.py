@@ -81,7 +81,7 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
     if place != "shaped":
 
         def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-            command = [sys.executable, "-m", "unisono", "run", "-n", str(asked.ranks), *arguments]
+            command = [sys.executable, "-m", "unisono", "run", "-n", str(asked.ranks), "--bind", "core", *arguments]
             settings = {**os.environ, "UNISONO_TRANSPORTS": place, **environ}
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
 
