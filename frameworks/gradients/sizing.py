@@ -14,8 +14,8 @@ from unisono.frameworks.gradients.layout import Filling, Layout
 from unisono.frameworks.gradients.timeline import Step
 
 # What one more bucket costs the program beside its own time, hidden or not: the start, and the core for those who wake.
-# Two ranks of one core each, with 2 to 25 buckets over TCP, took 0.1 to 0.3 ms of CPU time more for each.
-_OVERHEAD_S = 200e-6
+# Two ranks of one core each, over TCP, took 25 µs of CPU time more for each on one processor, and 100 to 300 µs on another.
+_OVERHEAD_S = 100e-6
 _SIZES = [1 << power for power in range(15, 27)]  # 32 KiB to 64 MiB
 
 
