@@ -205,11 +205,13 @@ class Stubborn final : public Messenger {
   const char* name() const override { return inner_->name(); }
   std::vector<std::byte> address() override { return inner_->address(); }
   Peer connect(std::span<const std::byte> address) override { return inner_->connect(address); }
-  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) override {
-    inner_->send(peer, tag, data, nbytes, ticket);
+  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
+            Ticket& ticket) override {
+    inner_->send(peer, tag, data, nbytes, memory, ticket);
   }
-  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) override {
-    inner_->receive(peer, tag, data, nbytes, ticket);
+  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
+               Ticket& ticket) override {
+    inner_->receive(peer, tag, data, nbytes, memory, ticket);
   }
   void test(Ticket& ticket) override { inner_->test(ticket); }
   void cancel(Ticket&) override {}
