@@ -35,19 +35,28 @@ def library() -> Path:
 
 def counted() -> tuple[int, int]:
     """Return the bytes of device memory that this process has given UCX to send and to receive."""
-    loaded = ctypes.CDLL(str(library()))
-    loaded.cuda_nbytes_sent.restype = loaded.cuda_nbytes_received.restype = ctypes.c_size_t
-    return loaded.cuda_nbytes_sent(), loaded.cuda_nbytes_received()
+    return _counter("cuda_nbytes_sent"), _counter("cuda_nbytes_received")
+
+
+def entries() -> tuple[int, int]:
+    """Return how often UCX has been entered since it has got device memory, and how often without a context of CUDA."""
+    return _counter("cuda_entries"), _counter("cuda_entries_without_context")
+
+
+def _counter(name: str) -> int:
+    counter = getattr(ctypes.CDLL(str(library())), name)
+    counter.restype = ctypes.c_size_t
+    found: int = counter()
+    return found
 
 
 @contextlib.contextmanager
 def known() -> Iterator[None]:
     """Let UCX know CUDA for communicators that are made in a with-block."""
     ucx.imported()
-    found = str(library())
     before = ucx._messenger
     with (
-        mock.patch.object(ucx, "library_path", lambda: found),
+        mock.patch.object(ucx, "library_path", return_value=str(library())),
         mock.patch.object(ucx, "_messenger", _messenger_of(before)),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Messages of arrays of a GPU over UCX that knows CUDA: they go as they lie, on a double, and in order with its work."""
+"""Messages of arrays of a GPU over UCX that knows CUDA: they go as they lie, in order with the work of the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unittest import mock
 
 import cuda_ucx
 import fabric_ranks
+import fake_cuda
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
@@ -23,7 +24,8 @@ from unisono.testing.device_arrays import DoubleArray, read
 from unisono.testing.device_double import Gpu
 from unisono.transports import ucx
 from unisono.transports.cuda import devices
-from unisono.transports.cuda.device import Stream
+from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
+from unisono.transports.cuda.staging import await_event
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -173,7 +175,7 @@ def test_a_message_that_comes_by_another_transport_gets_to_the_device(ranks: Nat
 
 def unordered(comm: un.Communicator, gpu: Gpu, stream: Stream, rank: int) -> bool:
     """Send from rank 0 to rank 1, of which one does not wait for its device."""
-    skipped = mock.patch.object(device_messages, "_await_streams", lambda memory, limit_s: None)
+    skipped = mock.patch.object(device_messages, "_await_streams")
     with skipped if comm.rank == rank else nullcontext():
         array = DoubleArray(gpu, of_rank(comm, comm.rank, 50_000), stream)
         comm.send(array, 1) if comm.rank == 0 else comm.recv(array, 0)
@@ -244,6 +246,57 @@ def test_arrays_live_until_they_have_been_sent_and_received(run: Callable[..., l
     assert run(dropped) == [(0, 0)] * 2
 
 
+class Allocated:
+    """An array in memory of the driver's."""
+
+    def __init__(self, device: Device, values: Any) -> None:
+        self._pinned = device.pin(values.nbytes)
+        self._pinned[:] = values.view(np.uint8)
+        self.memory = device.allocate(values.nbytes)
+        self.dtype, self.shape = values.dtype, values.shape
+        device.copy(self.memory.pointer, self._pinned.ctypes.data, values.nbytes, LEGACY_STREAM)
+        self.__cuda_array_interface__ = {
+            "data": (self.memory.pointer, False),
+            "shape": self.shape,
+            "strides": None,
+            "typestr": self.dtype.str,
+            "stream": int(LEGACY_STREAM),
+            "version": 3,
+        }
+
+    def values(self, device: Device) -> Any:
+        copied = device.pin(self._pinned.nbytes)
+        event = device.new_event()
+        device.copy(copied.ctypes.data, self.memory.pointer, copied.nbytes, LEGACY_STREAM)
+        device.record(event, LEGACY_STREAM)
+        await_event(device, event, time.monotonic() + DEADLINE_S)
+        return copied.view(self.dtype)
+
+
+def by_the_driver(world: un.Communicator, store: str) -> tuple[bool, tuple[int, int]]:
+    peer, count, device = 1 - world.rank, 500_000, devices.device_of(0)
+    with cuda_ucx.known(), cuda_ucx.joined(world, store) as comm:
+        x, out = Allocated(device, of_rank(comm, comm.rank, count)), Allocated(device, np.zeros(count, np.int32))
+        for _ in range(3):
+            receiving = comm.recv(out, peer, wait=False)
+            comm.send(x, peer, wait=False).wait()
+            receiving.wait()
+        assert cuda_ucx.counted() == (12 * count, 12 * count)
+        return bool((out.values(device) == of_rank(comm, peer, count)).all()), cuda_ucx.entries()
+
+
+def test_whatever_thread_enters_ucx_has_a_context_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric_ranks.require("ucx")
+    fake_cuda.use(monkeypatch)
+    with NativeRanks(2, "shm") as ranks:
+        for is_right, (entries, without_context) in ranks.run_calls(by_the_driver, str(tmp_path / "store")):
+            assert is_right
+            assert entries > 6
+            assert without_context == 0
+
+
 # --- what is wrong -------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +305,7 @@ def late_device(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
     found = []
     array = DoubleArray(gpu, np.zeros(100_000), stream)
     for call in (comm.send, comm.recv):
-        with mock.patch.object(type(gpu.device()), "done", lambda device, event: False):
+        with mock.patch.object(type(gpu.device()), "done", return_value=False):
             try:
                 call(array, 1 - comm.rank, timeout_s=0.1)
             except un.CollectiveTimeoutError as error:

@@ -325,10 +325,9 @@ void bind_endpoint(nb::module_& module) {
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
       .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
-      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"),
+      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0)
+      .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"),
            nb::arg("memory") = 0)
-      .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(),
-           nb::arg("array"), nb::arg("memory") = 0)
       .def(
           "takes",
           [](Endpoint& endpoint, std::int64_t lane, int peer, int memory, std::uint64_t nbytes) {

@@ -47,15 +47,16 @@ int device_of(const Driver& driver, const void* pointer) {
 
 }  // namespace
 
-void CudaContext::adopt(const void* pointer) {
-  if (context_ != nullptr) return;
+const CudaContext& CudaContext::adopt(const void* pointer) {
+  if (context_ != nullptr || pointer == nullptr) return *this;
   const Driver driver;
   int (*retain)(void**, int) = nullptr;
   if (!driver.find(push_, "cuCtxPushCurrent") || !driver.find(pop_, "cuCtxPopCurrent") ||
       !driver.find(retain, "cuDevicePrimaryCtxRetain"))
-    return;
+    return *this;
   const int device = device_of(driver, pointer);
   if (device >= 0 && retain(&context_, device) != success) context_ = nullptr;
+  return *this;
 }
 
 CudaContext::Current::Current(const CudaContext& context) {

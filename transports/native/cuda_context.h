@@ -6,8 +6,9 @@ namespace unisono {
 // That of the first device whose memory is seen; before, there is none, and nothing is made current.
 class CudaContext {
  public:
-  // If there is none yet: takes the primary context of the device that `pointer` is on, if there is a driver to tell.
-  void adopt(const void* pointer);
+  // Returns this, which has taken, if it had none, the primary context of the device that `pointer` is on, if that is
+  // on any, and there is a driver to tell.
+  const CudaContext& adopt(const void* pointer);
 
   // Current in this thread as long as this exists.
   class Current {

@@ -226,8 +226,7 @@ bool TaggedChannel::room_to_stage() {
 
 void TaggedChannel::send_stage() {
   Chunk& chunk = *out_chunks_.emplace_back(std::move(out_stage_));
-  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, MemoryType::host,
-                   chunk.ticket);
+  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, MemoryType::host, chunk.ticket);
   out_sent_ += chunk.nbytes;
 }
 
@@ -236,8 +235,7 @@ void TaggedChannel::send_whole() {
   while (out_sent_ < out_header_.nbytes && out_chunks_.size() < cut_of(out_header_).most && !broken_) {
     Chunk& chunk = *out_chunks_.emplace_back(std::make_unique<Chunk>());
     chunk.nbytes = chunk_at(out_sent_, out_header_);
-    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, whole_memory_,
-                     chunk.ticket);
+    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, whole_memory_, chunk.ticket);
     out_sent_ += chunk.nbytes;
     reap_sent();
   }
@@ -317,7 +315,8 @@ std::span<const std::byte> TaggedChannel::readable() {
     const std::byte* payload = arrived_.front()->bytes.data() + sizeof(LetterHead);
     return {payload + in_done_, static_cast<std::size_t>(in_header_.nbytes - in_done_)};
   }
-  while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_) post_chunk(nullptr, MemoryType::host);
+  while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_)
+    post_chunk(nullptr, MemoryType::host);
   const Chunk* chunk = front_chunk();
   // One that was posted for `read` to receive in place is not looked at: its memory is the caller's already.
   if (chunk == nullptr || chunk->direct != nullptr) return {};

@@ -167,7 +167,7 @@ UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t context, s
 UcxMessenger::~UcxMessenger() = default;
 
 std::vector<std::byte> UcxMessenger::address() {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   void* address = nullptr;
   std::size_t nbytes = 0;
   const Status status = library_->worker_get_address(worker_, &address, &nbytes);
@@ -180,7 +180,7 @@ std::vector<std::byte> UcxMessenger::address() {
 }
 
 Messenger::Peer UcxMessenger::connect(std::span<const std::byte> address) {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   const std::string key(reinterpret_cast<const char*>(address.data()), address.size());
   void*& endpoint = peers_[key];
   if (endpoint == nullptr) {
@@ -206,7 +206,7 @@ std::string UcxMessenger::carriers(Peer peer) {
   attributes.entries = entries;
   attributes.entries_count = most_carriers;
   attributes.entry_nbytes = sizeof(TransportEntry);
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   if (library_->ep_query(reinterpret_cast<void*>(peer), &attributes) != status_ok) return {};
   std::string found;
   for (unsigned i = 0; i < attributes.entries_count; ++i)
@@ -228,9 +228,7 @@ void UcxMessenger::begin(Ticket& ticket, void* request, bool receives) {
 void UcxMessenger::send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
                         Ticket& ticket) {
   const RequestParam param = param_of(memory);
-  const std::lock_guard lock(mutex_);
-  if (memory != MemoryType::host) cuda_.adopt(data);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
   begin(ticket, library_->tag_send(reinterpret_cast<void*>(peer), data, nbytes, tag, &param), false);
 }
 
@@ -239,16 +237,13 @@ void UcxMessenger::receive(Peer, std::uint64_t tag, std::byte* data, std::size_t
                            Ticket& ticket) {
   RequestParam param = param_of(memory);
   param.op_attr_mask |= op_attr_no_immediate_completion;
-  const std::lock_guard lock(mutex_);
-  if (memory != MemoryType::host) cuda_.adopt(data);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
   begin(ticket, library_->tag_recv(worker_, data, nbytes, tag, whole_tag, &param), true);
 }
 
 void UcxMessenger::test(Ticket& ticket) {
   auto* request = reinterpret_cast<void*>(ticket.request);
-  const std::lock_guard lock(mutex_);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this);
   if (library_->worker_progress(worker_) != 0) moved_.store(true, std::memory_order_relaxed);
   if (!ticket.pending()) return;
   TagRecvInfo info{};
@@ -260,20 +255,18 @@ void UcxMessenger::test(Ticket& ticket) {
 }
 
 void UcxMessenger::cancel(Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this);
   library_->request_cancel(worker_, reinterpret_cast<void*>(ticket.request));
 }
 
 void UcxMessenger::flush(Peer peer, Ticket& ticket) {
   const RequestParam param{};
-  const std::lock_guard lock(mutex_);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this);
   begin(ticket, library_->ep_flush(reinterpret_cast<void*>(peer), &param), false);
 }
 
 void UcxMessenger::forsake(Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   library_->request_free(reinterpret_cast<void*>(ticket.request));
   ticket.state = Ticket::State::failed;
 }
@@ -281,8 +274,7 @@ void UcxMessenger::forsake(Ticket& ticket) {
 bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
   if (event_descriptor_ < 0) return true;
   descriptors.push_back({event_descriptor_, POLLIN, 0});
-  const std::lock_guard lock(mutex_);
-  const CudaContext::Current current(cuda_);
+  const Entry entry(*this);
   moved_.store(false, std::memory_order_relaxed);
   return library_->worker_arm(worker_) != status_busy;
 }

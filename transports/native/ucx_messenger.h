@@ -53,12 +53,23 @@ class UcxMessenger final : public Messenger {
   std::string carriers(Peer peer);
 
  private:
+  // Held by whoever is in the library; with memory of a device, if it is about that.
+  class Entry {
+   public:
+    explicit Entry(UcxMessenger& messenger, const void* on_device = nullptr)
+        : lock_(messenger.mutex_), current_(messenger.cuda_.adopt(on_device)) {}
+
+   private:
+    const std::lock_guard<std::mutex> lock_;
+    const CudaContext::Current current_;
+  };
+
   static void begin(Ticket& ticket, void* request, bool receives);
 
   std::unique_ptr<const UcxLibrary> library_;
   void* worker_;
   std::uint64_t memory_types_;  // a bit for each that UCX knows
-  CudaContext cuda_;            // guarded by the mutex, as everything is that enters UCX
+  CudaContext cuda_;            // guarded by the mutex
   int event_descriptor_ = -1;
   std::atomic<bool> moved_{false};  // something, since the worker was armed
   std::mutex mutex_;
