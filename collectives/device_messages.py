@@ -20,6 +20,7 @@ import numpy as np
 from unisono.collectives.arrays import Operand
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.parcels import Incoming, Outgoing
+from unisono.collectives.work import Work, Works
 from unisono.errors import CollectiveTimeoutError
 from unisono.transports.base import AnyArray, Executor, MemoryType, Probe
 from unisono.transports.cuda.device import Device, Event
@@ -87,11 +88,11 @@ class DeviceMessages:
         target = memory.target(out)
         where = _memory_type(memory.device, target)
         if where is None or not self._executor.receives_into(where, source, target.flat.nbytes):
-            return _Stored(self, memory, target, out)
+            return _Staged(self, memory, target, out)
         _await_streams(memory, limit_s)
         return _Direct(self, memory, target, out, where)
 
-    def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> None:
+    def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Storing:
         """Issue the copy of pinned memory to `target` to the caller's stream, and keep both alive until it is done."""
         device, stream = memory.device, memory.streams()[0]
         if host.nbytes:
@@ -100,6 +101,7 @@ class DeviceMessages:
         device.record(storing.event, stream)
         self.to_device_nbytes += host.nbytes
         self.keep(storing)
+        return storing
 
     def _fetched(self, memory: DeviceArrays, operand: Operand) -> Operand:
         """Return the elements on the host, where they are when the stream has come so far."""
@@ -124,31 +126,51 @@ class DeviceMessages:
                 self._storing.popleft()
 
 
-class _Stored(Incoming):
-    """A message that is received on the host."""
+class _ToDevice(Incoming):
+    """A message to an array of a device, of whichever memory its executor receives it in.
+
+    Attributes:
+        storing: the copy to the array, if one has been issued.
+    """
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
-        flat = _Pinned.like(target, memory.device)
-        super().__init__(Operand(flat, target.dtype, target.shape, target.order), out)
+        super().__init__(target, out)
+        self.storing: _Storing | None = None
         self._messages = messages
         self._memory = memory
         self._target = target
 
+    def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
+        """See `Incoming.work`."""
+        return works.keep(_ReceiveWork(works, received, limit_s, self))
+
+    def store(self, host: AnyArray) -> None:
+        """Issue the copy of pinned memory to the array, to the caller's stream."""
+        self.storing = self._messages.store(self._memory, self._target, host)
+
+
+class _Staged(_ToDevice):
+    """A message that is received on the host."""
+
+    def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
+        super().__init__(messages, memory, target, out)
+        flat = _Pinned.like(target, memory.device)
+        self.operand = Operand(flat, target.dtype, target.shape, target.order)
+
     def finish(self, received: Probe | None) -> Any:
-        """Issue the copy of what has been received to the caller's stream, and return the array."""
-        self._messages.store(self._memory, self._target, self.operand.flat)
+        """Issue the copy of what has been received, and return the array."""
+        self.store(self.operand.flat)
         return super().finish(received)
 
 
-class _Direct(Incoming):
+class _Direct(_ToDevice):
     """A message that is received where the array lies."""
 
     def __init__(
         self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any, where: MemoryType
     ) -> None:
-        super().__init__(target, out, where)
-        self._messages = messages
-        self._memory = memory
+        super().__init__(messages, memory, target, out)
+        self.memory = where
 
     def finish(self, received: Probe | None) -> Any:
         """Return the array, which has its elements; or issue the copy of those that had to be left on the host."""
@@ -156,8 +178,30 @@ class _Direct(Incoming):
         if aside is not None:
             flat = _Pinned.like(self.operand, self._memory.device)
             flat.view(np.uint8)[:] = np.frombuffer(aside, np.uint8)
-            self._messages.store(self._memory, self.operand, flat)
+            self.store(flat)
         return super().finish(received)
+
+
+class _ReceiveWork(Work[Any]):
+    """A receive for an array of a device."""
+
+    __slots__ = ("_incoming",)
+
+    def __init__(self, works: Works, received: Probe, limit_s: float, incoming: _ToDevice) -> None:
+        super().__init__(works, received, None, limit_s, lambda _: incoming.finish(received), received.found)
+        self._incoming = incoming
+
+    def synchronize(self, timeout_s: float | None = None) -> Any:
+        """Do what `wait` does, and wait until the device has its elements.
+
+        Raises:
+            CollectiveTimeoutError: it has not got them in time. Any other error as `wait`.
+        """
+        deadline = time.monotonic() + (self._limit_s if timeout_s is None else timeout_s)
+        result = self.wait(timeout_s)
+        if self._incoming.storing is not None:
+            self._incoming.storing.wait(deadline)
+        return result
 
 
 class _Storing:

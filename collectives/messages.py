@@ -128,9 +128,7 @@ class Messages(Caller):
         operation = start()
         if not wait:
             operation.go_on(limit_s)
-            return self._works.add(
-                operation, None, limit_s, lambda _: incoming.finish(operation), found=operation.found
-            )
+            return incoming.work(self._works, operation, limit_s)
         operation.wait(limit_s)
         received: Target = incoming.finish(operation)
         return received

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.collectives.arrays import Operand
+from unisono.collectives.work import Work, Works
 from unisono.transports.base import Executor, MemoryType, Operation, Probe
 
 
@@ -41,6 +42,10 @@ class Incoming:
     def start(self, executor: Executor, source: int | None, tag: int | None) -> Probe:
         """Start receiving it."""
         return executor.recv(self.operand.flat, self.operand.dtype, source, tag, self.memory)
+
+    def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
+        """Return the work of receiving it, which goes on by itself."""
+        return works.add(received, None, limit_s, lambda _: self.finish(received), found=received.found)
 
     def finish(self, received: Probe | None) -> Any:
         """Return the array, once it has been received; None stands for what was copied from this rank itself."""

@@ -217,6 +217,31 @@ def test_messages_go_on_by_themselves(run: Callable[..., list[Any]]) -> None:
     assert run(going_on) == [[True] * 3] * 2
 
 
+def synchronized(comm: un.Communicator, gpu: Gpu, stream: Stream, tag: int) -> tuple[int, int]:
+    """Receive, after `synchronize`, what is looked at by no work of the device any more; with tag 1, after another."""
+    count = 100_000
+    if comm.rank == 0:
+        for number in (1, 2):
+            comm.send(np.full(count, number, np.int32), 1, number)
+        return 0, 0
+    out = DoubleArray(gpu, np.zeros(count, np.int32), stream)
+    if tag == 1:
+        comm.recv(np.zeros(count, np.int32), 0, 2)
+    assert comm.recv(out, 0, tag, wait=False).synchronize() is out
+    found = gpu.view(out.__cuda_array_interface__["data"][0], 4 * count).view(np.int32)
+    if tag == 2:
+        comm.recv(np.zeros(count, np.int32), 0, 1)
+    return int(found.min()), int(found.max())
+
+
+@pytest.mark.parametrize("transports", ["ucx", "tcp"])
+@pytest.mark.parametrize("tag", [1, 2])
+def test_after_synchronize_the_host_sees_what_has_come(
+    run: Callable[..., list[Any]], tag: int, transports: str
+) -> None:
+    assert run(synchronized, tag, transports=transports, background=False)[1] == (tag, tag)
+
+
 def grouped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[bool, Any]:
     peer, count = 1 - comm.rank, 100_000
     x = DoubleArray(gpu, of_rank(comm, comm.rank, count), stream)
@@ -324,7 +349,7 @@ def failing(
     world: un.Communicator, say: Callable[[Any], None], store: str, body: Callable[..., None], *args: Any
 ) -> None:
     """Say "ready", and then what error `body` raises; the memory of what has failed may never be given back."""
-    gpu = Gpu(world.rank)
+    gpu = Gpu(world.rank, background=False)
     with cuda_ucx.known(), devices.replaced(gpu.device), cuda_ucx.joined(world, store) as comm:
         try:
             body(comm, gpu, gpu.device().new_stream(), lambda: say("ready"), *args)
