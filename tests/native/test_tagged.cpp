@@ -32,7 +32,7 @@ struct End {
 
   void send(std::uint64_t tag, const Bytes& bytes) {
     tickets.push_back(std::make_unique<Ticket>());
-    messengers.b->send(0, tag, bytes.data(), bytes.size(), *tickets.back());
+    messengers.b->send(0, tag, bytes.data(), bytes.size(), MemoryType::host, *tickets.back());
   }
   void send_letter(const Header& header, std::size_t payload_nbytes, std::uint32_t acknowledged = 0,
                    std::uint32_t type = message_letter) {
@@ -147,7 +147,7 @@ void a_point_to_point_message_is_one_message_of_the_library() {
   End out;
   Bytes room(nbytes);
   Ticket whole;
-  out.messengers.b->receive(0, to_b + 1, room.data(), nbytes, whole);
+  out.messengers.b->receive(0, to_b + 1, room.data(), nbytes, MemoryType::host, whole);
   CHECK(out.channel->begin(header, payload.data()));
   CHECK(out.channel->write(payload.data(), nbytes) == nbytes);
   CHECK(eventually([&] {
