@@ -284,7 +284,7 @@ class Communicator(Groups, Objects, Messages):
 
         It is a dict, by peer, whose attribute `calls` counts the collective calls by algorithm and size, with bytes and
         time. Its attribute `on_device` is about calls on arrays of a GPU: what has gone by CUDA IPC, by peer, and how
-        many bytes have been copied to the host and from there, where they went on as calls of the host.
+        many bytes have been copied to the host and from there, where they went on as calls of the host, or as messages.
 
         >>> import numpy as np, unisono as un
         >>> def called(world):

@@ -1,7 +1,11 @@
-"""Messages of arrays of a GPU, which go through pinned memory of the host.
+"""Messages of arrays of a GPU: where the transport takes them as they lie, and else through pinned memory of the host.
 
-A send waits until its elements are on the host, for nobody else would start it then. What a receive has got is copied
+The host starts a message, and a transport knows no streams. So a send waits until the device has done what was issued
+before, of which the elements, or their copy on the host, are the last; and so does a receive that writes to the device.
+What it has written is there for everything that is issued after its end. What a receive has got on the host is copied
 to the device when it is waited for, by the stream that is current then.
+
+Either side chooses by itself: both ways send the same messages.
 """
 
 from __future__ import annotations
@@ -15,13 +19,17 @@ import numpy as np
 
 from unisono.collectives.arrays import Operand
 from unisono.collectives.device_arrays import DeviceArrays
+from unisono.collectives.parcels import Incoming, Outgoing
+from unisono.collectives.work import Work, Works
 from unisono.errors import CollectiveTimeoutError
-from unisono.transports.base import AnyArray
+from unisono.transports.base import AnyArray, Executor, MemoryType, Probe
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
 
 # How long closing waits for the device.
 _FAREWELL_S = 2.0
+# By `PointerFacts.kind`; what is not here is staged.
+_MEMORY_TYPES = {"device": MemoryType.CUDA, "pooled": MemoryType.CUDA, "managed": MemoryType.CUDA_MANAGED}
 
 
 class _Pinned:
@@ -43,13 +51,19 @@ class _Pinned:
 
 
 class DeviceMessages:
-    """The messages of one rank of a communicator whose arrays are on a device."""
+    """The messages of one rank of a communicator whose arrays are on a device.
 
-    def __init__(self) -> None:
+    Attributes:
+        to_host_nbytes, to_device_nbytes: what has been copied through the host so far.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._storing: deque[_Storing] = deque()
+        self.to_host_nbytes = self.to_device_nbytes = 0
 
-    def fetched(self, x: Any, limit_s: float) -> Operand:
-        """Return the elements of `x` on the host, when they are there.
+    def outgoing(self, x: Any, dest: int, limit_s: float) -> Outgoing:
+        """Return the message of `x`, as its elements are: where they lie, if they can be sent from there, or a copy.
 
         Raises:
             UsageError, TransportUnavailableError: as `DeviceArrays.source`.
@@ -57,21 +71,45 @@ class DeviceMessages:
         """
         memory = DeviceArrays()
         operand = memory.source(x)
-        device, flat = memory.device, _Pinned.like(operand, memory.device)
-        event = device.new_event()
-        stream = memory.streams()[0]
-        if flat.nbytes:
-            device.copy(flat.ctypes.data, operand.flat.ctypes.data, flat.nbytes, stream)
-        device.record(event, stream)
-        try:
-            await_event(device, event, time.monotonic() + limit_s)
-        finally:
-            device.end_event(event)
-        return Operand(flat, operand.dtype, operand.shape, operand.order)
+        where = _memory_type(memory.device, operand)
+        if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes):
+            operand, where = self._fetched(memory, operand), MemoryType.HOST
+        _await_streams(memory, limit_s)
+        return Outgoing(operand, where)
 
-    def incoming(self, out: Any) -> Incoming:
-        """Return what receives for `out`; raises as `DeviceArrays.target`."""
-        return Incoming(out, self)
+    def incoming(self, out: Any, source: int | None, limit_s: float) -> Incoming:
+        """Return what receives for `out`: where that lies, if it can be done, and is not in use any more; or by a copy.
+
+        Raises:
+            UsageError, TransportUnavailableError: as `DeviceArrays.target`.
+            CollectiveTimeoutError: the device has not done in time what was issued to it before.
+        """
+        memory = DeviceArrays()
+        target = memory.target(out)
+        where = _memory_type(memory.device, target)
+        if where is None or not self._executor.receives_into(where, source, target.flat.nbytes):
+            return _Staged(self, memory, target, out)
+        _await_streams(memory, limit_s)
+        return _Direct(self, memory, target, out, where)
+
+    def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Storing:
+        """Issue the copy of pinned memory to `target` to the caller's stream, and keep both alive until it is done."""
+        device, stream = memory.device, memory.streams()[0]
+        if host.nbytes:
+            device.copy(target.flat.ctypes.data, host.ctypes.data, host.nbytes, stream)
+        storing = _Storing(device, device.new_event(), (memory, host))
+        device.record(storing.event, stream)
+        self.to_device_nbytes += host.nbytes
+        self.keep(storing)
+        return storing
+
+    def _fetched(self, memory: DeviceArrays, operand: Operand) -> Operand:
+        """Return the elements on the host, where they are when the stream has come so far."""
+        device, flat = memory.device, _Pinned.like(operand, memory.device)
+        if flat.nbytes:
+            device.copy(flat.ctypes.data, operand.flat.ctypes.data, flat.nbytes, memory.streams()[0])
+        self.to_host_nbytes += flat.nbytes
+        return Operand(flat, operand.dtype, operand.shape, operand.order)
 
     def keep(self, storing: _Storing) -> None:
         """Keep the arrays of a copy to the device alive until it is done."""
@@ -88,39 +126,91 @@ class DeviceMessages:
                 self._storing.popleft()
 
 
-class Incoming:
-    """A message on its way to an array of a device.
+class _ToDevice(Incoming):
+    """A message to an array of a device, of whichever memory its executor receives it in.
 
     Attributes:
-        operand: where it is received, on the host.
+        storing: the copy to the array, if one has been issued.
     """
 
-    def __init__(self, out: Any, messages: DeviceMessages) -> None:
-        self._out = out
+    def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
+        super().__init__(target, out)
+        self.storing: _Storing | None = None
         self._messages = messages
-        self._memory = DeviceArrays()
-        self._target = self._memory.target(out)
-        flat = _Pinned.like(self._target, self._memory.device)
-        self.operand = Operand(flat, self._target.dtype, self._target.shape, self._target.order)
+        self._memory = memory
+        self._target = target
 
-    def store(self) -> Any:
-        """Issue the copy of what has been received to the caller's stream, and return the array."""
-        device, stream, flat = self._memory.device, self._memory.streams()[0], self.operand.flat
-        if flat.nbytes:
-            device.copy(self._target.flat.ctypes.data, flat.ctypes.data, flat.nbytes, stream)
-        storing = _Storing(device, device.new_event(), self)
-        device.record(storing.event, stream)
-        self._messages.keep(storing)
-        return self._out
+    def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
+        """See `Incoming.work`."""
+        return works.keep(_ReceiveWork(works, received, limit_s, self))
+
+    def store(self, host: AnyArray) -> None:
+        """Issue the copy of pinned memory to the array, to the caller's stream."""
+        self.storing = self._messages.store(self._memory, self._target, host)
+
+
+class _Staged(_ToDevice):
+    """A message that is received on the host."""
+
+    def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
+        super().__init__(messages, memory, target, out)
+        flat = _Pinned.like(target, memory.device)
+        self.operand = Operand(flat, target.dtype, target.shape, target.order)
+
+    def finish(self, received: Probe | None) -> Any:
+        """Issue the copy of what has been received, and return the array."""
+        self.store(self.operand.flat)
+        return super().finish(received)
+
+
+class _Direct(_ToDevice):
+    """A message that is received where the array lies."""
+
+    def __init__(
+        self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any, where: MemoryType
+    ) -> None:
+        super().__init__(messages, memory, target, out)
+        self.memory = where
+
+    def finish(self, received: Probe | None) -> Any:
+        """Return the array, which has its elements; or issue the copy of those that had to be left on the host."""
+        aside = None if received is None else received.aside()
+        if aside is not None:
+            flat = _Pinned.like(self.operand, self._memory.device)
+            flat.view(np.uint8)[:] = np.frombuffer(aside, np.uint8)
+            self.store(flat)
+        return super().finish(received)
+
+
+class _ReceiveWork(Work[Any]):
+    """A receive for an array of a device."""
+
+    __slots__ = ("_incoming",)
+
+    def __init__(self, works: Works, received: Probe, limit_s: float, incoming: _ToDevice) -> None:
+        super().__init__(works, received, None, limit_s, lambda _: incoming.finish(received), received.found)
+        self._incoming = incoming
+
+    def synchronize(self, timeout_s: float | None = None) -> Any:
+        """Do what `wait` does, and wait until the device has its elements.
+
+        Raises:
+            CollectiveTimeoutError: it has not got them in time. Any other error as `wait`.
+        """
+        deadline = time.monotonic() + (self._limit_s if timeout_s is None else timeout_s)
+        result = self.wait(timeout_s)
+        if self._incoming.storing is not None:
+            self._incoming.storing.wait(deadline)
+        return result
 
 
 class _Storing:
     """A copy to the device that has been issued, what it reads and writes, and the event that says that it is done."""
 
-    def __init__(self, device: Device, event: Event, incoming: Incoming) -> None:
+    def __init__(self, device: Device, event: Event, kept: object) -> None:
         self.event = event
         self._device = device
-        self._incoming = incoming
+        self._kept = kept
 
     def __del__(self) -> None:
         self._device.end_event(self.event)
@@ -130,3 +220,20 @@ class _Storing:
 
     def wait(self, deadline: float) -> None:
         await_event(self._device, self.event, deadline)
+
+
+def _memory_type(device: Device, operand: Operand) -> MemoryType | None:
+    """Return where the elements of an array lie; None where no transport takes them, or if there are none."""
+    return _MEMORY_TYPES.get(device.facts(operand.flat.ctypes.data).kind) if operand.flat.nbytes else None
+
+
+def _await_streams(memory: DeviceArrays, limit_s: float) -> None:
+    """Block until the device has done what the caller has issued so far to the streams of the arrays."""
+    device, deadline = memory.device, time.monotonic() + limit_s
+    event = device.new_event()
+    try:
+        for stream in memory.streams():
+            device.record(event, stream)
+            await_event(device, event, deadline)
+    finally:
+        device.end_event(event)

@@ -69,7 +69,11 @@ class Devices:
         """Return what the calls have moved so far; makes nothing."""
         if self._made is None:
             return DeviceStatistics({}, 0, 0)
-        return DeviceStatistics(self._made.calls.traffic(), *self._made.calls.staged_nbytes())
+        calls, messages = self._made
+        to_host, to_device = calls.staged_nbytes()
+        return DeviceStatistics(
+            calls.traffic(), to_host + messages.to_host_nbytes, to_device + messages.to_device_nbytes
+        )
 
     def stop(self) -> None:
         """See `DeviceCalls.stop`; makes nothing."""
@@ -88,7 +92,7 @@ class Devices:
             from unisono.collectives.device_messages import DeviceMessages
 
             with self._lock:
-                self._made = self._made or _Made(DeviceCalls(*self._common), DeviceMessages())
+                self._made = self._made or _Made(DeviceCalls(*self._common), DeviceMessages(self._common[0]))
         return self._made
 
 

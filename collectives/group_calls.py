@@ -109,9 +109,9 @@ class GroupWork(Work[Any]):
 
 
 class Message(Outcome):
-    """A message of a group: what starts it, what returns what the user gets then, and its limit in seconds."""
+    """A message of a group: what starts it, what makes of it what the user gets then, and its limit in seconds."""
 
-    def __init__(self, start: Callable[[], Operation], finish: Callable[[], Any], limit_s: float) -> None:
+    def __init__(self, start: Callable[[], Any], finish: Callable[[Any], Any], limit_s: float) -> None:
         super().__init__()
         self._start = start
         self._finish = finish
@@ -132,7 +132,7 @@ class Message(Outcome):
         """Wait until it has ended; raises as `Operation.wait`."""
         if self._operation is not None:
             self._operation.wait(self._limit_s)
-            self.end([self._finish()])
+            self.end([self._finish(self._operation)])
 
 
 class Batch(Outcome):

@@ -7,16 +7,15 @@ open. Objects travel with tags of their own, and neither get in the way of these
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, overload
 
 from unisono.collectives import arrays
 from unisono.collectives.array_types import ArrayOrBuffer, Target
-from unisono.collectives.arrays import Operand
 from unisono.collectives.caller import Caller, checked_integer, passed_on_first
 from unisono.collectives.devices import on_device
 from unisono.collectives.group_calls import Message as GroupedMessage
+from unisono.collectives.parcels import Incoming, Outgoing
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.work import Work
 from unisono.errors import UsageError
@@ -60,11 +59,11 @@ class Messages(Caller):
         if not wait and (started := self._messages.start_send(x, dest, tag, limit_s)):
             return self._works.add(started, None, limit_s)
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, MOST_TAG)
-        source = self._to_send(x, limit_s)
+        outgoing = self._to_send(x, dest, limit_s)
+        start = partial(outgoing.start, self._executor, dest, tag)
         if self._group is not None:
-            start = partial(self._executor.send, source.flat, source.dtype, dest, tag)
-            return self._group.add(GroupedMessage(start, lambda: None, limit_s))
-        operation = self._executor.send(source.flat, source.dtype, dest, tag)
+            return self._group.add(GroupedMessage(start, lambda _: None, limit_s))
+        operation = start()
         if not wait:
             operation.go_on(limit_s)
             return self._works.add(operation, None, limit_s)
@@ -122,16 +121,16 @@ class Messages(Caller):
         if not wait and (started := self._messages.start_receive(out, source, tag, limit_s)):
             return self._works.add(started, out, limit_s, found=started.found)
         source_rank, tag_number = self._source_of(source), tag_of(tag)
-        target, finish = self._to_receive(out)
+        incoming = self._to_receive(out, source_rank, limit_s)
+        start = partial(incoming.start, self._executor, source_rank, tag_number)
         if self._group is not None:
-            start = partial(self._executor.recv, target.flat, target.dtype, source_rank, tag_number)
-            return self._group.add(GroupedMessage(start, finish, limit_s))
-        operation = self._executor.recv(target.flat, target.dtype, source_rank, tag_number)
+            return self._group.add(GroupedMessage(start, incoming.finish, limit_s))
+        operation = start()
         if not wait:
             operation.go_on(limit_s)
-            return self._works.add(operation, None, limit_s, lambda _: finish(), found=operation.found)
+            return incoming.work(self._works, operation, limit_s)
         operation.wait(limit_s)
-        received: Target = finish()
+        received: Target = incoming.finish(operation)
         return received
 
     @passed_on_first
@@ -161,18 +160,20 @@ class Messages(Caller):
         if self._group is not None:
             raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
-        sent, (received, finish) = self._to_send(x, limit_s), self._to_receive(out)
-        arrays.share_memory(sent, received, None)
-        if self._rank_of(dest, "dest") == self._rank_of(source, "source") == self.rank:
-            self._check_usable()
-            arrays.copy(sent, received)
-            return finish()  # type: ignore[no-any-return]
-        dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
+        self._check_usable()
+        dest, source = self._rank_of(dest, "dest"), self._rank_of(source, "source")
+        if not dest == source == self.rank:
+            dest, source = self._peer_of(dest, "dest"), self._peer_of(source, "source")
+        sent, received = self._to_send(x, dest, limit_s), self._to_receive(out, source, limit_s)
+        arrays.share_memory(sent.operand, received.operand, None)
+        if dest == source == self.rank:
+            arrays.copy(sent.operand, received.operand)
+            return received.finish(None)  # type: ignore[no-any-return]
         deadline = time.monotonic() + limit_s
-        receiving = self._executor.recv(received.flat, received.dtype, source, tag)
-        self._executor.send(sent.flat, sent.dtype, dest, tag).wait(limit_s)
+        receiving = received.start(self._executor, source, tag)
+        sent.start(self._executor, dest, tag).wait(limit_s)
         receiving.wait(max(0.0, deadline - time.monotonic()))
-        return finish()  # type: ignore[no-any-return]
+        return received.finish(receiving)  # type: ignore[no-any-return]
 
     def probe(
         self,
@@ -225,16 +226,15 @@ class Messages(Caller):
         probe.wait(limit_s)
         return probe.found()
 
-    def _to_send(self, x: Any, limit_s: float) -> Operand:
-        """Return the operand of an array to send, on the host."""
-        return self._devices.messages.fetched(x, limit_s) if on_device(x) else arrays.source(x)
+    def _to_send(self, x: Any, dest: int, limit_s: float) -> Outgoing:
+        """Return the message of an array to a rank, as it can be sent."""
+        return self._devices.messages.outgoing(x, dest, limit_s) if on_device(x) else Outgoing(arrays.source(x))
 
-    def _to_receive(self, out: Any) -> tuple[Operand, Callable[[], Any]]:
-        """Return the operand to receive by, on the host, and what then returns `out`, or lets it get its elements."""
-        if not on_device(out):
-            return arrays.target(out), lambda: out
-        incoming = self._devices.messages.incoming(out)
-        return incoming.operand, incoming.store
+    def _to_receive(self, out: Any, source: int | None, limit_s: float) -> Incoming:
+        """Return what receives for an array from a rank, or any."""
+        if on_device(out):
+            return self._devices.messages.incoming(out, source, limit_s)
+        return Incoming(arrays.target(out), out)
 
     def _source_of(self, source: int | AnySource) -> int | None:
         """Return the rank that is to be received from; None for any."""

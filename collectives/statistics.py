@@ -35,7 +35,7 @@ class DeviceStatistics(NamedTuple):
 
     Attributes:
         by_ipc: over CUDA IPC, by peer.
-        to_host_nbytes, to_device_nbytes: what has been copied through the host.
+        to_host_nbytes, to_device_nbytes: what has been copied through the host, of messages too.
     """
 
     by_ipc: Mapping[int, Traffic]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -36,6 +37,14 @@ Operand: TypeAlias = AnyArray | Sequence[AnyArray | None] | None
 FIRST_RESERVED_TAG = 1 << 31
 
 _MOST_SHOWN = 8
+
+
+class MemoryType(IntEnum):
+    """Where the memory of a message lies, numbered as in transports/native/memory_type.h."""
+
+    HOST = 0
+    CUDA = 1
+    CUDA_MANAGED = 2
 
 
 class Identity(NamedTuple):
@@ -238,6 +247,12 @@ class Probe(Operation, Protocol):
     def found(self) -> Message | None:
         """Return the message that was found or received, once this is done; None if it was to look only once."""
 
+    def aside(self) -> bytes | None:
+        """Return what a receive that is done has left on the host instead of where it was to go: see `Executor.recv`.
+
+        None if all is where it belongs.
+        """
+
 
 class CallCache(Protocol):
     """Calls that have been made before, by their arguments as the user gave them, to be run again without a look.
@@ -374,14 +389,36 @@ class Executor(Protocol):
         the operation and `result`.
         """
 
-    def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
-        """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag."""
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
+        """Return whether `send` takes `nbytes` in this memory, which is not the host's; opens what it needs to know."""
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> Probe:
+    def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
+        """Return whether `recv` takes `nbytes` in such memory, and expects to receive them there."""
+
+    def send(
+        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+    ) -> Operation:
+        """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag.
+
+        Of an array in other `memory` than the host's only the address is used; see `sends_from`.
+        """
+
+    def recv(
+        self,
+        array: AnyArray,
+        dtype: DType,
+        source: int | None,
+        tag: int | None,
+        memory: MemoryType = MemoryType.HOST,
+    ) -> Probe:
         """Start receiving into the flat `array` from rank `source` the next message of that tag.
 
         None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. A message that several receives
         expect goes to the one that was started first.
+
+        Of an array in other `memory` than the host's only the address is used; see `receives_into`. A message that had
+        been put aside before it was asked for, or comes by a link that does not reach this memory, is left on the host:
+        `Probe.aside`.
         """
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:

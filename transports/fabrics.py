@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
+from unisono.transports.base import MemoryType
 
 FABRICS = ("ucx", "mpi")
 
@@ -67,6 +68,10 @@ class Fabrics:
             return self._messengers[name]
         reason = self._reasons.get(name, f"{name} is not among the transports of this job")
         raise FabricError(f"rank {self._rank} cannot use {name}: {reason}")
+
+    def knows(self, name: str, memory: MemoryType) -> bool:
+        """Return whether a transport is a fabric of this rank that carries such memory."""
+        return name in self._messengers and self._messengers[name].knows(memory)
 
     def propose(self, name: str, sock: socket.socket) -> Agreed:
         """Agree on a channel with the rank that was dialled.

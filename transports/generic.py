@@ -50,6 +50,7 @@ from unisono.transports.base import (
     CallCache,
     Identity,
     MappedTransport,
+    MemoryType,
     Message,
     MessageCalls,
     MessageTransport,
@@ -153,7 +154,17 @@ class GenericExecutor:
 
         return run_again
 
-    def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> Operation:
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
+        """See `Executor.sends_from`: of messages here the bytes are looked at."""
+        return False
+
+    def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
+        """See `Executor.receives_into`."""
+        return False
+
+    def send(
+        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+    ) -> Operation:
         signature = signature_of(dtype, array.size)
         with self._lock:
             self._check_message(signature, dest)
@@ -161,7 +172,14 @@ class GenericExecutor:
             request = self._matching.send(dest, tag, signature, pieces)
             return self._launch(_Message(self, signature, [dest], request))
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> _Receive:
+    def recv(
+        self,
+        array: AnyArray,
+        dtype: DType,
+        source: int | None,
+        tag: int | None,
+        memory: MemoryType = MemoryType.HOST,
+    ) -> _Receive:
         signature = signature_of(dtype, array.size)
         with self._lock:
             self._check_message(signature, source)
@@ -399,6 +417,10 @@ class _Receive(_Message):
         """See `Probe.found`."""
         return self._receive.message
 
+    def aside(self) -> bytes | None:
+        """See `Probe.aside`."""
+        return None
+
     def has_written(self) -> bool:
         return True
 
@@ -421,6 +443,10 @@ class _Probe(_Running):
     def found(self) -> Message | None:
         """See `Probe.found`."""
         return self._found
+
+    def aside(self) -> bytes | None:
+        """See `Probe.aside`."""
+        return None
 
     def advance(self) -> bool:
         self._finished, self._found = self._look()

@@ -38,6 +38,7 @@ from unisono.transports.base import (
     Call,
     CallCache,
     Extent,
+    MemoryType,
     Message,
     MessageCalls,
     Operand,
@@ -178,6 +179,10 @@ class NativeProbe(NativeOperation):
         source, tag, code, nbytes = message
         dtype = _DTYPES_BY_CODE[code]
         return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
+
+    def aside(self) -> bytes | None:
+        """See `Probe.aside`."""
+        return self._started.aside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,16 +334,43 @@ class NativeExecutor:
         operation.go_on(timeout_s)
         return on_start(operation, result)
 
-    def send(self, array: AnyArray, dtype: DType, dest: int, tag: int) -> NativeOperation:
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
+        """See `Executor.sends_from`."""
+        if dest == self.rank:
+            return False
+        with self._compiling:
+            self._open([(_core.SENDING_LANE, dest)])
+        return bool(self._endpoint.takes(_core.SENDING_LANE, dest, memory, nbytes))
+
+    def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
+        """See `Executor.receives_into`."""
+        others = [peer for peer in range(self.size) if peer != self.rank] if source is None else [source]
+        return self.rank not in others and all(self._reaches(memory, peer, nbytes) for peer in others)
+
+    def _reaches(self, memory: MemoryType, source: int, nbytes: int) -> bool:
+        """Return whether messages of a rank can be received into such memory; hope so where the link is not there."""
+        told = self._endpoint.takes(_core.RECEIVING_LANE, source, memory, nbytes)
+        return self._session.knows(memory, self.members[source]) if told is None else told
+
+    def send(
+        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+    ) -> NativeOperation:
         """See `Executor.send`."""
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
-        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype))
+        request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory)
         return NativeOperation(self._failures, request, f"send({dtype.name}[{array.size}], dest={dest}, tag={tag})")
 
-    def recv(self, array: AnyArray, dtype: DType, source: int | None, tag: int | None) -> NativeProbe:
+    def recv(
+        self,
+        array: AnyArray,
+        dtype: DType,
+        source: int | None,
+        tag: int | None,
+        memory: MemoryType = MemoryType.HOST,
+    ) -> NativeProbe:
         """See `Executor.recv`."""
-        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype))
+        request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory)
         return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:

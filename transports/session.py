@@ -24,6 +24,7 @@ from typing import Any
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.transports import _core
+from unisono.transports.base import MemoryType
 from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
 from unisono.transports.hello import Hello, Purpose
 from unisono.transports.joined_sockets import process_descriptor, share_memory, take_shared_memory, watch
@@ -206,13 +207,22 @@ class Session:
     def link_to(self, peer: int) -> str:
         """Return by which transport messages get to `peer`, and why not by shared memory: "tcp (another machine)".
 
-        Before a channel is there, it is the first that may reach the peer.
+        One that carries memory of GPUs as it is says so: "ucx with cuda (another machine)".
         """
-        hoped = (name for name in self._options.preference if name != "shm" or self._is_local(peer))
-        transport = self._used.get(peer) or next(hoped, "none")
+        transport = self._transport_to(peer)
         if transport == "shm":
             return transport
-        return f"{transport} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
+        with_cuda = " with cuda" if self._fabrics.knows(transport, MemoryType.CUDA) else ""
+        return f"{transport}{with_cuda} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
+
+    def knows(self, memory: MemoryType, peer: int) -> bool:
+        """Return whether the transport by which messages get to `peer` carries such memory."""
+        return self._fabrics.knows(self._transport_to(peer), memory)
+
+    def _transport_to(self, peer: int) -> str:
+        """Return the transport of the latest channel to `peer`, or before there is one, the first that may reach it."""
+        hoped = (name for name in self._options.preference if name != "shm" or self._is_local(peer))
+        return self._used.get(peer) or next(hoped, "none")
 
     def shares_memory(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks exchange messages through shared memory."""

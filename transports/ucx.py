@@ -22,6 +22,7 @@ from typing import Any
 
 from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
+from unisono.transports.base import MemoryType
 
 # The modules of the core interface, which has the same names in both packages.
 _PROVIDERS = ("ucxx._lib.libucxx", "ucp._libs.ucx_api")
@@ -44,7 +45,7 @@ def open_messenger() -> _core.Messenger:
 
 
 def report() -> str:
-    """Return the version of UCX, and what it chooses to carry messages between two processes of this host.
+    """Return the version of UCX, whether it knows CUDA, and what carries messages between two processes of this host.
 
     Raises:
         TransportUnavailableError: as `open_messenger` does.
@@ -53,7 +54,8 @@ def report() -> str:
         here, there = _new_messenger(), _new_messenger()
     except NotEnteredError as error:
         return error.message
-    return f"UCX {here.version()}, which chooses {here.carriers(there.address()) or 'what it does not tell'}"
+    with_cuda = " with cuda" if here.knows(MemoryType.CUDA) else ""
+    return f"UCX {here.version()}{with_cuda}, which chooses {here.carriers(there.address()) or 'what it does not tell'}"
 
 
 def drives_infiniband() -> bool:
@@ -108,7 +110,7 @@ def _new_messenger() -> _core.UcxMessenger:
     except Exception as error:
         raise TransportUnavailableError(f"UCX cannot be used: {error}") from error
     try:
-        return _core.UcxMessenger(library_path(), worker.handle, (context, worker))
+        return _core.UcxMessenger(library_path(), context.handle, worker.handle, (context, worker))
     except (AttributeError, RuntimeError, TransportUnavailableError) as error:
         raise NotEnteredError(
             f"the native core cannot enter the UCX of {package} ({error}): its Python interface is used instead where "

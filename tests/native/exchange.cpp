@@ -55,7 +55,7 @@ class ExchangeMessenger final : public Messenger {
   std::vector<std::byte> address() override { return {}; }
   Peer connect(std::span<const std::byte>) override { return 0; }
 
-  void send(Peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+  void send(Peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
     const std::lock_guard lock(exchange_->mutex);
     ticket = {};
     const bool eager = nbytes <= most_eager_nbytes;
@@ -66,7 +66,7 @@ class ExchangeMessenger final : public Messenger {
     them_.bell.ring();
   }
 
-  void receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+  void receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
     const std::lock_guard lock(exchange_->mutex);
     ticket = {};
     ticket.receives = true;

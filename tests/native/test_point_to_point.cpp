@@ -82,6 +82,34 @@ void a_receive_takes_the_first_message_of_its_tag() {
 }
 
 // Fails both: the receive that is posted when the message comes, and the one that finds it put aside.
+// Whether it comes when it is expected, or had to be put aside before.
+void what_a_channel_cannot_receive_in_place_is_left_on_the_host() {
+  for (const Transport transport : transports) {
+    Ranks ranks(2, transport);
+    ranks.run([&](std::int32_t rank, Endpoint& endpoint) {
+      for (const std::size_t nbytes : {std::size_t{5}, std::size_t{3 << 20}}) {
+        Bytes data = rank == 0 ? pattern(nbytes, 4) : Bytes(nbytes);
+        Bytes behind(1);
+        for (const bool is_late : {true, false}) {
+          if (rank == 0) {
+            const auto first = send(endpoint, 2, data);
+            const auto second = send(endpoint, 1, behind);
+            CHECK(done(endpoint, *first) && done(endpoint, *second));
+            continue;
+          }
+          if (is_late) CHECK(done(endpoint, *receive(endpoint, 1, behind)));
+          const auto request =
+              endpoint.start(Message::to_receive(0, DType::uint8, 2, data.data(), nbytes, MemoryType::cuda), {});
+          CHECK(done(endpoint, *request));
+          CHECK(data == Bytes(nbytes));
+          CHECK(Bytes(request->aside().begin(), request->aside().end()) == pattern(nbytes, 4));
+          if (!is_late) CHECK(done(endpoint, *receive(endpoint, 1, behind)));
+        }
+      }
+    });
+  }
+}
+
 void a_message_of_another_length_is_a_mismatch() {
   for (const Transport transport : transports) {
     for (const bool aside : {false, true}) {
@@ -349,6 +377,8 @@ int main() {
       {"messages of any length arrive", messages_of_any_length_arrive},
       {"both directions move at once", both_directions_move_at_once},
       {"a receive takes the first message of its tag", a_receive_takes_the_first_message_of_its_tag},
+      {"what a channel cannot receive in place is left on the host",
+       what_a_channel_cannot_receive_in_place_is_left_on_the_host},
       {"a message of another length is a mismatch", a_message_of_another_length_is_a_mismatch},
       {"a message that can end at once does", a_message_that_can_end_at_once_does},
       {"a message is not begun where something stands in its way",

@@ -32,7 +32,7 @@ struct End {
 
   void send(std::uint64_t tag, const Bytes& bytes) {
     tickets.push_back(std::make_unique<Ticket>());
-    messengers.b->send(0, tag, bytes.data(), bytes.size(), *tickets.back());
+    messengers.b->send(0, tag, bytes.data(), bytes.size(), MemoryType::host, *tickets.back());
   }
   void send_letter(const Header& header, std::size_t payload_nbytes, std::uint32_t acknowledged = 0,
                    std::uint32_t type = message_letter) {
@@ -147,7 +147,7 @@ void a_point_to_point_message_is_one_message_of_the_library() {
   End out;
   Bytes room(nbytes);
   Ticket whole;
-  out.messengers.b->receive(0, to_b + 1, room.data(), nbytes, whole);
+  out.messengers.b->receive(0, to_b + 1, room.data(), nbytes, MemoryType::host, whole);
   CHECK(out.channel->begin(header, payload.data()));
   CHECK(out.channel->write(payload.data(), nbytes) == nbytes);
   CHECK(eventually([&] {
@@ -205,11 +205,13 @@ class Stubborn final : public Messenger {
   const char* name() const override { return inner_->name(); }
   std::vector<std::byte> address() override { return inner_->address(); }
   Peer connect(std::span<const std::byte> address) override { return inner_->connect(address); }
-  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) override {
-    inner_->send(peer, tag, data, nbytes, ticket);
+  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
+            Ticket& ticket) override {
+    inner_->send(peer, tag, data, nbytes, memory, ticket);
   }
-  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) override {
-    inner_->receive(peer, tag, data, nbytes, ticket);
+  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
+               Ticket& ticket) override {
+    inner_->receive(peer, tag, data, nbytes, memory, ticket);
   }
   void test(Ticket& ticket) override { inner_->test(ticket); }
   void cancel(Ticket&) override {}

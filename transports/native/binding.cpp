@@ -63,18 +63,26 @@ int run(Endpoint& endpoint, const CompiledCall& call, nb::handle inputs, nb::han
   return run_call(endpoint, call, {from.addresses(), to.addresses()}, {inputs, outputs}, call_site(), timeout_s);
 }
 
-StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array) {
+MemoryType memory_type(int number) {
+  if (number < 0 || number > static_cast<int>(MemoryType::cuda_managed))
+    throw std::invalid_argument("there is no such memory");
+  return static_cast<MemoryType>(number);
+}
+
+StartedCall send(nb::object endpoint, int peer, int dtype, std::uint32_t tag, nb::handle array, int memory) {
   const Buffer from(array, false);
   auto request = nb::cast<Endpoint&>(endpoint).start(
-      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes()), call_site());
+      Message::to_send(peer, static_cast<DType>(dtype), tag, from.data(), from.nbytes(), memory_type(memory)),
+      call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
 StartedCall receive(nb::object endpoint, std::optional<std::int32_t> peer, int dtype, std::optional<std::uint32_t> tag,
-                    nb::handle array) {
+                    nb::handle array, int memory) {
   const Buffer to(array, true);
   auto request = nb::cast<Endpoint&>(endpoint).start(
-      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes()), call_site());
+      Message::to_receive(peer, static_cast<DType>(dtype), tag, to.data(), to.nbytes(), memory_type(memory)),
+      call_site());
   return {std::move(endpoint), {view_of(array)}, std::move(request)};
 }
 
@@ -259,17 +267,21 @@ void bind_messengers(nb::module_& module) {
              const std::vector<std::byte> address = messenger.address();
              return nb::bytes(address.data(), address.size());
            })
-      .def("reserve", &Messenger::reserve);
+      .def("reserve", &Messenger::reserve)
+      .def(
+          "knows", [](const Messenger& messenger, int memory) { return messenger.knows(memory_type(memory)); },
+          nb::arg("memory"));
   nb::class_<UcxMessenger, Messenger>(module, "UcxMessenger")
       // `owner` is what the worker goes with. It stays for ever: nothing may enter UCX in a forked child, nor when the
       // interpreter ends.
       .def(
           "__init__",
-          [](UcxMessenger* place, const std::string& library, std::uintptr_t worker, const nb::object& owner) {
-            new (place) UcxMessenger(library, worker);
+          [](UcxMessenger* place, const std::string& library, std::uintptr_t context, std::uintptr_t worker,
+             const nb::object& owner) {
+            new (place) UcxMessenger(library, context, worker);
             owner.inc_ref();
           },
-          nb::arg("library"), nb::arg("worker"), nb::arg("owner"))
+          nb::arg("library"), nb::arg("context"), nb::arg("worker"), nb::arg("owner"))
       .def("version", &UcxMessenger::version)
       .def(
           "carriers",
@@ -313,8 +325,15 @@ void bind_endpoint(nb::module_& module) {
            nb::arg("out_tag"), nb::arg("in_tag"), nb::arg("socket"))
       .def("start", start, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"))
       .def("run", run, nb::arg("call"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout_s"))
-      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"))
-      .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"))
+      .def("send", send, nb::arg("peer"), nb::arg("dtype"), nb::arg("tag"), nb::arg("array"), nb::arg("memory") = 0)
+      .def("receive", receive, nb::arg("peer").none(), nb::arg("dtype"), nb::arg("tag").none(), nb::arg("array"),
+           nb::arg("memory") = 0)
+      .def(
+          "takes",
+          [](Endpoint& endpoint, std::int64_t lane, int peer, int memory, std::uint64_t nbytes) {
+            return endpoint.takes(lane, peer, memory_type(memory), nbytes);
+          },
+          nb::arg("lane"), nb::arg("peer"), nb::arg("memory"), nb::arg("nbytes"))
       .def("probe", probe, nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("once"))
       .def("traffic", traffic)
       .def(

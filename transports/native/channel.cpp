@@ -5,7 +5,7 @@
 
 namespace unisono {
 
-std::size_t Channel::read(std::byte* data, std::size_t nbytes) {
+std::size_t Channel::read(std::byte* data, std::size_t nbytes, MemoryType /*memory*/) {
   std::size_t moved = 0;
   while (moved < nbytes) {
     const auto available = readable();

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "memory_type.h"
+
 namespace unisono {
 
 // What identifies a message and its call.
@@ -75,8 +77,9 @@ class Channel {
   // Payloads shorter than this gain nothing from being given whole.
   static constexpr std::size_t least_whole_nbytes = 64 << 10;
   // Starts a message; false if there is no credit for it now. The payload follows by `write`, before the next message.
-  // `whole` is where all of it lies, if it lies in one piece that stays unchanged until `flush` has returned true.
-  virtual bool begin(const Header& header, const std::byte* whole = nullptr) = 0;
+  // `whole` is where all of it lies, if it lies in one piece that stays unchanged until `flush` has returned true. Only
+  // point-to-point messages may lie in other memory than the host's, and only where the channel `takes` it.
+  virtual bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) = 0;
   // Takes up to `nbytes` of the payload and returns how many it took.
   virtual std::size_t write(const std::byte* data, std::size_t nbytes) = 0;
   // Hands on what has been taken; true when nothing is left to hand on, so that the message has ended.
@@ -89,7 +92,11 @@ class Channel {
   // Removes `nbytes` of what `readable` gave. The message goes when all of it has been consumed (an empty one by 0).
   virtual void consume(std::size_t nbytes) = 0;
   // Moves up to `nbytes` of the payload of the front message to `data` and returns how many.
-  virtual std::size_t read(std::byte* data, std::size_t nbytes);
+  virtual std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
+  // Whether point-to-point messages of `nbytes` can be sent from such memory, and received to it.
+  virtual bool takes(MemoryType memory, std::uint64_t nbytes) const {
+    return memory == MemoryType::host || nbytes == 0;
+  }
 
   // A reference by which the peer can read `nbytes` bytes of this process where they lie; nothing if it cannot, or not
   // now. And what such a reference of the peer stands for; throws ProtocolError if it cannot be right.

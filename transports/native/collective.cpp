@@ -46,6 +46,13 @@ ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
   return (*peers)[static_cast<std::size_t>(peer)];
 }
 
+std::optional<bool> ChannelTable::takes(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes) {
+  const ChannelEntry& entry = at(lane, peer);
+  const std::lock_guard lock(mutex_);  // which keeps it from being cleared
+  const Channel* channel = entry.channel.load(std::memory_order_relaxed);
+  return channel == nullptr ? std::nullopt : std::optional(channel->takes(memory, nbytes));
+}
+
 std::vector<ChannelTraffic> ChannelTable::traffic() const {
   const std::lock_guard lock(mutex_);
   std::vector<ChannelTraffic> found;

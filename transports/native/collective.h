@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,6 +60,8 @@ class ChannelTable {
   void add(std::int64_t lane, std::unique_ptr<Channel> channel);
   // The place of a channel; throws std::invalid_argument if there can be none.
   ChannelEntry& at(std::int64_t lane, std::int64_t peer);
+  // See `Channel::takes`; nothing if the channel has not been opened.
+  std::optional<bool> takes(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes);
   std::vector<ChannelTraffic> traffic() const;
   // See `Channel::let_go`.
   [[nodiscard]] bool let_go(std::chrono::steady_clock::time_point until);

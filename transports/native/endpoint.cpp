@@ -96,13 +96,14 @@ std::unique_ptr<Request> Endpoint::start(const CompiledCall& call, const Memory&
   return request;
 }
 
-Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes) {
-  return {peer, {Verb::send, {header_of(dtype, tag, nbytes), data}}};
+Message Message::to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
+                         MemoryType memory) {
+  return {peer, {Verb::send, {header_of(dtype, tag, nbytes), data, memory}}};
 }
 
 Message Message::to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                            std::byte* data, std::size_t nbytes) {
-  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data}, !tag}};
+                            std::byte* data, std::size_t nbytes, MemoryType memory) {
+  return {peer, {Verb::receive, {header_of(dtype, tag.value_or(0), nbytes), data, memory}, !tag}};
 }
 
 Message Message::to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once) {
@@ -341,7 +342,10 @@ bool Endpoint::advance_messages() {
 // The request may be gone when this returns.
 void Endpoint::finish(Request& request, Outcome outcome) {
   if (request.record_) control_->recorder().end(*request.record_);
-  if (request.operation_) request.found_ = request.operation_->found();
+  if (request.operation_) {
+    request.found_ = request.operation_->found();
+    request.aside_ = request.operation_->take_aside();
+  }
   request.operation_.reset();
   {
     const std::lock_guard lock(mutex_);

@@ -55,9 +55,10 @@ struct Message {
 
   // `nbytes` at `data` are sent to a peer, or received; from any other rank, or with any tag that is not reserved,
   // where none is given. A probe ends when such a message is there, or, if it looks `once`, in any case.
-  static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes);
+  static Message to_send(std::int32_t peer, DType dtype, std::uint32_t tag, std::byte* data, std::size_t nbytes,
+                         MemoryType memory = MemoryType::host);
   static Message to_receive(std::optional<std::int32_t> peer, DType dtype, std::optional<std::uint32_t> tag,
-                            std::byte* data, std::size_t nbytes);
+                            std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
   static Message to_probe(std::optional<std::int32_t> peer, std::optional<std::uint32_t> tag, bool once);
 
   bool sends() const { return posting.verb == Verb::send; }
@@ -77,6 +78,11 @@ class Request {
   Outcome outcome() const { return outcome_.load(std::memory_order_seq_cst); }
   // The message that a receive or a probe that has ended has found, if any.
   const std::optional<Found>& found() const { return found_; }
+  // What a receive that has ended has left on the host, as its channel does not take the memory that it is for.
+  std::span<const std::byte> aside() const {
+    if (aside_ == nullptr) return {};
+    return {aside_.get(), static_cast<std::size_t>(message_->posting.parcel.header.nbytes)};
+  }
 
  private:
   friend class Endpoint;
@@ -92,6 +98,7 @@ class Request {
   std::optional<std::size_t> record_;
   std::unique_ptr<PointToPoint> operation_;
   std::optional<Found> found_;  // read by others once the outcome is known
+  std::unique_ptr<std::byte[]> aside_;
   std::optional<Clock::time_point> idle_since_;
   bool reported_ = false;  // as blocked
   // Of all.
@@ -142,6 +149,10 @@ class Endpoint {
   std::unique_ptr<Request> try_now(const Message& message, const CallSite& site, std::uint32_t rounds);
   // Whether a channel is open by which a message would be sent to a peer, which there must be.
   bool reaches(std::int32_t peer);
+  // Whether the channel to a peer, or from it, takes messages of `nbytes` in such memory; nothing if there is none yet.
+  std::optional<bool> takes(std::int64_t lane, std::int32_t peer, MemoryType memory, std::uint64_t nbytes) {
+    return channels_.takes(lane, peer, memory, nbytes);
+  }
 
   // Lets a request go on by itself, and fail if it has not ended in `timeout_s` seconds from now.
   void go_on(Request& request, double timeout_s);

@@ -164,7 +164,7 @@ class MessageCalls {
   }
 
   static Elements elements_of(const Message& message) {
-    const auto& [header, data] = message.posting.parcel;
+    const auto& [header, data, memory] = message.posting.parcel;
     return {static_cast<DType>(header.sequence), data, static_cast<std::size_t>(header.nbytes)};
   }
 

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "memory_type.h"
+
 namespace unisono {
 
 // A posted message, which stays where it is until it has ended.
@@ -47,9 +49,13 @@ class Messenger {
   // The first of `tags_of_a_channel` tags that nothing else has been sent with to this process.
   virtual std::uint64_t reserve() { return next_tag_.fetch_add(tags_of_a_channel, std::memory_order_relaxed); }
 
+  // Whether messages may lie in such memory.
+  virtual bool knows(MemoryType memory) const { return memory == MemoryType::host; }
   // The memory must stay until the ticket has ended. What fails at once is a ticket that has failed.
-  virtual void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) = 0;
-  virtual void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) = 0;
+  virtual void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
+                    Ticket& ticket) = 0;
+  virtual void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
+                       Ticket& ticket) = 0;
   // Moves what can be moved, and looks whether `ticket` has ended.
   virtual void test(Ticket& ticket) = 0;
   // Asks that it end, which a message that is on its way may not do before it has arrived.

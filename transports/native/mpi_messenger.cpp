@@ -97,7 +97,8 @@ class MpiMessenger final : public Messenger {
 
   std::uint64_t reserve() override { return Messenger::reserve() % tags_; }
 
-  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+  void send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType,
+            Ticket& ticket) override {
     Handle request{};
     const std::lock_guard lock(entrance());
     const bool begun = alive() && library_.isend(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),
@@ -105,7 +106,7 @@ class MpiMessenger final : public Messenger {
     begin(ticket, begun, request, false);
   }
 
-  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) override {
+  void receive(Peer peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType, Ticket& ticket) override {
     Handle request{};
     const std::lock_guard lock(entrance());
     const bool begun = alive() && library_.irecv(data, static_cast<int>(nbytes), byte_, static_cast<int>(peer),

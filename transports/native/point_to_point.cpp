@@ -102,7 +102,7 @@ bool Mailbox::advance_sends() {
   while (!sends_.empty()) {
     PointToPoint& send = *sends_.front();
     if (!send.begun_) {
-      if (!channel_->begin(send.parcel_.header, send.parcel_.data)) return moved;
+      if (!channel_->begin(send.parcel_.header, send.parcel_.data, send.parcel_.memory)) return moved;
       send.begun_ = moved = true;
     }
     const std::size_t nbytes = send.parcel_.header.nbytes;
@@ -137,7 +137,11 @@ bool Mailbox::open_front() {
   if (PointToPoint* receive = expecting(*header)) {
     receive->settle(*this, *header);
     check(*receive, *header, entry_.peer);
-    current_ = receive;
+    if (channel_->takes(receive->parcel_.memory, header->nbytes)) {
+      current_ = receive;
+    } else {
+      aside_ = std::make_unique<Unexpected>(*header);
+    }
     return true;
   }
   answer_probes(*header);
@@ -170,10 +174,10 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
 }
 
 // Reads what has come of the front message into `data`, where `moved` of its bytes are already; whether that is all.
-bool Mailbox::read_all(std::byte* data, std::size_t nbytes, std::size_t& moved) {
+bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved) {
   if (nbytes == 0) channel_->consume(0);
   while (moved < nbytes) {
-    const std::size_t got = channel_->read(data + moved, nbytes - moved);
+    const std::size_t got = channel_->read(data + moved, nbytes - moved, memory);
     if (got == 0) return false;
     moved += got;
   }
@@ -182,14 +186,15 @@ bool Mailbox::read_all(std::byte* data, std::size_t nbytes, std::size_t& moved) 
 
 bool Mailbox::move_to(PointToPoint& receive) {
   const std::size_t before = receive.moved_;
-  if (!read_all(receive.parcel_.data, receive.parcel_.header.nbytes, receive.moved_)) return receive.moved_ != before;
+  const Parcel& parcel = receive.parcel_;
+  if (!read_all(parcel.data, parcel.header.nbytes, parcel.memory, receive.moved_)) return receive.moved_ != before;
   end(receive);
   current_ = nullptr;
   return true;
 }
 
 bool Mailbox::move_aside() {
-  if (!read_all(aside_->data.get(), aside_->header.nbytes, aside_->moved)) return false;
+  if (!read_all(aside_->data.get(), aside_->header.nbytes, MemoryType::host, aside_->moved)) return false;
   if (PointToPoint* receive = expecting(aside_->header)) {
     deliver(*receive, *aside_);
   } else {
@@ -200,10 +205,14 @@ bool Mailbox::move_aside() {
   return true;
 }
 
-void Mailbox::deliver(PointToPoint& receive, const Unexpected& message) {
+void Mailbox::deliver(PointToPoint& receive, Unexpected& message) {
   receive.settle(*this, message.header);  // first, so that nothing holds a receive whose making fails
   check(receive, message.header, entry_.peer);
-  if (message.moved != 0) std::memcpy(receive.parcel_.data, message.data.get(), message.moved);
+  if (receive.parcel_.memory != MemoryType::host) {
+    receive.aside_ = std::move(message.data);
+  } else if (message.moved != 0) {
+    std::memcpy(receive.parcel_.data, message.data.get(), message.moved);
+  }
   end(receive);
 }
 

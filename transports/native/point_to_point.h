@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "collective.h"
@@ -16,10 +17,12 @@ namespace unisono {
 
 class Mailbox;
 
-// A payload to be sent or the room to receive one; the header holds type, tag and length.
+// A payload to be sent or the room to receive one; the header holds type, tag and length. One to be sent lies in memory
+// that its channel takes; what is received to other memory is left on the host.
 struct Parcel {
   Header header;
   std::byte* data;
+  MemoryType memory = MemoryType::host;
 };
 
 // A probe looks for a message without taking it: until there is one, or once.
@@ -53,6 +56,8 @@ class PointToPoint final : public Operation {
   // Ends a probe that has seen nothing.
   void give_up() { done_ = true; }
   const std::optional<Found>& found() const { return found_; }
+  // What has been received, if it is not where it belongs, but had to be put aside on the host.
+  std::unique_ptr<std::byte[]> take_aside() { return std::move(aside_); }
 
  private:
   friend class Mailbox;
@@ -66,6 +71,7 @@ class PointToPoint final : public Operation {
   const Parcel parcel_;
   const bool any_tag_;
   std::optional<Found> found_;
+  std::unique_ptr<std::byte[]> aside_;
   bool begun_ = false;
   bool done_ = false;
   std::size_t moved_ = 0;
@@ -99,13 +105,13 @@ class Mailbox {
   bool advance_sends();
   bool advance_receives();
   bool open_front();
-  bool read_all(std::byte* data, std::size_t nbytes, std::size_t& moved);
+  bool read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved);
   bool move_to(PointToPoint& receive);
   bool move_aside();
   void answer_probes(const Header& header);
   PointToPoint* expecting(const Header& header);
   static void check(const PointToPoint& receive, const Header& header, std::int32_t peer);
-  void deliver(PointToPoint& receive, const Unexpected& message);
+  void deliver(PointToPoint& receive, Unexpected& message);
   void end(PointToPoint& receive);
 
   ChannelEntry& entry_;

@@ -103,7 +103,7 @@ void ShmChannel::note_consumed(std::uint32_t acknowledged) {
   if (newly <= published_ - known_consumed_) known_consumed_ += newly;
 }
 
-bool ShmChannel::begin(const Header& header, const std::byte* whole) {
+bool ShmChannel::begin(const Header& header, const std::byte* whole, MemoryType /*memory*/) {
   if (!open_slot()) return false;
   label_.header = header;
   out_left_ = header.nbytes;

@@ -57,7 +57,7 @@ class ShmChannel final : public Channel {
              Descriptor socket);
   ~ShmChannel() override;
 
-  bool begin(const Header& header, const std::byte* whole = nullptr) override;
+  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override;
   const Header* front() override;

@@ -39,12 +39,18 @@ nb::object StartedCall::message() const {
   return nb::make_tuple(source, header.group, header.sequence, header.nbytes);
 }
 
+nb::object StartedCall::aside() const {
+  if (request_->outcome() != Outcome::done || request_->aside().empty()) return nb::none();
+  return nb::bytes(request_->aside().data(), request_->aside().size());
+}
+
 void bind_started_call(nb::module_& module) {
   nb::class_<StartedCall>(module, "StartedCall")
       .def("poll", &StartedCall::poll)
       .def("wait", &StartedCall::wait, nb::arg("timeout_s"))
       .def("go_on", &StartedCall::go_on, nb::arg("timeout_s"))
-      .def("message", &StartedCall::message);
+      .def("message", &StartedCall::message)
+      .def("aside", &StartedCall::aside);
 }
 
 }  // namespace unisono

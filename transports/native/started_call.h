@@ -24,6 +24,9 @@ class StartedCall {
   void go_on(double timeout_s);
   // Of a receive or a probe that has ended: source, tag, element type and bytes of the message, or None.
   nanobind::object message() const;
+  // Of a receive to other memory than the host's that has ended: the bytes, if they had to be left on the host, or
+  // None.
+  nanobind::object aside() const;
 
  private:
   nanobind::object held_endpoint_;

@@ -131,7 +131,7 @@ void TaggedChannel::post(Letter& letter, std::size_t nbytes) {
   LetterHead head = letter.head();
   head.acknowledged = told_letters_ = consumed_letters_;
   std::memcpy(letter.bytes.data(), &head, sizeof head);
-  messenger_->send(route_.peer, route_.out_tag, letter.bytes.data(), nbytes, letter.ticket);
+  messenger_->send(route_.peer, route_.out_tag, letter.bytes.data(), nbytes, MemoryType::host, letter.ticket);
   ended(letter.ticket);
 }
 
@@ -151,7 +151,7 @@ void TaggedChannel::acknowledge() {
   post(*letter, sizeof head);
 }
 
-bool TaggedChannel::begin(const Header& header, const std::byte* whole) {
+bool TaggedChannel::begin(const Header& header, const std::byte* whole, MemoryType memory) {
   if (whole == nullptr && !is_small(header.nbytes) && cut_of(header).nbytes > chunk_nbytes)
     throw std::invalid_argument("a large point-to-point message must lie in one piece");
   take_letters();
@@ -174,6 +174,7 @@ bool TaggedChannel::begin(const Header& header, const std::byte* whole) {
   post(*letter, sizeof head);
   if (header.nbytes != 0 && whole != nullptr) {
     whole_ = whole;
+    whole_memory_ = memory;
     send_whole();
   }
   return true;
@@ -225,7 +226,7 @@ bool TaggedChannel::room_to_stage() {
 
 void TaggedChannel::send_stage() {
   Chunk& chunk = *out_chunks_.emplace_back(std::move(out_stage_));
-  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, chunk.ticket);
+  messenger_->send(route_.peer, route_.out_tag + 1, chunk.stage.get(), chunk.nbytes, MemoryType::host, chunk.ticket);
   out_sent_ += chunk.nbytes;
 }
 
@@ -234,7 +235,7 @@ void TaggedChannel::send_whole() {
   while (out_sent_ < out_header_.nbytes && out_chunks_.size() < cut_of(out_header_).most && !broken_) {
     Chunk& chunk = *out_chunks_.emplace_back(std::make_unique<Chunk>());
     chunk.nbytes = chunk_at(out_sent_, out_header_);
-    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, chunk.ticket);
+    messenger_->send(route_.peer, route_.out_tag + 1, whole_ + out_sent_, chunk.nbytes, whole_memory_, chunk.ticket);
     out_sent_ += chunk.nbytes;
     reap_sent();
   }
@@ -252,7 +253,7 @@ bool TaggedChannel::flush() {
 // --- receiving ------------------------------------------------------------------------------------------------------
 
 void TaggedChannel::expect(std::unique_ptr<Letter> room) {
-  messenger_->receive(route_.peer, route_.in_tag, room->bytes.data(), letter_nbytes, room->ticket);
+  messenger_->receive(route_.peer, route_.in_tag, room->bytes.data(), letter_nbytes, MemoryType::host, room->ticket);
   rooms_.push_back(std::move(room));
 }
 
@@ -314,7 +315,8 @@ std::span<const std::byte> TaggedChannel::readable() {
     const std::byte* payload = arrived_.front()->bytes.data() + sizeof(LetterHead);
     return {payload + in_done_, static_cast<std::size_t>(in_header_.nbytes - in_done_)};
   }
-  while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_) post_chunk(nullptr);
+  while (in_posted_ < in_header_.nbytes && in_chunks_.size() < most_stages && !broken_)
+    post_chunk(nullptr, MemoryType::host);
   const Chunk* chunk = front_chunk();
   // One that was posted for `read` to receive in place is not looked at: its memory is the caller's already.
   if (chunk == nullptr || chunk->direct != nullptr) return {};
@@ -322,7 +324,7 @@ std::span<const std::byte> TaggedChannel::readable() {
 }
 
 // Posts room for the next chunk: there, or in a stage.
-void TaggedChannel::post_chunk(std::byte* direct) {
+void TaggedChannel::post_chunk(std::byte* direct, MemoryType memory) {
   const std::size_t nbytes = chunk_at(in_posted_, in_header_);
   if (direct == nullptr && nbytes > chunk_nbytes) refuse("that is longer than a stage");
   Chunk& chunk = *in_chunks_.emplace_back(std::make_unique<Chunk>());
@@ -334,7 +336,7 @@ void TaggedChannel::post_chunk(std::byte* direct) {
     spare_stages_.pop_back();
   }
   messenger_->receive(route_.peer, route_.in_tag + 1, direct != nullptr ? direct : chunk.stage.get(), chunk.nbytes,
-                      chunk.ticket);
+                      memory, chunk.ticket);
   in_posted_ += chunk.nbytes;
 }
 
@@ -368,15 +370,15 @@ void TaggedChannel::use(Chunk& chunk, std::size_t nbytes) {
 }
 
 // The caller goes on from where the last call left off, so that what has been posted stays where it belongs.
-std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes) {
-  if (is_small(in_header_.nbytes)) return Channel::read(data, nbytes);
+std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
+  if (is_small(in_header_.nbytes)) return Channel::read(data, nbytes, memory);
   std::size_t moved = 0;
   while (moved < nbytes && message_open_) {
     while (in_posted_ < in_header_.nbytes && in_chunks_.size() < cut_of(in_header_).most && !broken_) {
       const std::size_t ahead = static_cast<std::size_t>(in_posted_ - in_done_) + moved;
       const bool fits = ahead + chunk_at(in_posted_, in_header_) <= nbytes;
       if (!fits && in_chunks_.size() >= most_stages) break;
-      post_chunk(fits ? data + ahead : nullptr);
+      post_chunk(fits ? data + ahead : nullptr, fits ? memory : MemoryType::host);
     }
     Chunk* chunk = front_chunk();
     if (chunk == nullptr) break;

@@ -71,13 +71,17 @@ class TaggedChannel final : public Channel {
   TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route, Descriptor socket);
   ~TaggedChannel() override;
 
-  bool begin(const Header& header, const std::byte* whole = nullptr) override;
+  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override;
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
-  std::size_t read(std::byte* data, std::size_t nbytes) override;
+  std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host) override;
+  // What is small goes in a letter, which is put together by the processor.
+  bool takes(MemoryType memory, std::uint64_t nbytes) const override {
+    return Channel::takes(memory, nbytes) || (!is_small(nbytes) && messenger_->knows(memory));
+  }
   bool stirs(bool, bool) const override { return true; }  // only the library knows
   bool closed() override;
   void prepare_sleep(bool for_send, bool for_receive, std::vector<pollfd>& descriptors) override;
@@ -132,7 +136,7 @@ class TaggedChannel final : public Channel {
   bool take_letter(const Letter& letter);
   void open_front();
   void end_message();
-  void post_chunk(std::byte* direct);
+  void post_chunk(std::byte* direct, MemoryType memory);
   Chunk* front_chunk();
   void use(Chunk& chunk, std::size_t nbytes);
   [[noreturn]] void refuse(const char* what) const;
@@ -158,6 +162,7 @@ class TaggedChannel final : public Channel {
   std::uint64_t out_taken_ = 0;  // of the payload
   std::uint64_t out_sent_ = 0;   // of it: given to the library
   const std::byte* whole_ = nullptr;
+  MemoryType whole_memory_ = MemoryType::host;
   std::unique_ptr<Chunk> out_stage_;  // being filled
   Chunks out_chunks_;
 

@@ -36,7 +36,7 @@ TcpStream& TcpChannel::stream_of(std::uint64_t position) {
   return streams_[static_cast<std::size_t>(position / block_nbytes % streams_.size())];
 }
 
-bool TcpChannel::begin(const Header& header, const std::byte* /*whole*/) {
+bool TcpChannel::begin(const Header& header, const std::byte* /*whole*/, MemoryType /*memory*/) {
   WireHeader wire{};
   wire.magic = WireHeader::right_magic;
   wire.header = header;
@@ -149,7 +149,7 @@ void TcpChannel::moved_on(TcpStream& stream, std::size_t nbytes) {
   if (ends_message) message_open_ = false;
 }
 
-std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes) {
+std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes, MemoryType /*memory*/) {
   TcpStream& stream = stream_of(in_done_);
   const bool ends_message = nbytes == in_header_.nbytes - in_done_ && in_header_.nbytes >= direct_read_nbytes;
   const bool direct = nbytes >= direct_read_nbytes || ends_message;

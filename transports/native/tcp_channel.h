@@ -34,13 +34,13 @@ class TcpChannel final : public Channel {
   // are none, or too many.
   TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms);
 
-  bool begin(const Header& header, const std::byte* whole = nullptr) override;
+  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override { return out_stream_->flush(); }
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
-  std::size_t read(std::byte* data, std::size_t nbytes) override;
+  std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host) override;
   bool stirs(bool, bool) const override { return true; }  // only the kernel knows
   bool asks_kernel() const override { return true; }
   bool closed() override;

@@ -18,7 +18,9 @@ constexpr Status status_busy = -15;
 constexpr Status least_status = -100;
 constexpr std::uint64_t ep_param_remote_address = 1U << 0;
 constexpr std::uint64_t ep_attr_transports = 1U << 3;
+constexpr std::uint32_t op_attr_memory_type = 1U << 6;
 constexpr std::uint32_t op_attr_no_immediate_completion = 1U << 16;
+constexpr std::uint64_t context_attr_memory_types = 1U << 2;
 constexpr std::uint64_t whole_tag = ~std::uint64_t{0};
 constexpr unsigned least_minor_version = 11;  // of 1.x: the first with all of this
 
@@ -32,7 +34,21 @@ struct EndpointParams {
 struct RequestParam {
   std::uint32_t op_attr_mask;
   std::uint32_t flags;
-  std::byte others[248];
+  void* request;
+  void* callback;
+  std::uint64_t datatype;
+  void* user_data;
+  void* reply_buffer;
+  int memory_type;
+  std::byte others[204];
+};
+
+struct ContextAttributes {
+  std::uint64_t field_mask;
+  std::size_t request_size;
+  int thread_mode;
+  std::uint64_t memory_types;
+  std::byte others[512];
 };
 
 struct TagRecvInfo {
@@ -62,6 +78,14 @@ bool is_request(const void* pointer) {
          static_cast<std::uintptr_t>(static_cast<std::intptr_t>(least_status)) - 1;
 }
 
+// UCX is told where memory lies, as what it remembers of allocations need not be all of them.
+RequestParam param_of(MemoryType memory) {
+  RequestParam param{};
+  if (memory != MemoryType::host) param.op_attr_mask = op_attr_memory_type;
+  param.memory_type = static_cast<int>(memory);
+  return param;
+}
+
 // Sleeping threads of other communicators may have taken the event that this one sleeps for.
 constexpr std::chrono::microseconds doze_with_events{2000};
 constexpr std::chrono::microseconds doze_without{200};
@@ -73,6 +97,7 @@ constexpr std::uint32_t yields_before_sleep = 1000;
 struct UcxLibrary {
   void* handle = nullptr;
   void (*get_version)(unsigned*, unsigned*, unsigned*) = nullptr;
+  Status (*context_query)(void*, void*) = nullptr;
   Status (*worker_get_address)(void*, void**, std::size_t*) = nullptr;
   void (*worker_release_address)(void*, void*) = nullptr;
   unsigned (*worker_progress)(void*) = nullptr;
@@ -99,6 +124,7 @@ struct UcxLibrary {
       throw std::runtime_error("UCX " + std::to_string(major) + "." + std::to_string(minor) +
                                " cannot be used: it must be 1." + std::to_string(least_minor_version) +
                                " or a later 1.x");
+    find(context_query, "ucp_context_query");
     find(worker_get_address, "ucp_worker_get_address");
     find(worker_release_address, "ucp_worker_release_address");
     find(worker_progress, "ucp_worker_progress");
@@ -127,9 +153,13 @@ struct UcxLibrary {
   }
 };
 
-UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t worker)
+UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t context, std::uintptr_t worker)
     : library_(std::make_unique<UcxLibrary>(library)), worker_(reinterpret_cast<void*>(worker)) {
-  if (worker == 0) throw std::runtime_error("there is no worker of UCX");
+  if (context == 0 || worker == 0) throw std::runtime_error("there is no worker of UCX");
+  ContextAttributes attributes{};
+  attributes.field_mask = context_attr_memory_types;
+  const Status status = library_->context_query(reinterpret_cast<void*>(context), &attributes);
+  memory_types_ = status == status_ok ? attributes.memory_types : 1U << static_cast<unsigned>(MemoryType::host);
   // A worker that cannot wake anybody has no descriptor.
   if (library_->worker_get_efd(worker_, &event_descriptor_) != status_ok) event_descriptor_ = -1;
 }
@@ -137,7 +167,7 @@ UcxMessenger::UcxMessenger(const std::string& library, std::uintptr_t worker)
 UcxMessenger::~UcxMessenger() = default;
 
 std::vector<std::byte> UcxMessenger::address() {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   void* address = nullptr;
   std::size_t nbytes = 0;
   const Status status = library_->worker_get_address(worker_, &address, &nbytes);
@@ -150,7 +180,7 @@ std::vector<std::byte> UcxMessenger::address() {
 }
 
 Messenger::Peer UcxMessenger::connect(std::span<const std::byte> address) {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   const std::string key(reinterpret_cast<const char*>(address.data()), address.size());
   void*& endpoint = peers_[key];
   if (endpoint == nullptr) {
@@ -176,7 +206,7 @@ std::string UcxMessenger::carriers(Peer peer) {
   attributes.entries = entries;
   attributes.entries_count = most_carriers;
   attributes.entry_nbytes = sizeof(TransportEntry);
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   if (library_->ep_query(reinterpret_cast<void*>(peer), &attributes) != status_ok) return {};
   std::string found;
   for (unsigned i = 0; i < attributes.entries_count; ++i)
@@ -195,23 +225,25 @@ void UcxMessenger::begin(Ticket& ticket, void* request, bool receives) {
   }
 }
 
-void UcxMessenger::send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, Ticket& ticket) {
-  const RequestParam param{};
-  const std::lock_guard lock(mutex_);
+void UcxMessenger::send(Peer peer, std::uint64_t tag, const std::byte* data, std::size_t nbytes, MemoryType memory,
+                        Ticket& ticket) {
+  const RequestParam param = param_of(memory);
+  const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
   begin(ticket, library_->tag_send(reinterpret_cast<void*>(peer), data, nbytes, tag, &param), false);
 }
 
 // It is told how much has come by asking the request, so that there must be one.
-void UcxMessenger::receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, Ticket& ticket) {
-  RequestParam param{};
-  param.op_attr_mask = op_attr_no_immediate_completion;
-  const std::lock_guard lock(mutex_);
+void UcxMessenger::receive(Peer, std::uint64_t tag, std::byte* data, std::size_t nbytes, MemoryType memory,
+                           Ticket& ticket) {
+  RequestParam param = param_of(memory);
+  param.op_attr_mask |= op_attr_no_immediate_completion;
+  const Entry entry(*this, memory == MemoryType::host ? nullptr : data);
   begin(ticket, library_->tag_recv(worker_, data, nbytes, tag, whole_tag, &param), true);
 }
 
 void UcxMessenger::test(Ticket& ticket) {
   auto* request = reinterpret_cast<void*>(ticket.request);
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   if (library_->worker_progress(worker_) != 0) moved_.store(true, std::memory_order_relaxed);
   if (!ticket.pending()) return;
   TagRecvInfo info{};
@@ -223,18 +255,18 @@ void UcxMessenger::test(Ticket& ticket) {
 }
 
 void UcxMessenger::cancel(Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   library_->request_cancel(worker_, reinterpret_cast<void*>(ticket.request));
 }
 
 void UcxMessenger::flush(Peer peer, Ticket& ticket) {
   const RequestParam param{};
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   begin(ticket, library_->ep_flush(reinterpret_cast<void*>(peer), &param), false);
 }
 
 void UcxMessenger::forsake(Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   library_->request_free(reinterpret_cast<void*>(ticket.request));
   ticket.state = Ticket::State::failed;
 }
@@ -242,7 +274,7 @@ void UcxMessenger::forsake(Ticket& ticket) {
 bool UcxMessenger::prepare_sleep(std::vector<pollfd>& descriptors) {
   if (event_descriptor_ < 0) return true;
   descriptors.push_back({event_descriptor_, POLLIN, 0});
-  const std::lock_guard lock(mutex_);
+  const Entry entry(*this);
   moved_.store(false, std::memory_order_relaxed);
   return library_->worker_arm(worker_) != status_busy;
 }
