@@ -98,12 +98,16 @@ def imported() -> tuple[str, Any]:
     raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` brings it")
 
 
+def settings() -> dict[str, str]:
+    """Return what a context of UCX is to be made with."""
+    return {} if "UCX_TLS" in os.environ else {"TLS": _TLS_UNLESS_SET}
+
+
 def _new_messenger() -> _core.UcxMessenger:
     package, provider = imported()
     try:
         features = (provider.Feature.TAG, provider.Feature.WAKEUP)
-        settings = {} if "UCX_TLS" in os.environ else {"TLS": _TLS_UNLESS_SET}
-        context = provider.UCXContext(settings, feature_flags=features)
+        context = provider.UCXContext(settings(), feature_flags=features)
         worker = provider.UCXWorker(context)
     except Exception as error:
         raise TransportUnavailableError(f"UCX cannot be used: {error}") from error
