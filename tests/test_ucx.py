@@ -35,11 +35,11 @@ with un.init(un.Options(transports="ucx")) as world:
 
 TELL = """
 import numpy as np, unisono as un
-with un.init(un.Options(transports="ucx")) as world:
-    try:
+try:
+    with un.init(un.Options(transports="{transports}")) as world:
         world.barrier()
-    except un.UnisonoError as error:
-        print("told", type(error).__name__, error)
+except un.UnisonoError as error:
+    print("told", type(error).__name__, error)
 """
 
 
@@ -172,17 +172,37 @@ def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_s
     assert "cma/" not in shown_by()
 
 
+@pytest.mark.parametrize("name", ["ucx", "ucx_core"])
+@pytest.mark.parametrize(
+    "variables", [{"UCX_TLS": "pigeon"}, {"UCX_TLS": "rc"}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "loft0"}]
+)
 def test_transports_that_ucx_has_not_are_an_error_that_names_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]
 ) -> None:
     fabric_ranks.require("ucx")
-    monkeypatch.setenv("UCX_TLS", "pigeon")
-    done = run_program(TELL, tmp_path)
+    if "rc" in variables.values() and ucx.drives_infiniband():
+        pytest.skip("this UCX has rc")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    done = run_program(TELL.format(transports=name), tmp_path)
     told = [line for line in done.stdout.splitlines() if "told" in line]
     assert len(told) == 2, done.stderr
     for line in told:
+        assert "UCX cannot be used with " in line
+        assert all(f"{variable}={value}" in line for variable, value in variables.items()), line
+
+
+@pytest.mark.parametrize("name", ["ucx", "ucx_core"])
+def test_a_rank_that_ucx_does_not_reach_is_an_error_of_all(tmp_path: Path, name: str) -> None:
+    fabric_ranks.require("ucx")
+    alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
+    done = run_program(alone + TELL.format(transports=name), tmp_path, ranks=3)
+    told = [line for line in done.stdout.splitlines() if "told" in line]
+    assert len(told) == 3, done.stderr
+    for line in told:
         assert "TransportUnavailableError" in line
-        assert "cannot use ucx" in line
+        assert "with the transports that UCX_TLS and the machines allow" in line
+    assert "Traceback" not in done.stderr
 
 
 def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from unisono.errors import TransportUnavailableError
 from unisono.transports.bootstrap import Bootstrap
 from unisono.transports.framed import FramedTransport
-from unisono.transports.ucx import imported, settings
+from unisono.transports.ucx import imported, settings, unusable
 
 _LENGTH = struct.Struct("=Q")
 # The first of the tags by which a rank is sent to; the address of its worker follows.
@@ -301,17 +301,14 @@ class _Links:
     Args:
         workers: of this process.
         worker: the one that serves these links.
-        ends: of each peer, the address of its worker, the tag by which it is sent to, and the one by which it sends.
+        ends: of each peer, the endpoint to it, the tag by which it is sent to, and the one by which it sends.
     """
 
     name = "ucx_core"
 
-    def __init__(self, workers: _Workers, worker: _Worker, ends: Mapping[int, tuple[bytes, int, int]]) -> None:
+    def __init__(self, workers: _Workers, worker: _Worker, ends: Mapping[int, tuple[Any, int, int]]) -> None:
         self._workers, self._worker = workers, worker
-        self._links = {
-            peer: _Link(worker.core, worker.endpoint(address), out_tag, in_tag)
-            for peer, (address, out_tag, in_tag) in ends.items()
-        }
+        self._links = {peer: _Link(worker.core, *end) for peer, end in ends.items()}
         worker.links += self._links.values()
 
     def send(self, peer: int, parts: Sequence[memoryview]) -> _Sent:
@@ -349,16 +346,30 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
     try:
         worker = workers.take(lambda: _CORES[package](ucx))
     except Exception as error:  # of UCX, whatever its package makes of it
-        raise TransportUnavailableError(f"UCX cannot be used: {error}") from error
-    first = worker.reserve(bootstrap.size)
+        raise unusable(error) from error
     try:
-        told = bootstrap.exchange(_FIRST_TAG.pack(first) + worker.core.address())
+        ends = _ends(bootstrap, worker)
     except BaseException:
         workers.give_back(worker)
         raise
-    ends = {
-        peer: (there[_FIRST_TAG.size :], _FIRST_TAG.unpack_from(there)[0] + bootstrap.rank, first + peer)
-        for peer, there in enumerate(told)
-        if peer != bootstrap.rank
-    }
     return FramedTransport(_Links(workers, worker, ends), bootstrap)
+
+
+def _ends(bootstrap: Bootstrap, worker: _Worker) -> dict[int, tuple[Any, int, int]]:
+    """Return the ends of the links to all peers, which have been told the address of this worker."""
+    first = worker.reserve(bootstrap.size)
+    told = bootstrap.exchange(_FIRST_TAG.pack(first) + worker.core.address())
+    ends = {}
+    for peer, there in enumerate(told):
+        if peer == bootstrap.rank:
+            continue
+        (its_first,) = _FIRST_TAG.unpack_from(there)
+        try:
+            endpoint = worker.endpoint(there[_FIRST_TAG.size :])
+        except Exception as error:  # of UCX, whatever its package makes of it
+            raise TransportUnavailableError(
+                f"UCX does not reach rank {bootstrap.members[peer]} with the transports that UCX_TLS and the machines "
+                f"allow ({error})"
+            ) from error
+        ends[peer] = endpoint, its_first + bootstrap.rank, first + peer
+    return ends
