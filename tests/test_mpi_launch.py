@@ -43,13 +43,17 @@ def test_ranks_of_mpirun_meet_by_mpi(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_communicator_of_the_program_says_who_the_ranks_are_and_init_can_be_called_again(library: str) -> None:
+@pytest.mark.parametrize("transports", ["auto", "mpi"])
+def test_a_communicator_of_the_program_says_who_the_ranks_are_and_init_can_be_called_again(
+    library: str, transports: str
+) -> None:
     before = "from mpi4py import MPI\nhalf = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2, -MPI.COMM_WORLD.rank)"
     after = (
         "with un.init(mpi_comm=MPI.COMM_WORLD) as world:\n"
         "    print(f'again {world.allreduce(np.array(half.rank))}\\n', end='', flush=True)"
     )
-    done = run(library, 4, program(SUM, before=before, arguments="mpi_comm=half", after=after))
+    text = program(SUM, before=before, arguments="mpi_comm=half", after=after)
+    done = run(library, 4, text, variables={"UNISONO_TRANSPORTS": transports})
     assert lines(done.stdout) == ["again 2"] * 4 + ["rank 0 of 2: 3"] * 2 + ["rank 1 of 2: 3"] * 2, done.stderr
 
 
@@ -76,6 +80,7 @@ def test_mpi4py_without_an_mpi_library_is_told_by_every_rank() -> None:
         assert line.startswith("UsageError: mpi4py cannot load an MPI library (")
         assert "`pip install mpich`" in line
         assert "MPI4PY_LIBMPI" in line
+        assert "`MPICC=mpicc pip install --no-binary=mpi4py mpi4py`" in line
         assert "UNISONO_STORE" in line
 
 
@@ -87,6 +92,7 @@ def test_the_mpirun_of_another_library_is_found_out_by_every_rank(launcher: str,
     for line in lines(done.stdout):
         assert "these are two MPI libraries" in line
         assert f"{other.parent}/mpirun" in line
+        assert "MPI4PY_LIBMPI" in line
 
 
 def test_ranks_that_each_find_themselves_alone_are_told() -> None:

@@ -35,11 +35,11 @@ with un.init(un.Options(transports="ucx")) as world:
 
 TELL = """
 import numpy as np, unisono as un
-with un.init(un.Options(transports="ucx")) as world:
-    try:
+try:
+    with un.init(un.Options(transports="{transports}")) as world:
         world.barrier()
-    except un.UnisonoError as error:
-        print("told", type(error).__name__, error)
+except un.UnisonoError as error:
+    print("told", type(error).__name__, error)
 """
 
 
@@ -69,35 +69,58 @@ def test_ranks_of_ucxx_exchange_all_by_its_python_interface() -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["many peers", "unexpected messages", "close with pending", "abort of a full link", "departure"]
+    "check",
+    [
+        *("many peers", "unexpected messages", "close with pending", "abort", "abort of a full link", "departure"),
+        pytest.param("open and close", marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+    ],
 )
 def test_the_python_interface_keeps_the_contract_of_transports(check: str) -> None:
     fabric_ranks.require("ucx")
     un.testing.check_transport(ucx_core.open_links, checks=[check])
 
 
-def sum_for_ever(world: un.Communicator, say: Callable[[Any], None]) -> None:
+def sum_for_ever(world: un.Communicator, say: Callable[[Any], None], count: int) -> None:
     world.barrier()
     say("ready")
     try:
         while True:
-            world.allreduce(np.ones(1_000_000))
+            world.allreduce(np.ones(count))
     except un.UnisonoError as error:
         say((type(error).__name__, str(error)))
 
 
+# Without cma, UCX of one host mixes shared memory with TCP, and endpoints wait for the other side when they are closed.
+@pytest.mark.parametrize("carriers", ["^cma", "tcp"])
+@pytest.mark.parametrize("count", [1, 1_000_000])
 def test_a_rank_that_is_killed_is_lost_to_those_who_use_the_python_interface(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str, count: int
 ) -> None:
     fabric_ranks.require("ucx")
-    # UCX's cma, which is not left out there, ends a process that copies from one that dies.
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    with Job(sum_for_ever, 3, tmp_path, transports="ucx_core") as job:
+    monkeypatch.setenv("UCX_TLS", carriers)
+    with Job(sum_for_ever, 3, tmp_path, count, transports="ucx_core") as job:
         job.hear_all()
         time.sleep(0.1)
         job.signal(1, signal.SIGKILL)
         for kind, text in job.hear_all(but=1):
             assert (kind, "rank 1" in text) == ("PeerLostError", True), text
+        assert [job.exit_code(rank) for rank in (0, 2)] == [0, 0]
+
+
+@pytest.mark.parametrize("carriers", ["^cma", "tcp"])
+def test_who_uses_the_python_interface_can_leave_a_rank_that_does_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carriers: str
+) -> None:
+    fabric_ranks.require("ucx")
+    monkeypatch.setenv("UCX_TLS", carriers)
+    with Job(sum_for_ever, 3, tmp_path, 1_000_000, transports="ucx_core", timeout_s=3.0) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGSTOP)
+        try:
+            assert [kind for kind, _ in job.hear_all(but=1)] == ["CollectiveTimeoutError"] * 2
+            assert [job.exit_code(rank) for rank in (0, 2)] == [0, 0]
+        finally:
+            job.signal(1, signal.SIGKILL)
 
 
 SHOWN = """
@@ -149,17 +172,37 @@ def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_s
     assert "cma/" not in shown_by()
 
 
+@pytest.mark.parametrize("name", ["ucx", "ucx_core"])
+@pytest.mark.parametrize(
+    "variables", [{"UCX_TLS": "pigeon"}, {"UCX_TLS": "rc"}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "loft0"}]
+)
 def test_transports_that_ucx_has_not_are_an_error_that_names_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]
 ) -> None:
     fabric_ranks.require("ucx")
-    monkeypatch.setenv("UCX_TLS", "pigeon")
-    done = run_program(TELL, tmp_path)
+    if "rc" in variables.values() and ucx.drives_infiniband():
+        pytest.skip("this UCX has rc")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    done = run_program(TELL.format(transports=name), tmp_path)
     told = [line for line in done.stdout.splitlines() if "told" in line]
     assert len(told) == 2, done.stderr
     for line in told:
+        assert "UCX cannot be used with " in line
+        assert all(f"{variable}={value}" in line for variable, value in variables.items()), line
+
+
+@pytest.mark.parametrize("name", ["ucx", "ucx_core"])
+def test_a_rank_that_ucx_does_not_reach_is_an_error_of_all(tmp_path: Path, name: str) -> None:
+    fabric_ranks.require("ucx")
+    alone = "import os\nif os.environ['UNISONO_RANK'] == '1': os.environ['UCX_TLS'] = 'self'\n"
+    done = run_program(alone + TELL.format(transports=name), tmp_path, ranks=3)
+    told = [line for line in done.stdout.splitlines() if "told" in line]
+    assert len(told) == 3, done.stderr
+    for line in told:
         assert "TransportUnavailableError" in line
-        assert "cannot use ucx" in line
+        assert "with the transports that UCX_TLS and the machines allow" in line
+    assert "Traceback" not in done.stderr
 
 
 def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(

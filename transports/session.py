@@ -109,7 +109,7 @@ class Session:
                 size=identity.size,
                 bind_address=bind_address,
                 host_id=self._locality.host_id,
-                deliver=self._deliver,
+                deliver=self._admit,
             )
         except BaseException:
             self._locality.close()
@@ -182,11 +182,7 @@ class Session:
             self._endpoints[communicator] = endpoint
             early, self._early = self._early, []
         for hello, sock in early:
-            try:
-                self._deliver(hello, sock)
-            except (OSError, RuntimeError):  # as in the listener: the other side sees the end of its connection
-                _log.exception("channel from rank %d: it cannot be opened", hello.sender)
-                sock.close()
+            self._admit(hello, sock)
 
     def remove_communicator(self, communicator: int) -> None:
         """Refuse channels of `communicator` from now on."""
@@ -390,6 +386,14 @@ class Session:
         sock: socket.socket,
     ) -> None:
         endpoint.add_tagged(lane, peer, messenger, *agreed, sock.detach())
+
+    def _admit(self, hello: Hello, sock: socket.socket) -> None:
+        """Deliver what another rank has opened; if it cannot be had here, that rank sees its connection end."""
+        try:
+            self._deliver(hello, sock)
+        except (OSError, RuntimeError) as error:
+            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
+            sock.close()
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:

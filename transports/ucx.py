@@ -28,6 +28,8 @@ from unisono.transports.base import MemoryType
 _PROVIDERS = ("ucxx._lib.libucxx", "ucp._libs.ucx_api")
 # `cma` ends a process whose peer has died while it copies from it.
 _TLS_UNLESS_SET = "^cma"
+# What says which of UCX's transports and devices may be used.
+_SETTINGS = ("UCX_TLS", "UCX_NET_DEVICES", "UCX_SHM_DEVICES")
 _LIBRARY = re.compile(r"(/\S*/libucp(?:-[^/]*)?\.so\S*)$", re.MULTILINE)
 
 
@@ -96,19 +98,30 @@ def imported() -> tuple[str, Any]:
         except ImportError as error:
             reasons.append(f"{package}: {error}")
         except Exception as error:  # of UCX, whatever its package makes of it; or of two that do not fit together
-            raise TransportUnavailableError(f"UCX cannot be used: {error}") from error
+            raise unusable(error) from error
     raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` brings it")
+
+
+def settings() -> dict[str, str]:
+    """Return what a context of UCX is to be made with."""
+    return {} if "UCX_TLS" in os.environ else {"TLS": _TLS_UNLESS_SET}
+
+
+def unusable(error: Exception) -> TransportUnavailableError:
+    """Return the error that UCX cannot be used, with what the user has set of it."""
+    mine = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
+    advice = f" with {', '.join(mine)}: unset that, or name what this host has" if mine else ""
+    return TransportUnavailableError(f"UCX cannot be used{advice} ({error})")
 
 
 def _new_messenger() -> _core.UcxMessenger:
     package, provider = imported()
     try:
         features = (provider.Feature.TAG, provider.Feature.WAKEUP)
-        settings = {} if "UCX_TLS" in os.environ else {"TLS": _TLS_UNLESS_SET}
-        context = provider.UCXContext(settings, feature_flags=features)
+        context = provider.UCXContext(settings(), feature_flags=features)
         worker = provider.UCXWorker(context)
     except Exception as error:
-        raise TransportUnavailableError(f"UCX cannot be used: {error}") from error
+        raise unusable(error) from error
     try:
         return _core.UcxMessenger(library_path(), context.handle, worker.handle, (context, worker))
     except (AttributeError, RuntimeError, TransportUnavailableError) as error:

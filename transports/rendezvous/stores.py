@@ -86,7 +86,8 @@ def check_value(value: bytes) -> None:
 def already_set(key: str) -> RendezvousError:
     """Return the error for a key that is set a second time."""
     return RendezvousError(
-        f"{key!r} is in the store already: two processes have the same rank, or two jobs the same store"
+        f"{key!r} is in the store already: two processes have the same rank, or two jobs the same store; give each "
+        "process a rank of its own, and each job a store"
     )
 
 
