@@ -31,7 +31,7 @@ Ranks = NativeRanks | MpiRanks
 Say = Callable[[Any], None]
 
 # The payload that a letter of a channel has room for, and a chunk.
-SMALL_NBYTES, CHUNK_NBYTES = 3976, 256 << 10
+SMALL_NBYTES, CHUNK_NBYTES = 3992, 256 << 10
 LENGTHS = [0, 1, SMALL_NBYTES // 8, SMALL_NBYTES // 8 + 1, CHUNK_NBYTES // 4, CHUNK_NBYTES // 4 + 1, 100_003]
 
 
