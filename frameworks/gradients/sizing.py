@@ -14,7 +14,7 @@ from unisono.frameworks.gradients.layout import Filling, Layout
 from unisono.frameworks.gradients.timeline import Step
 
 # What one more bucket costs the program beside its own time, hidden or not: the start, and the core for those who wake.
-# Two ranks of one core each, over TCP, took 25 µs of CPU time more for each on one processor, and 100 to 300 µs on another.
+# Two ranks of one core each, over TCP, took 25 µs of CPU time more for each on one processor, 100 to 300 on another.
 _OVERHEAD_S = 100e-6
 _SIZES = [1 << power for power in range(15, 27)]  # 32 KiB to 64 MiB
 
