@@ -109,21 +109,22 @@ def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
 
 
 def test_works_are_kept_and_dropped_by_many_threads() -> None:
-    from unisono.frameworks.torch.work import Kept, Work
+    from unisono.frameworks.torch.work import Kept
 
-    class Endless(Ended):
-        def done(self) -> bool:
+    class Endless:
+        def is_completed(self) -> bool:
             return False
 
     kept, errors = Kept(), []
 
     def keep_and_drop() -> None:
         try:
-            works = [Work(Endless(), [], lambda: None, kept) for _ in range(200)]
-            for _ in range(10_000):
-                kept.drop(works[0])
-                works = [*works[1:], works[0]]
+            works: list[Any] = []
+            for _ in range(20_000):
+                works.append(Endless())
                 kept.keep(works[-1])
+                if len(works) > 100:
+                    kept.drop(works.pop(0))
         except RuntimeError as error:
             errors.append(error)
 
