@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, eventually
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
@@ -44,9 +47,13 @@ ERRORS = {
     "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),
     "sizes": ("CallError", "UsageError", "out has shape (5,)"),
     "operation": ("CallError", "UsageError", "not defined for float32"),
+    "list": ("CallError", "UsageError", "4 places, and the group 2 ranks"),
+    "expanded": ("CallError", "UsageError", "expand()"),
+    "DTensor": ("CallError", "UsageError", "to_local()"),
     "device": ("NotImplementedError", "NoneType", "meta"),
     "second default group": ("ValueError", "NoneType", "twice"),
     "options": ("TypeError", "NoneType", "pg_options must be unisono.torch.Options"),
+    "timeout in seconds": ("UsageError", "NoneType", "datetime.timedelta"),
     "no such setting": ("UsageError", "NoneType", "colour"),
     "late": ("DistBackendError", "CollectiveTimeoutError", "rank 1 has not called it"),
     "shapes": ("DistBackendError", "MismatchError", f"float32[4], op=sum) at {PROGRAMS / 'failures.py'}:"),
@@ -74,6 +81,64 @@ def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> 
         kinds, _, text, _ = next(line for line in output.splitlines() if line.startswith("death|")).split("|")[1:]
         assert "RuntimeError" in kinds.split(",")
         assert "rank 2 died" in text
+
+
+class Ended:
+    """A call that has ended, for a `Work`."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        pass
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+
+def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
+    from unisono.frameworks.torch.work import Kept, Work
+
+    def fail() -> None:
+        raise RuntimeError("no memory left")
+
+    future = Work(Ended(), [], fail, Kept()).get_future()
+    assert eventually(future.done)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        future.wait()
+
+
+def test_works_are_kept_and_dropped_by_many_threads() -> None:
+    from unisono.frameworks.torch.work import Kept
+
+    class Endless:
+        def is_completed(self) -> bool:
+            return False
+
+    kept, errors = Kept(), []
+
+    def keep_and_drop() -> None:
+        try:
+            works: list[Any] = []
+            for _ in range(20_000):
+                works.append(Endless())
+                kept.keep(works[-1])
+                if len(works) > 100:
+                    kept.drop(works.pop(0))
+        except RuntimeError as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=keep_and_drop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
 
 
 def test_torch_knows_the_backend_when_it_has_been_imported() -> None:

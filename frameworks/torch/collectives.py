@@ -25,6 +25,7 @@ from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.operations import operation
 from unisono.frameworks.torch.registration import NAME
 from unisono.frameworks.torch.tensors import Stage, Taken, apart, lies_at
+from unisono.frameworks.torch.untraced import untraced
 from unisono.frameworks.torch.work import Kept, Work
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -54,6 +55,7 @@ def call(method: Method) -> Method:
     return called  # type: ignore[return-value]
 
 
+@untraced
 class Collectives:
     """Collectives over a communicator, which the process group sets with the rest of what stands here."""
 
@@ -105,6 +107,7 @@ class Collectives:
         """Combine the lists of all ranks, tensor by tensor; rank r gets that in place r, of a shape of its own."""
         opts = opts or c10d.ReduceScatterOptions()
         (output,), (parts,) = _listed(outputs), _nested(inputs)
+        self._check_list(parts)
         stage = _STAGE()
         out, x = stage.write(output), stage.read_all(parts)
         op, rounding = self._op(opts, output.dtype)
@@ -152,6 +155,7 @@ class Collectives:
         """Copy the tensors of all ranks, each of a shape of its own, to the list of outputs of every rank."""
         opts = opts or c10d.AllgatherOptions()
         (parts,), (tensor,) = _nested(outputs), _listed(inputs)
+        self._check_list(parts)
         stage = _STAGE()
         out, x = stage.write_all(parts), stage.read(tensor)
         counts = _counts(parts)
@@ -185,6 +189,7 @@ class Collectives:
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Do what `allgather` does, for each of several tensors: ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
         opts = opts or c10d.AllgatherOptions()
+        self._check_list(outputs)
         stage = _STAGE()
         outs = [stage.write_all(parts) for parts in zip(*outputs, strict=True)]
         x = [apart(stage.read(tensor), out) for tensor, out in zip(_listed(inputs), outs, strict=True)]
@@ -291,6 +296,10 @@ class Collectives:
                 f"the {name} list has {len(found)} tensors: the root gives one for each rank, and the others give none"
             )
         return found
+
+    def _check_list(self, tensors: Sequence[Any]) -> None:
+        if len(tensors) != self._communicator.size:
+            raise UsageError(f"the list has {len(tensors)} places, and the group {self._communicator.size} ranks")
 
     def _check_rows(self, tensor: Any) -> None:
         size = self._communicator.size

@@ -7,9 +7,11 @@ from typing import Any
 from unisono import ANY_SOURCE, Communicator
 from unisono.frameworks.torch.collectives import call, check_gpu
 from unisono.frameworks.torch.tensors import Stage
+from unisono.frameworks.torch.untraced import untraced
 from unisono.frameworks.torch.work import Kept, ReceivedFrom, Work
 
 
+@untraced
 class Messages:
     """Sends and receives over a communicator, which the process group sets. They never wait for collectives."""
 

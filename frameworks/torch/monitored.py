@@ -22,6 +22,8 @@ _GRACE_S = 5.0
 def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
     """Wait until all ranks of a group have called it, or tell which have not; what Gloo's does, for our groups.
 
+    On ranks that are not in the group, it returns with a warning, as all calls do.
+
     Args:
         group: a group of the backend "unisono"; by default that of all ranks.
         timeout: how long to wait; by default half an hour, as torch does.
@@ -31,6 +33,9 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
         CallError: the group is of another backend.
         dist.DistBackendError: ranks have not come in time; the group can still be used.
     """
+    if c10d._rank_not_in_group(group):
+        c10d._warn_not_in_group("monitored_barrier")
+        return
     pg = c10d._get_default_group() if group is None else group
     if not isinstance(pg, ProcessGroup):
         raise CallError(f"unisono: monitored_barrier is for groups of the backend unisono, not {type(pg).__name__}")

@@ -42,11 +42,18 @@ class Options:
     ) -> None:
         if accumulate not in (None, "float32"):
             raise UsageError(f"accumulate must be None or 'float32', not {accumulate!r}")
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise UsageError(f"timeout must be a datetime.timedelta, not {timeout!r}")
         self.reproducible = reproducible
         self.accumulate = accumulate
         self.timeout = timeout
         self._given = settings
         self.settings(timedelta(seconds=1))  # so that what is wrong is found here
+
+    @property
+    def _timeout(self) -> timedelta | None:
+        """What a device mesh asks the options of its groups for."""
+        return self.timeout
 
     def settings(self, timeout: timedelta) -> Settings:
         """Return the settings of the communicator of a group, which torch has given this timeout."""

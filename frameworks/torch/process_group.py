@@ -18,6 +18,7 @@ from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.messages import Messages
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.registration import DEVICES, NAME
+from unisono.frameworks.torch.untraced import untraced
 from unisono.frameworks.torch.work import THREADS, Kept, Work
 
 # How long leaving waits for the callbacks of futures, one of which may wait for whoever leaves.
@@ -38,6 +39,7 @@ def create(facts: Any, options: Any) -> ProcessGroup:
     )
 
 
+@untraced
 class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[misc]
     """Ranks of torch.distributed over a communicator of their own.
 
@@ -111,6 +113,17 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
     @property
     def _device_types(self) -> list[Any]:
         return [torch.device(device) for device in DEVICES]
+
+    # What torch's own backends may have, and it asks for.
+    supports_coalescing = supports_shrinking = supports_splitting = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, _device: Any) -> bool:
+        """Return whether the backend has memory of its own to give."""
+        return False
+
+    def _get_backend(self, _device: Any) -> ProcessGroup:
+        """Return the backend for a device: this, for there is none of C++ below it."""
+        return self
 
     def get_group_store(self) -> Any:
         """Return torch's store, for the values of this group alone."""

@@ -39,6 +39,8 @@ _MOVED_AS = {1: torch.uint8, 4: torch.int32}
 _ALL_TYPES = {**_TYPES, **ONLY_MOVED}
 
 _STRIDED = torch.strided
+# What torch answers where elements of a tensor share memory.
+_OVERLAPS = 1
 
 # Arrays by address, number of elements and type. They own nothing: each is used only while a tensor lies there.
 _arrays: dict[tuple[int, int, Any], Array] = {}
@@ -75,10 +77,14 @@ class Stage:
         return self._array(tensor if self._is_flat(tensor) else self._copy(tensor))
 
     def write(self, tensor: Any) -> Taken:
-        """Return memory whose elements a tensor gets in the end; they are its own now. Raises what `read` does."""
+        """Return memory whose elements a tensor gets in the end; they are its own now.
+
+        Raises:
+            UsageError: what `read` raises, or several of the tensor's elements lie at one place.
+        """
         if self._is_flat(tensor):
             return self._array(tensor)
-        copy = self._copy(tensor)
+        copy = self._copy(_writable(tensor))
         self._copies = (*self._copies, (tensor, copy))
         return self._array(copy)
 
@@ -96,14 +102,14 @@ class Stage:
             place = tensors[0].device if self._is_taken_on_gpu(tensors[0]) else "cpu"
             joined = tensors[0].detach().new_empty(sum(each.numel() for each in tensors), device=place)
             parts = joined.split([each.numel() for each in tensors])
-            copies = [(each, part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
+            copies = [(_writable(each), part.view(each.shape)) for each, part in zip(tensors, parts, strict=True)]
             self._copies = (*self._copies, *copies)
         return self._array(joined)
 
     def finish(self) -> None:
         """Copy what must be copied; to be called when the call has ended, by as many threads as want to."""
         if self._copies:
-            with _finishing, torch.no_grad():
+            with _finishing, torch.inference_mode():  # outside of which no thread may write the tensors made in it
                 for tensor, copy in self._copies:
                     tensor.copy_(copy)
                 self._copies = ()
@@ -117,7 +123,11 @@ class Stage:
             return flat.view(_MOVED_AS[tensor.element_size()]) if tensor.dtype in ONLY_MOVED else flat
         place = tensor.data_ptr(), tensor.numel(), tensor.dtype
         array = _arrays.get(place)
-        return _array_at(*place) if array is None else array
+        if array is not None:
+            return array
+        if not place[0] and hasattr(tensor, "trigger_wait"):  # the result of a functional collective, which goes on
+            return self._array(tensor.trigger_wait())
+        return _array_at(*place)
 
     def _is_taken_on_gpu(self, tensor: Any) -> bool:
         return self._takes_gpu and bool(tensor.is_cuda)
@@ -172,12 +182,22 @@ def apart(x: Taken, out: Taken) -> Taken:
     return x
 
 
+def _writable(tensor: Any) -> Any:
+    if torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+        raise UsageError(
+            "a tensor of which elements lie at one place, as after expand(), gets no result: pass a clone()"
+        )
+    return tensor
+
+
 def _array_at(address: int, count: int, dtype: Any) -> Array:
     found = _ALL_TYPES.get(dtype)
     if found is None:
         raise UsageError(f"tensors of {dtype} cannot be moved: convert them")
     if count == 0:
         return np.empty(0, found)
+    if not address:
+        raise UsageError("a tensor has no memory: pass what a DTensor's to_local() returns, and nothing that was freed")
     if len(_arrays) >= _MOST_ARRAYS:
         _arrays.clear()
     memory = (ctypes.c_byte * (count * found.itemsize)).from_address(address)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from torch.futures import Future
 
 from unisono import UnisonoError
 from unisono.frameworks.torch.errors import translated
+from unisono.frameworks.torch.untraced import untraced
 
 _NO_LIMIT = timedelta(0)
 # Works that are kept although nobody has waited for them.
@@ -53,7 +55,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._works: dict[Work, None] = {}
+        self._works: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none walks through it
         self.are_coalesced = False
         self._together: list[Work] = []
 
@@ -73,8 +75,7 @@ class Kept:
         if self.are_coalesced:
             self._together.append(work)
         if len(self._works) > _MOST_KEPT:
-            oldest = next(iter(self._works))
-            self.drop(oldest)
+            oldest, _ = self._works.popitem(last=False)
             if not oldest.is_completed():
                 self._works[oldest] = None
 
@@ -83,6 +84,7 @@ class Kept:
         self._works.pop(work, None)
 
 
+@untraced
 class Work(dist.Work):  # type: ignore[misc]
     """What torch.distributed hands out for a call with ``async_op=True``.
 
@@ -157,11 +159,12 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._future
 
     def _complete(self, ended: Any) -> None:
-        with contextlib.suppress(dist.DistBackendError):  # the callback of the future raises it
+        with contextlib.suppress(Exception):  # the callback of the future raises it
             self.wait()
         ended.set_result(None)
 
 
+@untraced
 class ReceivedFrom(Work):
     """A receive from any rank."""
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
 from torch_programs import parity
 from torch_programs.meeting import meet
 
@@ -111,6 +112,29 @@ def functions() -> None:
     expect("functional broadcast", functional.broadcast(torch.full((1,), float(RANK)), 1, group) + 0, torch.ones(1))
 
 
+def unusual_tensors() -> None:
+    goes_on = functional.all_reduce(torch.ones(3), "sum", list(range(SIZE)))
+    outs = list(torch.zeros(SIZE, 3))
+    dist.all_gather(outs, goes_on)
+    expect("the result of a functional collective", outs[1], torch.full((3,), float(SIZE)))
+    with torch.inference_mode():
+        strided = torch.ones(4, 6)[:, ::2]
+        work = dist.all_reduce(strided, async_op=True)
+    expect("inference mode, another thread", work.get_future().wait()[0], torch.full((4, 3), float(SIZE)))
+
+
+def questions() -> None:
+    """Ask what torch asks of the backends of groups, and of their options."""
+    c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))  # inductor does, where it has compiled before
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    expect("estimates", (backend.supports_time_estimate, backend.supports_tensor_alloc(None)), (False, False))
+    options = un.torch.Options(reproducible=True, timeout=timedelta(seconds=50))
+    mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("ranks",), backend_override={"ranks": ("unisono", options)})
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=mesh.get_group())
+    expect("a mesh with options", tensor, torch.full((2,), float(SIZE)))
+
+
 def groups() -> None:
     pairs = [dist.new_group([0, other]) for other in range(1, SIZE)]
     mine = [dist.new_group([rank]) for rank in range(SIZE)][RANK]
@@ -146,6 +170,10 @@ def groups() -> None:
 
 def barriers() -> None:
     un.torch.monitored_barrier(timeout=timedelta(seconds=30))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        un.torch.monitored_barrier(dist.new_group([0]))
+    expect("warned that it is not in the group", len(warned), int(RANK != 0))
     if RANK == 0:
         try:
             un.torch.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
@@ -180,7 +208,17 @@ def main() -> None:
     global RANK, SIZE
     RANK, SIZE = meet()
     parity.compare(RANK, SIZE)
-    parts: list[Callable[[], None]] = [reductions, moves, together, functions, groups, barriers, counters]
+    parts: list[Callable[[], None]] = [
+        reductions,
+        moves,
+        together,
+        functions,
+        unusual_tensors,
+        questions,
+        groups,
+        barriers,
+        counters,
+    ]
     for part in parts:
         part()
     dist.destroy_process_group()

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs.meeting import meet
 
@@ -39,9 +41,14 @@ def refusals(rank: int, size: int) -> None:
     told("dtypes", lambda: dist.group.WORLD.allgather([outs], [torch.ones(2)]).wait())
     told("sizes", lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.ones(2)))
     told("operation", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
+    told("list", lambda: dist.all_gather([torch.zeros(1)] * 2 * size, torch.ones(2)))
+    told("expanded", lambda: dist.all_reduce(torch.ones(1).expand(4)))
+    mesh = init_device_mesh("cpu", (size,))
+    told("DTensor", lambda: dist.all_reduce(DTensor.from_local(torch.ones(2), mesh, [Shard(0)])))
     told("device", lambda: dist.all_reduce(torch.ones(2, device="meta")))
     told("second default group", lambda: meet(file="second"))
     told("options", lambda: dist.new_group([0, 1], pg_options=object()))
+    told("timeout in seconds", lambda: un.torch.Options(timeout=5))
     told("no such setting", lambda: un.torch.Options(colour="red"))
     child = os.fork()
     if child == 0:

@@ -125,6 +125,8 @@ def compile_calls(size: int) -> None:
         return x + y
 
     same = torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0 * size))
+    compiled_model = torch.compile(DistributedDataParallel(torch.nn.BatchNorm1d(4)), backend="aot_eager")
+    compiled_model(torch.ones(2, 4)).sum().backward()  # whose buffers torch sends around between two compiled parts
     print(f"torch.compile: {'equal' if same else 'another result'}")
 
 
