@@ -55,7 +55,8 @@ def run(
     command = [*launcher(library, *options), "-n", str(ranks)]
     command += [str(python or environment_of(library) / "bin" / "python"), "-c", program]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, **AS_ROOT, "PYTHONPATH": path, **(variables or {})}
+    # A line is written in one go, so that those of several ranks do not mix.
+    env = {**os.environ, **AS_ROOT, "PYTHONUNBUFFERED": "", "PYTHONPATH": path, **(variables or {})}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     ) as process:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 namespace unisono {
 namespace {
@@ -15,6 +16,14 @@ void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const
   }
   if (piece.kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");
   piece.kernel(dst, sources.data(), sources.size(), elements, piece.divisor);
+}
+
+// What a message is that is not as expected. Counts of a call may differ by rank, and are no part of its digest.
+std::string difference(const Header& found, const Header& expected) {
+  Header resized = found;
+  resized.nbytes = expected.nbytes;
+  if (resized != expected) return "a message of another call";
+  return std::to_string(found.nbytes) + " bytes, where " + std::to_string(expected.nbytes) + " are to be received";
 }
 
 }  // namespace
@@ -369,8 +378,9 @@ bool Collective::drive_receive(const Instance& instance, Message& message, Chann
   if (!message.begun) {
     const Header* header = channel.front();
     if (header == nullptr) return false;
-    if (*header != header_of(instance, *message.action))
-      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), "a message of another call");
+    const Header expected = header_of(instance, *message.action);
+    if (*header != expected)
+      throw Mismatch(channel.peer(), std::min(header->sequence, sequence_), difference(*header, expected));
     message.begun = true;
   }
   if (message.action->opcode == Opcode::wait) return receive_flag(message, channel);
