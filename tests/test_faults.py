@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,10 +19,13 @@ from native_ranks import Job, NativeRanks
 from outcomes import told
 
 import unisono as un
+from unisono.transports.session import Session
 
 SHORT_S = 0.5
 # From the line before a call to being blocked in it, which nobody can see from outside.
 BLOCKED_S = 1.0
+# How late a rank takes a link in that another one has opened.
+LATE_S = 0.1
 X = np.ones(8, np.float32)
 Say = Callable[[Any], None]
 
@@ -270,6 +274,30 @@ def test_a_large_message_that_nobody_receives_times_out(ranks: NativeRanks) -> N
     for kind, text in ranks.run_calls(send_to_nobody):
         assert kind == "CollectiveTimeoutError"
         assert "for room to send to rank 1" in text
+
+
+def leave_after_a_send(world: un.Communicator) -> float:
+    """Send and leave, while what opens the link is still waiting to be taken in by rank 1."""
+    if world.rank == 0:
+        world.send(np.full(1000, 7.0), 1)
+        world.close()
+        return 7.0
+    deliver = Session._deliver
+
+    def later(*args: Any) -> None:
+        time.sleep(LATE_S)
+        deliver(*args)
+
+    x = np.zeros(1000)
+    with mock.patch.object(Session, "_deliver", later):
+        world.recv(x, 0)
+    return float(x.min())
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_what_was_sent_by_a_rank_that_then_leaves_arrives(transports: str) -> None:
+    options = un.Options(transports=transports)
+    assert un.launch(leave_after_a_send, 2, options=options, timeout_s=DEADLINE_S) == [7.0, 7.0]
 
 
 # --- ranks that give up --------------------------------------------------------------------------------------------

@@ -192,8 +192,9 @@ def test_a_server_may_be_slow_for_as_long_as_a_client_had_to_find_it(server, mon
     with contextlib.closing(client(server)) as patient, contextlib.closing(client(server, timeout_s=0.2)) as hasty:
         server._loop.submit(lambda: time.sleep(0.6))
         patient.set("patient", b"")
-        through = threading.Event()
-        server._loop.submit(lambda: through.wait(DEADLINE_S))
+        busy, through = threading.Event(), threading.Event()
+        server._loop.submit(lambda: (busy.set(), through.wait(DEADLINE_S)))
+        assert busy.wait(DEADLINE_S)
         with pytest.raises(RendezvousError, match="is gone: timed out"):
             hasty.set("hasty", b"")
         through.set()

@@ -30,7 +30,7 @@ Control::Control(std::int32_t rank, std::int32_t size)
     : rank_(rank),
       size_(size),
       links_(static_cast<std::size_t>(size)),
-      departed_(static_cast<std::size_t>(size)),
+      departures_(static_cast<std::size_t>(size)),
       farewells_(static_cast<std::size_t>(size)) {
   service_ = start_quiet_thread([this] {
     std::unique_lock lock(mutex_);
@@ -57,7 +57,7 @@ void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process)
 // Ranks may have left, or failed, before this one had its link.
 void Control::tell_the_past(std::int32_t peer) {
   for (std::int32_t gone = 0; gone < size_; ++gone)
-    if (departed_[static_cast<std::size_t>(gone)] != 0) send(peer, farewell_frame(gone));
+    if (departures_[static_cast<std::size_t>(gone)].has_value()) send(peer, farewell_frame(gone));
   if (failed()) send(peer, failure_frame());
 }
 
@@ -114,7 +114,13 @@ void Control::report(FrameType reason, std::uint64_t communicator, const std::ve
 
 bool Control::departed(std::int32_t peer) const {
   const std::lock_guard lock(mutex_);
-  return departed_.at(static_cast<std::size_t>(peer)) != 0;
+  return departures_.at(static_cast<std::size_t>(peer)).has_value();
+}
+
+bool Control::departed_by(std::int32_t peer, std::chrono::steady_clock::time_point time) const {
+  const std::lock_guard lock(mutex_);
+  const auto& departure = departures_.at(static_cast<std::size_t>(peer));
+  return departure && *departure <= time;
 }
 
 std::string Control::farewell(std::int32_t peer) const {
@@ -255,7 +261,7 @@ void Control::link_ended(std::int32_t peer, int error) {
   link.out.clear();
   link.socket.reset();
   link.process.reset();
-  if (stopping_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
+  if (stopping_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
   const std::string what =
       silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
   set_failure({FailureKind::peer_lost, rank_, peer, -1, "rank " + std::to_string(peer) + what}, rank_);
@@ -306,8 +312,8 @@ void Control::set_failure(Failure failure, std::int32_t told_by) {
 }
 
 void Control::note_departure(std::int32_t peer, const std::string& farewell) {
-  if (peer < 0 || peer >= size_ || departed_[static_cast<std::size_t>(peer)] != 0) return;
-  departed_[static_cast<std::size_t>(peer)] = 1;
+  if (peer < 0 || peer >= size_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
+  departures_[static_cast<std::size_t>(peer)] = Clock::now();
   farewells_[static_cast<std::size_t>(peer)] = farewell;
   if (is_hub()) send_to_others(peer, farewell_frame(peer));
   ring_all();
@@ -389,7 +395,7 @@ void Control::take_testimony(std::int32_t from, const Frame& frame) {
   own = {frame.state, frame.digest, frame.text};
   for (std::int32_t peer = 0; peer < size_; ++peer) {
     const auto index = static_cast<std::size_t>(peer);
-    if (departed_[index] != 0 && ranks[index].state == CallState::unknown)
+    if (departures_[index].has_value() && ranks[index].state == CallState::unknown)
       ranks[index] = {CallState::left, 0, farewells_[index]};
   }
   judge(known->second, false);

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -57,6 +58,8 @@ class Control {
               std::int64_t sequence, const std::string& text);
 
   bool departed(std::int32_t peer) const;
+  // Whether it had left at that time.
+  bool departed_by(std::int32_t peer, std::chrono::steady_clock::time_point time) const;
   // What the peer said when it left, or empty.
   std::string farewell(std::int32_t peer) const;
 
@@ -118,7 +121,7 @@ class Control {
   Recorder recorder_;
   mutable std::mutex mutex_;
   std::vector<Link> links_;  // by peer
-  std::vector<char> departed_;
+  std::vector<std::optional<std::chrono::steady_clock::time_point>> departures_;
   std::vector<std::string> farewells_;
   std::vector<int> doorbells_;
   std::map<std::uint64_t, Question> questions_;  // the latest of each communicator

@@ -34,6 +34,8 @@ constexpr auto blocked_after = 10ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
 constexpr auto departure_time = 300ms;
+// A channel that a peer has opened before it left may not have been taken in yet.
+constexpr auto admission_time = 300ms;
 
 void relax() {
 #if defined(__x86_64__)
@@ -316,7 +318,8 @@ std::vector<Blocked> Endpoint::blocked() const {
 }
 
 bool Endpoint::gone(const Blocked& on) const {
-  return on.channel != nullptr ? on.channel->closed() : control_->departed(job_rank(on.peer));
+  if (on.channel != nullptr) return on.channel->closed();
+  return control_->departed_by(job_rank(on.peer), Clock::now() - admission_time);
 }
 
 // A channel on which something waits and whose peer has gone will bring nothing more once it has been read empty. True
