@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +98,30 @@ def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
-def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = Locality(KEY, b"s" * 16, 0, 0, 2, DEADLINE_S)
+@contextlib.contextmanager
+def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[Locality]:
+    """Have a socket that is none of the job bear the name of its first rank, which is yielded; a thread answers."""
+    first = Locality(KEY, job, 0, 0, 2, DEADLINE_S)
     assert first._serving is not None
     name = first._serving[2].getsockname()
     first.close()
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(name)
         squatter.listen()
+        threading.Thread(target=answer, args=(squatter,), daemon=True).start()
+        yield first
 
-        def answer() -> None:
-            theirs, _ = squatter.accept()
-            with theirs:
-                theirs.recv(1000)
-                theirs.sendall(b"\xff" * 122)
 
-        threading.Thread(target=answer, daemon=True).start()
+def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lie(squatter: socket.socket) -> None:
+        theirs, _ = squatter.accept()
+        with theirs:
+            theirs.recv(1000)
+            theirs.sendall(b"\xff" * 122)
+
+    with squatted(b"s" * 16, lie):
         monkeypatch.setattr("unisono.transports.locality._looks", {(KEY, b"s" * 16, 0, 1): iter([0])})
         found = Locality(KEY, b"s" * 16, 0, 1, 2, DEADLINE_S)
     assert "does not hold the key" in found.surroundings.alone
@@ -123,23 +129,15 @@ def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(
 
 
 def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def go(squatter: socket.socket) -> None:
+        theirs, _ = squatter.accept()
+        squatter.close()
+        theirs.close()
+
     monkeypatch.setattr(
         "unisono.transports.locality._looks", {(KEY, b"g" * 16, 0, rank): iter([0]) for rank in range(2)}
     )
-    first = Locality(KEY, b"g" * 16, 0, 0, 2, DEADLINE_S)
-    assert first._serving is not None
-    name = first._serving[2].getsockname()
-    first.close()
-    with socket.socket(socket.AF_UNIX) as dying:
-        dying.bind(name)
-        dying.listen()
-
-        def go() -> None:
-            theirs, _ = dying.accept()
-            dying.close()
-            theirs.close()
-
-        threading.Thread(target=go, daemon=True).start()
+    with squatted(b"g" * 16, go) as first:
         second = Locality(KEY, b"g" * 16, 0, 1, 2, DEADLINE_S)
     close_all([second])
     assert not second.surroundings.alone
