@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
 from unisono.algorithms.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.records import record
 
 # In which order contributions are combined: there is no reduction; in ascending order of ranks, one after the other or
 # all at once; by one balanced binary tree over the ranks; in some order that depends on nothing but the number of
@@ -51,7 +51,7 @@ class Builder:
         return f"{self._module}.{self._function}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cost:
     """The cost of a plan on its critical rank, in the terms of the alpha-beta-gamma model.
 
@@ -69,7 +69,7 @@ class Cost:
     most_messages: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Algorithm:
     """One algorithm of one collective.
 

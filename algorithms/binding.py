@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from unisono.algorithms.plan import Buffer, Counts, Partition, Plan, Span
+from unisono.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shape:
     """The element counts of one call on one rank.
 

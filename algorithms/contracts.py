@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from unisono.algorithms.plan import Buffer, Counts, Partition, Plan
 from unisono.errors import PlanError
+from unisono.records import record
 
 ALL_RANKS = -1
 
@@ -50,7 +50,7 @@ class Cut(enum.Enum):
     SHARES = "one block per rank"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contract:
     """What a collective is.
 

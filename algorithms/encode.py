@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from unisono.algorithms.plan import (
     Copy,
@@ -61,13 +60,13 @@ OPCODES: dict[type[object], int] = {
 }
 
 
-@dataclass
 class _Tables:
-    items: list[int] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    dependencies: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    operands: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.groups: list[int] = []
+        self.dependencies: list[int] = []
+        self.steps: list[int] = []
+        self.operands: list[int] = []
 
     def add_item(self, item: Group | Repeat) -> None:
         times, groups = (1, (item,)) if isinstance(item, Group) else (item.times, item.groups)

@@ -7,12 +7,11 @@ and are told the result. As runs are consecutive, their contributions can be com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from unisono.algorithms.binding import split
+from unisono.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Folding:
     """`size` ranks on positions = radix ** rounds positions.
 

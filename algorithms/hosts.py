@@ -10,7 +10,6 @@ many thousands of ranks; the groups of one rank are found without looking at tho
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import isqrt
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 
 from unisono.algorithms.checks import check_supported
 from unisono.errors import UsageError
+from unisono.records import record
 
 # Ranks, or tuples of hosts; a type cannot say "any number of levels" where it is also to be hashed and unpacked.
 Hosts: TypeAlias = tuple[Any, ...]
@@ -26,7 +26,7 @@ Hosts: TypeAlias = tuple[Any, ...]
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Levels:
     """Hosts that name every rank once.
 

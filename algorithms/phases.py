@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.records import record
 
 # An algorithm with parameters of its builder or without, "knomial(radix=3)" or "ring", for all levels, or one for each
 # level, from the outermost one that uses it.
@@ -19,7 +20,7 @@ Names: TypeAlias = str | tuple[str, ...]
 _TOLD = ("size", "rank", "root", "varying", "hosts")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseKind:
     """A phase that a composition declares.
 
@@ -79,7 +80,7 @@ def total(costs: Iterable[Cost | None]) -> Cost | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Composition(Algorithm):
     """An algorithm whose builder takes `hosts`, and the algorithms of its phases by name.
 

@@ -34,8 +34,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
+
+from unisono.records import record
 
 
 class Buffer(enum.IntEnum):
@@ -55,7 +57,7 @@ class Counts(enum.IntEnum):
     RANKS = 3  # one count per rank, known to all ranks
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Partition:
     """How a buffer is cut into blocks.
 
@@ -92,7 +94,7 @@ def scratch_like_block(buffer: Buffer, partition: Partition, block: int, copies:
     return Partition(copies, partition.counts, buffer, copies, block)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Span:
     """`count` blocks of a buffer: (start + i·stride) modulo the number of its blocks, for i = 0 … count - 1.
 
@@ -129,7 +131,7 @@ def scratch_block(start: int = 0, count: int = 1, stride: int = 1, advance: int 
     return Span(Buffer.SCRATCH, start, count, stride, advance)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     """Send the blocks of `src` to `peer`, as one message."""
 
@@ -138,7 +140,7 @@ class Send:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recv:
     """Receive a message from `peer` into the blocks of `dst`."""
 
@@ -147,7 +149,7 @@ class Recv:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RecvReduce:
     """Receive a message from `peer` and set dst = src ∘ received, or received ∘ src if `received_first`."""
 
@@ -159,7 +161,7 @@ class RecvReduce:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copy:
     """Copy the blocks of `src` to `dst`."""
 
@@ -168,7 +170,7 @@ class Copy:
     lower: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce:
     """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once. `dst` may be the same as a source or differ from all."""
 
@@ -177,7 +179,7 @@ class Reduce:
     lower: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Read:
     """Copy blocks of `peer`'s mapped memory (`src`, in the peer's partition) to `dst`."""
 
@@ -187,7 +189,7 @@ class Read:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadReduce:
     """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once, where a source is (peer, span of the peer's memory)."""
 
@@ -196,7 +198,7 @@ class ReadReduce:
     lower: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Write:
     """Copy the blocks of `src` into `peer`'s mapped memory (`dst`, in the peer's partition)."""
 
@@ -206,7 +208,7 @@ class Write:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Signal:
     """Raise this rank's flag at `peer`, after everything that was read or written in earlier groups."""
 
@@ -214,7 +216,7 @@ class Signal:
     peer_advance: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Wait:
     """Wait for the next flag of `peer`."""
 
@@ -228,7 +230,7 @@ MappedStep: TypeAlias = Read | ReadReduce | Write | Signal | Wait
 Step: TypeAlias = MessageStep | LocalStep | MappedStep
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Group:
     """Steps posted together; `after` names (lane, group as run) that must have ended before, in other lanes."""
 
@@ -236,7 +238,7 @@ class Group:
     after: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Repeat:
     """`groups` run `times` times; each further time, peers and spans advance by their own `advance`."""
 
@@ -247,7 +249,7 @@ class Repeat:
 Lane: TypeAlias = tuple[Group | Repeat, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """What rank `rank` of `size` does in `collective`, by `algorithm`.
 

@@ -242,16 +242,8 @@ REDUCE: dict[str, Algorithm] = {
     ),
 }
 
+# Where the model puts several first, as between two ranks, the one that copies least of them stands first here.
 REDUCE_SCATTER: dict[str, Algorithm] = {
-    "recursive_halving": Algorithm(
-        collective="reduce_scatter",
-        name="recursive_halving",
-        build=Builder("rabenseifner", "reduce_scatter_recursive_halving"),
-        cost=costs.reduce_scatter_recursive_halving,
-        reference=THAKUR,
-        order="fixed",
-        varying=True,
-    ),
     "ring": Algorithm(
         collective="reduce_scatter",
         name="ring",
@@ -276,6 +268,15 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         build=Builder("circulant", "reduce_scatter_circulant"),
         cost=costs.reduce_scatter_circulant,
         reference=TRAEFF,
+        order="fixed",
+        varying=True,
+    ),
+    "recursive_halving": Algorithm(
+        collective="reduce_scatter",
+        name="recursive_halving",
+        build=Builder("rabenseifner", "reduce_scatter_recursive_halving"),
+        cost=costs.reduce_scatter_recursive_halving,
+        reference=THAKUR,
         order="fixed",
         varying=True,
     ),

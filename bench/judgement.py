@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
@@ -71,26 +71,26 @@ def _least(times_s: Mapping[str, float]) -> str:
     return min(times_s, key=times_s.__getitem__)
 
 
-def crossings(ratios: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the sizes at which a ratio of times, given as (bytes, ratio) with ascending bytes, passes 1.
+def rises(ratios: Sequence[tuple[float, float]], level: float = 1.0) -> list[float]:
+    """Return the sizes at which a ratio of times, given as (bytes, ratio) with ascending bytes, rises to a level.
 
     Between two sizes it is on a line, on logarithmic axes.
 
-    >>> crossings([(1, 0.5), (16, 2.0)])
+    >>> rises([(1, 0.5), (16, 2.0), (32, 0.5)])
     [4.0]
     """
-    logs = [(math.log(nbytes), math.log(ratio)) for nbytes, ratio in ratios]
-    found = list[float]()
-    for (low, below), (high, above) in pairwise(logs):
-        if below * above < 0:
-            found.append(math.exp(low + (high - low) * below / (below - above)))
-    return found
+    logs = [(math.log(nbytes), math.log(ratio / level)) for nbytes, ratio in ratios]
+    return [
+        math.exp(low + (high - low) * below / (below - above))
+        for (low, below), (high, above) in pairwise(logs)
+        if below < 0 <= above
+    ]
 
 
 def crossovers(points: Iterable[Point]) -> list[float]:
-    """Return, for each measured size at which two algorithms change places, how far off the predicted one is.
+    """Return, for each measured crossover, how far off the predicted one is.
 
-    It is a factor, at least 1, and infinite where they are not predicted to change places.
+    It is a factor, at least 1, and infinite where the two are not predicted to change places so.
     """
     curves = defaultdict[tuple[str, str], list[Point]](list)
     for point in points:
@@ -101,24 +101,35 @@ def crossovers(points: Iterable[Point]) -> list[float]:
 def _crossovers(points: Sequence[Point]) -> list[float]:
     known = [set(point.predicted_s) & set(point.times_s) for point in points]
     found = list[float]()
-    for one, other in combinations(sorted(set.union(*known)), 2):
+    for one, other in permutations(sorted(set.union(*known)), 2):
         both = [point for point, names in zip(points, known, strict=True) if {one, other} <= names]
-        measured = [(each.nbytes, ratio) for each in both if (ratio := _ratio(each, one, other)) is not None]
-        predicted = [(each.nbytes, each.predicted_s[one] / each.predicted_s[other]) for each in both]
-        places = crossings(predicted)
-        for place in crossings(measured):
-            found.append(min((math.exp(abs(math.log(place / each))) for each in places), default=math.inf))
+        predicted = rises([(each.nbytes, each.predicted_s[one] / each.predicted_s[other]) for each in both])
+        for low, high in _measured(both, one, other):
+            found.append(min((max(1.0, low / each, each / high) for each in predicted), default=math.inf))
     return found
 
 
-def _ratio(point: Point, one: str, other: str) -> float | None:
-    """Return how many times as long one variant takes as another; None if they are not told apart."""
+def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[float, float]]:
+    """Yield the ranges of sizes in which one variant, faster below, gets slower than another."""
+    surely = [_surely_slower(point, one, other) for point in points]
+    told = [number for number, sign in enumerate(surely) if sign]
+    for first, last in pairwise(told):
+        if surely[first] < 0 < surely[last]:
+            between = [
+                (each.nbytes, usual_s(each.times_s[one]) / usual_s(each.times_s[other]))
+                for each in points[first : last + 1]
+            ]
+            high = min(rises(between, _ALIKE), default=between[-1][0])
+            low = max((each for each in rises(between, 1 / _ALIKE) if each <= high), default=between[0][0])
+            yield low, high
+
+
+def _surely_slower(point: Point, one: str, other: str) -> int:
+    """Return 1 if one variant takes longer than another, -1 if it takes less, and 0 if they are not told apart."""
     pairs = list(zip(point.times_s[one], point.times_s[other], strict=True))
     longer = sum(mine > _ALIKE * its for mine, its in pairs) / len(pairs)
     shorter = sum(its > _ALIKE * mine for mine, its in pairs) / len(pairs)
-    if max(longer, shorter) < _SURELY:
-        return None
-    return usual_s(point.times_s[one]) / usual_s(point.times_s[other])
+    return int(longer >= _SURELY) - int(shorter >= _SURELY)
 
 
 def summary(points: Sequence[Point]) -> dict[str, dict[str, float]]:

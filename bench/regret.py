@@ -3,8 +3,9 @@
     python -m unisono.bench.regret -n 4 --budget 10
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
-In each place the ranks calibrate, and a table is made by `unisono tune` within the budget. Then, in one job, all
-algorithms are run at sizes between those of the table, in interleaved rounds; `bench.judgement` says how it is judged.
+In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
+between those of the table, in interleaved rounds, for each collective as soon as the ranks have calibrated the model by
+it; `bench.judgement` says how it is judged.
 "shaped" are as many hosts as there are ranks, each a network namespace on a link of the given rate.
 
 Beside the table stand the calibrated model alone, fixed thresholds in the manner of Open MPI's, and what Gloo always
@@ -103,39 +104,33 @@ def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, f
         tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--out", str(table)]
         run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
         tuning_s = time.monotonic() - began
-        by_table = _answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
-        by_model = _answer(run, folder, {"points": points}, {})
-        choices = [
-            _choices(point, of_table, of_model_)
-            for point, (of_table, _), (of_model_, _) in zip(points, by_table, by_model, strict=True)
-        ]
-        also = [
-            [*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)
-        ]
-        began = time.monotonic()
+        by_table = answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
+        fixed = [_choices(point, chosen) for point, chosen in zip(points, by_table, strict=True)]
+        also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, fixed, strict=True)]
         wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S}
-        times = _answer(run, folder, wanted, {})
-        sweep_s = time.monotonic() - began
+        answers = answer(run, folder, wanted, {})
     found = [
-        Point(place, collective, nbytes, measured, chosen, predicted)
-        for (collective, nbytes), measured, chosen, (_, predicted) in zip(points, times, choices, by_model, strict=True)
+        Point(place, collective, nbytes, measured, {**chosen, "model": by_model}, predicted)
+        for (collective, nbytes), chosen, (by_model, predicted), measured in zip(
+            points, fixed, answers["model"], answers["times_s"], strict=True
+        )
     ]
-    return found, tuning_s, sweep_s
+    return found, tuning_s, answers["sweep_s"]
 
 
-def _choices(point: tuple[str, int], by_table: str, by_model: str) -> dict[str, str]:
+def _choices(point: tuple[str, int], by_table: str) -> dict[str, str]:
+    """Return what the table chooses, and what is chosen without measuring."""
     collective, nbytes = point
     by_threshold = next(name for below, name in THRESHOLDS[collective] if nbytes < below)
-    return {"table": by_table, "model": by_model, "thresholds": by_threshold, "rings": RINGS[collective]}
+    return {"table": by_table, "thresholds": by_threshold, "rings": RINGS[collective]}
 
 
-def _answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mapping[str, str]) -> list[Any]:
+def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
     """Return what rank 0 answers."""
     path = folder / "asked.json"
     path.write_text(json.dumps(asked))
     run([str(RANK), str(path)], environ)
-    found: list[Any] = json.loads(path.with_suffix(".answer").read_text())
-    return found
+    return json.loads(path.with_suffix(".answer").read_text())
 
 
 @click.command()
@@ -158,7 +153,8 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
             os.environ["XDG_CACHE_HOME"] = folder
             points, tuning_s, sweep_s = study(place, asked, Path(folder))
         every += points
-        _append(
+        append(
+            RESULTS,
             points,
             {"ranks": asked.ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load},
         )
@@ -172,9 +168,10 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     console.print(shown("all together", every))
 
 
-def _append(points: Sequence[Point], about: Mapping[str, Any]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a", encoding="utf-8") as file:
+def append(path: Path, points: Sequence[Point], about: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file for each point, with the times of all rounds."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
         for point in points:
             times_us = {name: [round(s * 1e6, 2) for s in times] for name, times in point.times_s.items()}
             found = {name: value for name, value in point._asdict().items() if name != "times_s"}

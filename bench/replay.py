@@ -3,9 +3,10 @@
     python -m unisono.bench.replay --recorded bench/results/recorded.jsonl
 
 Times of every round, as `bench.regret` keeps them, stand for the machine: a call takes what one of its rounds took,
-drawn at random; between two recorded sizes it is interpolated on logarithmic axes. The model is calibrated by the
-recorded collectives that a calibration would run, and campaigns with several seeds get parts of the time that the sweep
-has taken. Their tables are judged at the recorded sizes, which are not those of the grid.
+drawn at random; between two recorded sizes it is interpolated on logarithmic axes. The model is calibrated by the even
+rounds of what a calibration would run, single algorithms at every second recorded size, and judged by the odd rounds at
+all of them. Campaigns with several seeds get parts of the time that the sweep has taken; their tables are judged at the
+recorded sizes, which are not those of the grid.
 
 Nothing runs in parallel here and nothing else disturbs it, so this takes seconds and gives the same numbers everywhere.
 What it cannot know is how times differ from one job to the next, and parameters, which take the default's time.
@@ -26,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.variants import parsed
-from unisono.bench.judgement import Point, of_model
+from unisono.bench.judgement import Point, of_model, usual_s
 from unisono.bench.regret import RESULTS, RUN_S
-from unisono.tuning.calibrate import calibrate_rounds, with_rounds
+from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
 from unisono.tuning.campaign import Campaign, Settings
 from unisono.tuning.choice import Known, Question, explain
 from unisono.tuning.parameters import PRIORS
@@ -105,11 +106,15 @@ class Recorded:
         return sum(_run_s(call_s, median(times)) for times in each for call_s in times)
 
     def calibrate(self) -> None:
-        """Know what rounds cost, by the recorded collectives that a calibration runs."""
-        shares = [nbytes // self.ranks for nbytes in sorted(self.times_s["allgather"])]
-        found = calibrate_rounds(
-            lambda collective, name, nbytes: self.typical_s(collective, nbytes, name), self.ranks, self.ranks, shares
-        )
+        """Know what rounds and calls cost, by the recorded collectives that a calibration runs."""
+
+        def time_s(collective: str, name: str, nbytes: int) -> float:
+            return usual_s(self.times_s[collective][max(nbytes, sizes[0])][name][::2])
+
+        sizes = sorted(self.times_s["allgather"])
+        found = calibrate_rounds(time_s, self.ranks, self.ranks, [nbytes // self.ranks for nbytes in sizes])
+        algorithms = {each: sorted(set.intersection(*map(set, rows.values()))) for each, rows in self.times_s.items()}
+        found = found._replace(calls=calibrate_calls(time_s, algorithms, sizes[::2]))
         self.known = Known(None, with_rounds(PRIORS, self.transport, found), "recorded")
 
 
@@ -147,13 +152,14 @@ def regrets(recorded: Recorded, budget_s: float, seed: int) -> list[float]:
 
 
 def predictions(recorded: Recorded) -> list[Point]:
-    """Return the recorded points with what the model predicts of the algorithms that it chooses among."""
+    """Return the recorded points, their odd rounds, with what the model predicts of what it chooses among."""
     points = list[Point]()
     for collective, rows in recorded.times_s.items():
         for nbytes, times in rows.items():
             said = explain(recorded.question(collective, nbytes), recorded.known).candidates
             able = {each.variant: each.predicted_s for each in said if each.refusal is None and each.predicted_s}
-            points.append(Point(recorded.transport, collective, nbytes, times, {}, able))
+            judging = {name: rounds[1::2] for name, rounds in times.items()}
+            points.append(Point(recorded.transport, collective, nbytes, judging, {}, able))
     return points
 
 

@@ -6,7 +6,6 @@ Everything wrong is found here, on the rank that erred, before a byte is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
@@ -24,7 +23,6 @@ LISTS = frozenset({list, tuple})
 _DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
 
 
-@dataclass(slots=True)
 class Operand:
     """An array as executors see it.
 
@@ -36,11 +34,16 @@ class Operand:
         is_packed: whether `flat` is a copy, because the array is not contiguous in an order that will do.
     """
 
-    flat: AnyArray
-    dtype: DType
-    shape: tuple[int, ...]
-    order: str
-    is_packed: bool = False
+    __slots__ = ("dtype", "flat", "is_packed", "order", "shape")
+
+    def __init__(
+        self, flat: AnyArray, dtype: DType, shape: tuple[int, ...], order: str, is_packed: bool = False
+    ) -> None:
+        self.flat = flat
+        self.dtype = dtype
+        self.shape = shape
+        self.order = order
+        self.is_packed = is_packed
 
 
 def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ from unisono.collectives.prepared import Checked, Part
 from unisono.collectives.turns import TurnOperation, Turns
 from unisono.errors import AbortedError, UnisonoError, UsageError
 from unisono.operations import Op
+from unisono.records import record
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
 from unisono.transports.reductions import numpy_dtype
 
@@ -44,7 +44,7 @@ _COMBINE_PER_BYTE_S = 1 / 4e9
 _MOST_WAYS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Way:
     """How this rank takes its part in a kind of reduction: a draft, and its exchanges as calls.
 
@@ -61,7 +61,7 @@ class Way:
     has_prefixes: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reductions(Checked):
     """A call that is right as far as this rank can tell; `ways` has one for each array."""
 

@@ -22,7 +22,6 @@ from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import HOST, LISTS, Memory, Operand, list_of
-from unisono.collectives.by_function import Reducer, Reductions
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
 from unisono.collectives.devices import Devices, on_device
 from unisono.collectives.functions import is_by_function
@@ -41,6 +40,7 @@ from unisono.tuning.choice import NOTHING, Known
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, TypeVar, Unpack
 
+    from unisono.collectives.by_function import Reducer, Reductions
     from unisono.collectives.device_routes import Counts, HostCalls
     from unisono.collectives.device_work import DeviceCall
 
@@ -93,7 +93,7 @@ class Caller:
         self._executor = executor
         self._options = options
         self._calls = Calls(self.rank, self.size, place, options, executor.vendors, known)
-        self._reducer = Reducer(executor, self._calls)
+        self._reducer_if_any: Reducer | None = None
         self._works = Works(executor)
         self._devices = Devices(executor, self._calls, self._works, options, self._spare)
         self._refusal: str | None = None
@@ -107,6 +107,15 @@ class Caller:
     def known(self) -> Known:
         """What the tuner knows of this machine: the table and the calibration that rank 0 has found."""
         return self._calls.known
+
+    @property
+    def _reducer(self) -> Reducer:
+        """What carries out reductions by functions, made for the first of them."""
+        if self._reducer_if_any is None:
+            from unisono.collectives.by_function import Reducer
+
+            self._reducer_if_any = Reducer(self._executor, self._calls)
+        return self._reducer_if_any
 
     def _long_way(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
+from unisono.records import record
 from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
 from unisono.tuning.choice import NOTHING, Choice, Known, Question, choose
 from unisono.tuning.forcing import forced, is_rules
@@ -30,7 +31,7 @@ _MOST_CALLS = 4096
 _PREFIXES = ("scan", "exscan")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where the ranks of a communicator are.
 
@@ -67,7 +68,7 @@ class Place:
         return Place(tuple(share for share, _ in places), link, cores, self.near)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Selection:
     """What the algorithm of a reduction must be, beyond its name; made by `selection`.
 

@@ -12,9 +12,7 @@ import numpy as np
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives import kinds
-from unisono.collectives.array_types import ArrayOrBuffer
 from unisono.collectives.arrays import LISTS
-from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
 from unisono.collectives.devices import on_device
@@ -33,6 +31,8 @@ from unisono.transports.base import NO_CACHE, NO_MESSAGES, Executor, Operation
 from unisono.tuning.choice import NOTHING, Explanation, Known, explain
 
 if TYPE_CHECKING:
+    from unisono.collectives.array_types import ArrayOrBuffer
+    from unisono.collectives.by_function import Reductions
     from unisono.collectives.device_work import DeviceCall
 
 _INT64 = -(1 << 63), (1 << 63) - 1
@@ -296,7 +296,8 @@ class Communicator(Groups, Objects, Messages):
         """
         totals = dict(self._executor.traffic())
         host_traffic = {} if self._spare_of_devices is None else self._spare_of_devices.stats()
-        for peer, traffic in (*self._reducer.traffic().items(), *host_traffic.items()):
+        of_functions = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
+        for peer, traffic in (*of_functions.items(), *host_traffic.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
         return Statistics(totals, self._executor.usage(), self._devices.statistics())
 
@@ -339,7 +340,8 @@ class Communicator(Groups, Objects, Messages):
         if self._refusal is None:
             self.refuse("this communicator is closed: call unisono.init() for a new one")
             self._works.close()
-            self._reducer.close()
+            if self._reducer_if_any is not None:
+                self._reducer_if_any.close()
             self._devices.close()
             self._on_close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
-from unisono.collectives.array_types import Array
 from unisono.collectives.caller import Caller
 from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
@@ -14,6 +13,7 @@ from unisono.operations import Op
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from unisono.collectives.array_types import Array
     from unisono.collectives.equal_shares import Given, GivenToReduce
 
 

@@ -11,7 +11,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from urllib.parse import quote
@@ -29,6 +28,7 @@ from unisono.collectives.places import (
 )
 from unisono.errors import RendezvousError, UsageError
 from unisono.options import variable
+from unisono.records import record
 from unisono.transports.hello import JOB_NBYTES, KEY_NBYTES
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
@@ -53,7 +53,7 @@ _LARGEST = 1 << 31
 _inherited_keys: dict[bytes, bytes] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """What a process knows of its job before it meets the others.
 

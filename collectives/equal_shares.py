@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives import arrays
-from unisono.collectives.array_types import Arrays
 from unisono.collectives.caller import Caller, known_first
 from unisono.collectives.calls import selection
 from unisono.collectives.work import Work
@@ -13,6 +12,8 @@ from unisono.operations import Op
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
+
+    from unisono.collectives.array_types import Arrays
 
 if TYPE_CHECKING:
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.collectives.calls import Kind, selected_by
 from unisono.collectives.shapes import Extents, layout_of
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.operations import Op
+from unisono.records import record
 
 # What may be done by bringing everything to everybody, or to the root; and those that have a result for each rank.
 WHOLE = frozenset({"allreduce", "reduce", "scan", "exscan"})
 PREFIXES = frozenset({"scan", "exscan"})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Draft:
     """How a rank takes its part in a reduction by a function.
 

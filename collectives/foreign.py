@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 
-from unisono.errors import TransportUnavailableError, UsageError
+from unisono.errors import UsageError
+from unisono.records import record
 from unisono.transports.base import AnyArray
 
 # DLPack's device types, by number, and those whose memory any program on the host can use.
@@ -47,7 +47,7 @@ _READ_ONLY = 1
 _REFUSALS = (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForeignMemory:
     """An array in memory that belongs to another library.
 
@@ -183,14 +183,6 @@ def lend_by_dlpack(x: Any, pointer: int, device: tuple[int, int]) -> Any:
     address = ctypes.addressof(managed)
     _lent[address] = managed, shape, strides, x
     return _new_capsule(address, _CAPSULE, _drop)
-
-
-def on_device(name: str, device: str) -> TransportUnavailableError:
-    """Return the error for an array, called `name`, in memory that only a device can use."""
-    return TransportUnavailableError(
-        f"{name} is on the device {device}, and no transport here moves device memory: "
-        "copy it to the host, and the result back"
-    )
 
 
 def typestr(dtype: np.dtype[Any]) -> str:

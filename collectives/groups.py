@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.algorithms.contracts import CONTRACTS
-from unisono.collectives.by_function import Reductions
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
 from unisono.collectives.devices import on_device
@@ -24,6 +23,7 @@ from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.transports.base import NO_CACHE, NO_MESSAGES, AnyArray
 
 if TYPE_CHECKING:
+    from unisono.collectives.by_function import Reductions
     from unisono.collectives.device_work import DeviceCall
 
 

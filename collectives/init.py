@@ -9,7 +9,6 @@ import sys
 import time
 import weakref
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from unisono import log
@@ -35,14 +34,14 @@ _log = logging.getLogger("unisono")
 _LINGER_S = 2.0
 
 
-@dataclass
 class _Job:
     """What a world communicator holds open, and closes."""
 
-    session: Session
-    meeting: Meeting
-    server: StoreServer | None
-    native: NativeExecutor | None = None  # by which a transport of a third party was opened
+    def __init__(self, session: Session, meeting: Meeting, server: StoreServer | None) -> None:
+        self.session = session
+        self.meeting = meeting
+        self.server = server
+        self.native: NativeExecutor | None = None  # by which a transport of a third party was opened
 
     def close(self) -> None:
         if self.native is not None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.collectives.foreign import ForeignMemory, from_cuda_interface, from_dlpack, on_device
-from unisono.errors import UsageError
+from unisono.errors import TransportUnavailableError, UsageError
+from unisono.records import record
 from unisono.transports.base import AnyArray
 
+if TYPE_CHECKING:
+    from unisono.collectives.foreign import ForeignMemory
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Kind:
     """What is done with arrays of one kind. An `x` is the caller's array, and `name` what errors call it.
 
@@ -120,11 +122,30 @@ def _buffer_view(x: Any, name: str) -> AnyArray:
     return _numpy_view(memoryview(x), name)
 
 
-def _described_view(x: Any, name: str, *, describe: Callable[[Any, str], ForeignMemory]) -> AnyArray:
-    memory = describe(x, name)
+def _cuda_view(x: Any, name: str) -> AnyArray:
+    from unisono.collectives.foreign import from_cuda_interface
+
+    return _foreign_view(from_cuda_interface(x, name), name)
+
+
+def _dlpack_view(x: Any, name: str) -> AnyArray:
+    from unisono.collectives.foreign import from_dlpack
+
+    return _foreign_view(from_dlpack(x, name), name)
+
+
+def _foreign_view(memory: ForeignMemory, name: str) -> AnyArray:
     if not memory.is_on_host:
         raise on_device(name, ":".join(map(str, memory.device)))
     return memory.view()
+
+
+def on_device(name: str, device: str) -> TransportUnavailableError:
+    """Return the error for an array, called `name`, in memory that only a device can use."""
+    return TransportUnavailableError(
+        f"{name} is on the device {device}, and no transport here moves device memory: "
+        "copy it to the host, and the result back"
+    )
 
 
 def _unwrapped(array: AnyArray, _: Any) -> AnyArray:
@@ -200,8 +221,6 @@ _NUMPY = Kind(_numpy_view, _numpy_view, _unwrapped, shares=True)
 _JAX = Kind(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
 _TENSORFLOW = Kind(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
 _VARIABLE = Kind(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
-_CUDA = partial(_described_view, describe=from_cuda_interface)
-_DLPACK = partial(_described_view, describe=from_dlpack)
 
 # Where a library has been imported: its module, the name of a class there, and the kind of that.
 _CLASSES: tuple[tuple[str, str, Callable[[], Kind]], ...] = (
@@ -214,9 +233,9 @@ _CLASSES: tuple[tuple[str, str, Callable[[], Kind]], ...] = (
 )
 # The attribute of an array, in the order in which they are tried.
 _PROTOCOLS: tuple[tuple[str, Kind], ...] = (
-    ("__cuda_array_interface__", Kind(_CUDA, _CUDA, _unwrapped, shares=True)),
+    ("__cuda_array_interface__", Kind(_cuda_view, _cuda_view, _unwrapped, shares=True)),
     ("__array_interface__", Kind(_interface_view, _interface_view, _unwrapped, shares=True)),
-    ("__dlpack__", Kind(_DLPACK, _DLPACK, _wrap_by_standard, shares=False)),
+    ("__dlpack__", Kind(_dlpack_view, _dlpack_view, _wrap_by_standard, shares=False)),
 )
 _BUFFER = Kind(_buffer_view, _buffer_view, _unwrapped, shares=True)
 

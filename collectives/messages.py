@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono.collectives import arrays
-from unisono.collectives.array_types import ArrayOrBuffer, Target
 from unisono.collectives.caller import Caller, checked_integer, passed_on_first
 from unisono.collectives.devices import on_device
 from unisono.collectives.group_calls import Message as GroupedMessage
@@ -20,6 +19,9 @@ from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySour
 from unisono.collectives.work import Work
 from unisono.errors import UsageError
 from unisono.transports.base import Message
+
+if TYPE_CHECKING:
+    from unisono.collectives.array_types import ArrayOrBuffer, Target
 
 
 class Messages(Caller):

@@ -16,18 +16,20 @@ import io
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.collectives.caller import checked_integer
 from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import EqualShares
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.records import record
 from unisono.transports.base import FIRST_RESERVED_TAG, AnyArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Shorter memory costs less to copy into the head than to send apart.
 _LEAST_PART_NBYTES = 64 << 10
@@ -40,7 +42,7 @@ _MOST_REASON = 1000
 _BYTE, _NUMBER = DTYPES["uint8"], DTYPES["int64"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Parcel:
     """A pickled object, or the room for one; head and parts are arrays of bytes.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.collectives.calls import Kind
 from unisono.operations import Op
+from unisono.records import record
 from unisono.transports.base import AnyArray, Call
 from unisono.transports.reductions import lift
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """An array of a call, and where its result goes.
 
@@ -50,7 +50,7 @@ class Part:
         return lift(self.lifting, self.source, stage)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checked:
     """The arrays of a call that is right as far as this rank can tell.
 
@@ -68,7 +68,7 @@ class Checked:
         return self.gathered(results) if self.gathered and results[0] is not None else results[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prepared(Checked):
     """A call that the executor carries out, planned and chosen; each of the arrays is an extent of `call`."""
 

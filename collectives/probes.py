@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from unisono.algorithms.registry import ALGORITHMS
+from unisono.algorithms.variants import Variant
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.local_reduction import reduce_local
 from unisono.collectives.trials import Trials
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.tuning.calibrate import LONG, SHORT, calibrate, calibrate_rounds, updated, with_rounds
+from unisono.tuning.calibrate import (
+    LONG,
+    SHORT,
+    calibrate,
+    calibrate_calls,
+    calibrate_rounds,
+    updated,
+    with_rounds,
+)
+from unisono.tuning.choice import candidate
 from unisono.tuning.parameters import Parameters
 from unisono.tuning.race import typical_s
 
@@ -24,6 +35,9 @@ _DTYPES = {"short": ("float32", "bfloat16"), "long": ("float32", "float64", "int
 # How often each collective is run for what rounds cost, and the bytes of the vectors, at most.
 _RUNS = {"short": 2, "long": 4}
 _LONGEST = 16 << 20
+# The bytes of a share in calls of each algorithm: the fewest, and what matters; and the seconds of a ring, at most.
+_OF_CALLS = (SHORT[0], *SHORT[3:])
+_LONGEST_S = 0.02
 
 
 def calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
@@ -47,20 +61,43 @@ def calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Paramet
     return rounds_calibrated(comm, result, short=short)
 
 
-def rounds_calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
-    """Return the parameters with what rounds among all ranks of `comm` cost, measured by all of them."""
+def rounds_calibrated(
+    comm: Communicator, known: Parameters, *, short: bool, collectives: Sequence[str] = tuple(ALGORITHMS)
+) -> Parameters:
+    """Return the parameters with what rounds among all ranks of `comm` cost and, in the long form, whole calls too.
+
+    All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
+    """
     trials, asked = Trials(comm), comm.explain("allreduce", 8).question
 
-    def time_s(collective: str, algorithm: str, nbytes: int) -> float:
+    def run_s(collective: str, algorithm: str, nbytes: int) -> float:
         nbytes = trials.nbytes(collective, nbytes)
         if (reason := trials.prepare(collective, nbytes, algorithm)) is not None:
             raise UsageError(f"{algorithm} cannot be calibrated: {reason}")
-        runs = [trials.run(collective, nbytes, algorithm)[0] for _ in range(_RUNS["short" if short else "long"])]
-        return min(map(typical_s, runs))
+        return typical_s(trials.run(collective, nbytes, algorithm)[0])
+
+    def least_s(*call: Any) -> float:
+        return min(run_s(*call) for _ in range(_RUNS["short" if short else "long"]))
 
     sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes * comm.size <= _LONGEST] or SHORT[:1]
-    found = calibrate_rounds(time_s, asked.size, asked.ranks_per_host, sizes)
+    found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
+    if not short:
+        shares = [n for n in _OF_CALLS if n in sizes and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+        calls = calibrate_calls(run_s, _predicted(trials, collectives), [nbytes * comm.size for nbytes in shares])
+        found = found._replace(calls=calls)
     return with_rounds(known, asked.link, found)
+
+
+def _predicted(trials: Trials, collectives: Sequence[str]) -> dict[str, list[str]]:
+    """Return the algorithms that the model predicts, by collective; of compositions, their phases tell."""
+    found = dict[str, list[str]]()
+    for collective in collectives:
+        asked = trials.question(collective, SHORT[0])
+        rows = [candidate(Variant(name), asked, trials.known, None, is_named=True) for name in ALGORITHMS[collective]]
+        found[collective] = [
+            each.algorithm for each in rows if each.refusal is None and each.predicted_s is not None and not each.phases
+        ]
+    return found
 
 
 class _Probes:

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.algorithms.plan import Counts
 from unisono.errors import UsageError
+from unisono.records import record
 
 Extents: TypeAlias = tuple[int, ...]
 # No array is larger; counts that say so are none.
 _MOST_ELEMENTS = (1 << 63) // 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """The shapes of one call on one rank. Calls with equal layouts are alike, but for dtype, order, operation and root.
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from unisono.collectives.foreign import ForeignMemory, on_device
+from unisono.collectives.foreign import ForeignMemory
+from unisono.collectives.kinds import on_device
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
 

@@ -17,6 +17,7 @@ from statistics import geometric_mean
 
 import numpy as np
 import pytest
+from commands import unisono
 from deadlines import DEADLINE_S, eventually
 
 import unisono as un
@@ -24,7 +25,15 @@ from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
 from unisono.algorithms.vendors import MPI_NATIVE
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.calibrate import LONG, SHORT, calibrate, calibrate_rounds, updated, with_rounds
+from unisono.tuning.calibrate import (
+    LONG,
+    SHORT,
+    calibrate,
+    calibrate_calls,
+    calibrate_rounds,
+    updated,
+    with_rounds,
+)
 from unisono.tuning.campaign import FAMILIES, Campaign, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
 from unisono.tuning.parameters import PRIORS, Link, Parameters
@@ -108,6 +117,29 @@ def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() ->
         assert otherwise != MPI_NATIVE
         better_s = min(trials.true_s("allreduce", nbytes, each) for each in (MPI_NATIVE, "ring"))
         assert trials.true_s("allreduce", nbytes, taken) <= 1.03 * better_s
+
+
+def test_what_no_model_predicts_is_measured_even_where_the_budget_is_for_two() -> None:
+    trials, nbytes = UnderMpi(4, seed=5), 8 << 20
+    kept: list[Measurement] = []
+    budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
+    settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
+    Campaign(trials, settings, kept.extend, lambda *_: None).run()
+    assert MPI_NATIVE in {each.variant for each in kept}
+
+
+class OfTwoMinds(UnderMpi):
+    """Ranks whose MPI does otherwise at one size, between two at which others are clearly faster."""
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        ours_s = MadeUp.true_s(self, collective, nbytes, "ring" if variant == MPI_NATIVE else variant)
+        return ours_s * (1.0 if variant != MPI_NATIVE else 0.5 if nbytes == GRID[7] else 1.6)
+
+
+def test_what_a_library_does_otherwise_between_two_sizes_is_found() -> None:
+    kept = campaign(OfTwoMinds(4, seed=6), 10.0)
+    (decision,) = compiled(kept).decisions.values()
+    assert [decision.variant_at(nbytes) == MPI_NATIVE for nbytes in GRID[6:9]] == [False, True, False]
 
 
 @pytest.mark.parametrize("size", [4, 6])
@@ -251,6 +283,30 @@ def test_what_collectives_take_is_predicted_from_a_few_others(ranks: int, nbytes
                 assert row.predicted_s == pytest.approx(crowded.time_s(collective, row.algorithm, nbytes), rel=0.05)
 
 
+class Unequal(CrowdedRanks):
+    """Ranks whose algorithms take what their closed forms say times a factor of their own, which grows with bytes."""
+
+    def time_s(self, collective: str, algorithm: str, nbytes: int) -> float:
+        factor = 0.7 if algorithm == "bruck" else 1.6
+        return super().time_s(collective, algorithm, nbytes) * factor * nbytes**0.01
+
+
+@pytest.mark.parametrize("asked_of", [4, 6])
+@pytest.mark.parametrize("nbytes", [24, 6720, 84 << 14])
+def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_measured(
+    asked_of: int, nbytes: int
+) -> None:
+    calibrated_on, sizes = Unequal(4), [1 << power for power in range(3, 23, 3)]
+    algorithms = {"allgather": ["bruck", "circulant"]}
+    rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 4, sizes)
+    calls = calibrate_calls(calibrated_on.time_s, algorithms, [4 * sizes[0], 4 * sizes[3], 4 * sizes[6]])
+    known = Known(None, with_rounds(PRIORS, "shm", rounds._replace(calls=calls)))
+    asked = Question("allgather", nbytes, asked_of, "shm")
+    rows = {row.algorithm: row.predicted_s for row in explain(asked, known).candidates}
+    for name in algorithms["allgather"]:
+        assert rows[name] == pytest.approx(Unequal(asked_of).time_s("allgather", name, nbytes), rel=0.1), name
+
+
 def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
     found = PRIORS
     for ranks in (3, 4, 3):
@@ -259,18 +315,6 @@ def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
 
 
 # --- the command, on real ranks --------------------------------------------------------------------------------------
-
-
-def unisono(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "unisono", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **environ},
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,13 @@ def test_a_round_of_messages_between_a_share_and_a_vector_is_between_the_two() -
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
-    [("call_s", None, "call_s is missing"), ("ranks", 0, "at least 1"), ("step", [], "step has no times")],
+    [
+        ("call_s", None, "call_s is missing"),
+        ("ranks", 0, "at least 1"),
+        ("step", [], "step has no times"),
+        ("calls", {"scan": []}, r"rounds.shm\[0\].calls.scan: expected fields by name"),
+        ("calls", {"scan": {"linear": []}}, r"calls.scan.linear has no times"),
+    ],
 )
 def test_rounds_that_are_none_are_refused(field: str, value: Any, says: str) -> None:
     flat = Curve((8,), (1e-6,))
@@ -95,7 +101,7 @@ def test_rounds_that_are_none_are_refused(field: str, value: Any, says: str) -> 
 def test_parameters_survive_json(points: list[tuple[int, float]], pairs: float, ports: int) -> None:
     measured = curve(points)
     link = LINKS["shm"]._replace(step=measured, pairs=pairs, ports=ports)
-    rounds = RoundCosts(4, 2, 1e-6, 0.0, *5 * [measured])
+    rounds = RoundCosts(4, 2, 1e-6, 0.0, *5 * [measured], calls={"scan": {"linear": measured}})
     found = Parameters(
         {"shm": link, "tcp": LINKS["tcp"]}, {"float32": measured}, measured, {"shm": (rounds, rounds._replace(ranks=8))}
     )

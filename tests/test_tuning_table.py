@@ -141,6 +141,11 @@ def changed(**change: Any) -> str:
     return json.dumps(content)
 
 
+def twice() -> str:
+    content = to_json(compiled(lines(**CROSSING)))
+    return json.dumps({**content, "decisions": 2 * content["decisions"]})
+
+
 OVERLAP = [{"from": 0, "to": 9000, "algorithm": "ring"}, {"from": 8192, "to": None, "algorithm": "chain"}]
 
 
@@ -158,7 +163,15 @@ OVERLAP = [{"from": 0, "to": 9000, "algorithm": "ring"}, {"from": 8192, "to": No
         (changed(sizes=[4, 2]), "sizes are not ascending"),
         (changed(times_us={"ring": [1.0]}), "the times of ring are not"),
         (changed(times_us={"ring": [-1.0] * 6}), "the times of ring are not"),
-        (json.dumps({"format": "unisono table", "version": 1, "decisions": [{}]}), "'machine' is missing"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": [{}]}), "decision 1: 'machine' is missing"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": {"a": 1}}), "no list of decisions"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": [1]}), "decision 1: it is not written as"),
+        (changed(ranges=["ring"]), "decision 1: it is not written as"),
+        (changed(times_us=[1.0]), "decision 1: it is not written as"),
+        (changed(ranks="4"), "decision 1: its ranks is '4'"),
+        (changed(ranks_per_host=0), "decision 1: its ranks_per_host is 0"),
+        (changed(link=None), "decision 1: its link is None"),
+        (twice(), "decision 2 is of the same calls as an earlier one"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_where_and_why(text: str, reason: str) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS, Cut
@@ -27,11 +26,15 @@ from unisono.algorithms.plan import Buffer, Plan, Span
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.operations import Op
+from unisono.records import record
 
-AnyArray: TypeAlias = NDArray[np.generic]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+AnyArray: TypeAlias = "NDArray[np.generic]"
 # INPUT or OUTPUT of a call: flat C-contiguous arrays, one for each extent; one alone stands for a list of it, and None
 # for what is not there.
-Operand: TypeAlias = AnyArray | Sequence[AnyArray | None] | None
+Operand: TypeAlias = "AnyArray | Sequence[AnyArray | None] | None"
 
 # Tags from this on are for messages inside calls, which no receive of any tag gets.
 FIRST_RESERVED_TAG = 1 << 31
@@ -77,7 +80,7 @@ class Argument(NamedTuple):
         return ", ".join(part for part in (array, order, op) if part)
 
 
-@dataclass(frozen=True)
+@record(slots=False)
 class Signature:
     """What all ranks must agree on in a call. Compared by `digest` in the header of every message.
 
@@ -114,6 +117,10 @@ class Signature:
 
         Of several arrays, like ones that follow each other are counted: ``allreduce([2 × (float32[8], op=sum)])``.
         """
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         first = Argument(self.dtype, self.shape, self.order, self.op)
         what = _shown(_runs((first, *self.others))) if self.others else str(first)
         root = f"root={self.root}" if self.root is not None else ""
@@ -137,7 +144,7 @@ def _shown(items: Sequence[str]) -> str:
     return f"[{', '.join(items[:_MOST_SHOWN])}{', …' if len(items) > _MOST_SHOWN else ''}]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extent:
     """A part of INPUT and OUTPUT with elements of one type, which are reduced by one operation.
 
@@ -151,7 +158,7 @@ class Extent:
     op: Op | None
 
 
-@dataclass(frozen=True)
+@record
 class Call:
     """A collective call, validated and chosen, without its arrays; built once and used for any number of calls.
 
@@ -207,7 +214,7 @@ class Operation(Protocol):
         """End the call; this and all later calls on the communicator raise `AbortedError`, on every rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traffic:
     """What one peer has been sent and has sent, over one transport.
 
@@ -231,7 +238,7 @@ class Traffic:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Message:
     """A message that can be received here: from which rank, with which tag, and how many elements of which dtype."""
 
@@ -462,7 +469,7 @@ class Request(Protocol):
         """Return whether the message has been sent, or received; never blocks. Raises the error that ended it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Capabilities:
     """What a transport can do.
 

@@ -22,9 +22,10 @@ import hmac
 import os
 import struct
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from unisono.errors import InternalError, TransportUnavailableError, UsageError
+from unisono.records import record
 
 WIRE_VERSIONS = (1, 1)
 """The first and the last wire version that this build speaks."""
@@ -69,7 +70,7 @@ class HandshakeError(TransportUnavailableError):
         self.reply = reply
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hello:
     """One side's introduction.
 
@@ -127,7 +128,7 @@ class Hello:
 HELLO_NBYTES = _LAYOUT.size
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Endpoint:
     """Who an acceptor is, and whom it admits.
 

@@ -12,10 +12,10 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
+from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -26,7 +26,7 @@ _PENDING_PER_RANK = 4
 _BUSY_PAUSE_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Addresses:
     """Where a rank can be reached.
 

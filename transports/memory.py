@@ -7,7 +7,6 @@ shares, it has its part of each of them. SCRATCH has extents as the buffer that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -17,6 +16,7 @@ from unisono.algorithms.plan import Buffer, Span
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Op
+from unisono.records import record
 from unisono.transports.base import AnyArray, Call, Extent, Operand
 from unisono.transports.reductions import numpy_dtype
 
@@ -25,7 +25,7 @@ _TOKENS = (Extent((1, 1), DTYPES["uint8"], None),)
 _TOKEN_SHAPE = Shape((1, 1), {})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """Contiguous elements of one type, and the operation that reduces them; None where nothing is reduced."""
 

@@ -9,7 +9,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +31,7 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.operations import Combine
+from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import (
     AnyArray,
@@ -79,7 +79,7 @@ _DTYPES_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 # The INPUT of a barrier, and how the core takes its extents.
 _TOKEN = np.zeros(1, np.uint8)
 _TOKEN_ROWS = [(1, DTYPES["uint8"].code, int(Combine.SUM), 1)], [(0, DTYPES["uint8"].code, int(Combine.SUM), 1)]
-_Buffers: TypeAlias = tuple[AnyArray | None, ...]
+_Buffers: TypeAlias = "tuple[AnyArray | None, ...]"
 # How long a wait for any end may be where ends by MPI are not heard of.
 _LOOK_S = 0.002
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
@@ -185,7 +185,7 @@ class NativeProbe(NativeOperation):
         return self._started.aside()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Compiled:
     """A call that the native core can run, with the elements of INPUT and OUTPUT; the call's id is its key."""
 

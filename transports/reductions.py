@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from numbers import Complex, Integral, Real
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the 8-bit floats with numpy, so that they are found by name)
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Combine, Lower, Op
 
-_State: TypeAlias = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_State: TypeAlias = "NDArray[Any]"
 
 
 # What the factor of contributions must be.

@@ -18,11 +18,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.options import MOST_TCP_STREAMS, Options
+from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import MemoryType
 from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
@@ -55,7 +55,7 @@ class _OutOfReachError(TransportUnavailableError):
     """A transport does not reach a peer; another may."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Identity:
     """Who this rank is, and what it proves itself with."""
 

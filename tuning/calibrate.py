@@ -3,7 +3,8 @@
 Probes are handed in, so this is pure. A probe is a round between two ranks, or work of one; its time is the same on all
 ranks of the job by the time it is used. What rounds cost among all ranks of a job follows from whole collectives, which
 differ in one thing each: how many rounds there are, whether what arrives is combined, whether a rank sends to all
-others at once, whether messages are whole vectors, and whether there is a root.
+others at once, whether messages are whole vectors, and whether there is a root. Whole calls of each algorithm, at few
+sizes, then tell what it is like beside that.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import NamedTuple, Protocol
 
 from unisono.algorithms import costs
 from unisono.tuning.parameters import PRIORS, Curve, Link, Parameters, RoundCosts, curve
+from unisono.tuning.race import typical_s
 
 # Bytes of messages: of the short form, which takes less than a second, and of the long one.
 SHORT = tuple(8 << (3 * k) for k in range(7))
 LONG = tuple(8 << k for k in range(20))
 _MEMORY = (64 << 10, 1 << 20, 16 << 20)
 _BURST = 16
+# How often algorithms take turns, unless their calls take so long together, on average.
+_TURNS, _ENOUGH_S = 3, 4e-3
 # No memory is faster than this for each byte, and no cache.
 _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
@@ -100,6 +104,26 @@ def calibrate_rounds(
     tree_s, deep = time_s("broadcast", "binomial", least), costs.broadcast_binomial(ranks).rounds
     rooted_call_s = max(0.0, tree_s - deep * step.at(least))
     return RoundCosts(ranks, ranks_per_host, call_s, rooted_call_s, step, whole, further, reduce, apart)
+
+
+def calibrate_calls(
+    time_s: Callable[[str, str, int], float], algorithms: Mapping[str, Sequence[str]], sizes: Sequence[int]
+) -> dict[str, dict[str, Curve]]:
+    """Return the seconds of whole calls on vectors of `sizes`, by collective and algorithm; see `calibrate_rounds`.
+
+    Algorithms take turns, so that what slows the machine down for a while slows all of them.
+    """
+    found: dict[str, dict[str, Curve]] = {}
+    for collective, names in algorithms.items():
+        points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+        for nbytes in sizes:
+            turns: list[list[float]] = []
+            while len(turns) < _TURNS and sum(map(sum, turns)) <= len(names) * _ENOUGH_S:
+                turns.append([time_s(collective, name, nbytes) for name in names])
+            for name, *times in zip(names, *turns, strict=True):
+                points[name].append((nbytes, typical_s(times)))
+        found[collective] = {name: curve(measured) for name, measured in points.items()}
+    return found
 
 
 def _positive(seconds: Mapping[int, float]) -> Curve:

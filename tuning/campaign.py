@@ -214,8 +214,8 @@ class Campaign:
         above = [n for n in known if n > nbytes][:1]
         rows = self._open(collective, nbytes)
         predicted = {each.variant: each.predicted_s for each in rows if each.predicted_s is not None}
+        unpredicted = {each.variant for each in rows} - set(predicted)
         if not (below and above):
-            unpredicted = {each.variant for each in rows} - set(predicted)
             return self._kept(collective, nbytes, predicted, FAR_BEHIND, unpredicted)
         low, high = self._times[collective][below[0]], self._times[collective][above[0]]
         times = {v: between(nbytes, (below[0], low[v]), (above[0], high[v])) for v in low if v in high}
@@ -223,6 +223,8 @@ class Campaign:
         if factors := [times[variant] / predicted[variant] for variant in times if variant in predicted]:
             times = {variant: median(factors) * s for variant, s in predicted.items()} | times
         wanted = {str(self._best(collective, n)) for n in (below[0], above[0])}
+        # What a library does by itself may change anywhere between the two.
+        wanted |= {each for each in unpredicted & set(times) if times[each] <= FAR_BEHIND * min(times.values())}
         return self._kept(collective, nbytes, times, NEAR, wanted)
 
     def _open(self, collective: str, nbytes: int) -> list[Candidate]:
@@ -239,11 +241,11 @@ class Campaign:
     ) -> list[str]:
         """Return the variants within `most` times the best, those `wanted`, and the best of at least two families.
 
-        All of them can be run.
+        All of them can be run. Those of which nothing is known come second, before the budget of their race ends.
         """
         ordered = sorted(times, key=times.__getitem__)
         kept, families = list[str](), set[str]()
-        for each in (*ordered, *sorted(wanted - set(times))):
+        for each in (*ordered[:1], *sorted(wanted - set(times)), *ordered[1:]):
             family = self._family(collective, each)
             is_near = each in wanted or times[each] <= most * times[ordered[0]]
             is_other = len(families) < FAMILIES and family not in families

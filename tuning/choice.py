@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.algorithm import Algorithm, Cost, Order
@@ -21,7 +22,8 @@ from unisono.algorithms.phases import Composition, PhaseKind, total
 from unisono.algorithms.registry import candidates_of, find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.model import predicted_by_rounds_s, predicted_s, segments, shown
+from unisono.records import record
+from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown
 from unisono.tuning.parameters import PRIORS, UNMEASURED, Link, Parameters
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ NOTHING = Known()
 _MOST_SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """What is to be carried out.
 
@@ -99,7 +101,7 @@ class Question:
         return max(map(len, self.hosts), default=self.size)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None.
 
@@ -121,7 +123,7 @@ class Candidate:
         return str(Variant(self.algorithm, self.params))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced", "table…" or "model".
 
@@ -141,7 +143,7 @@ class Choice:
         return str(parsed(self.variant).having(**{SEGMENT: None}))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explanation:
     """A question, everything that was looked at, and the choice; and how each rank is reached, as far as known.
 
@@ -284,7 +286,7 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
     link = links.link(question.link)
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)
-        predicted = None if cost is None else _predicted_s(cost, question, links)
+        predicted = None if cost is None else _predicted_s(algorithm, cost, question, links)
     elif refusal is None:
         phases, cost, predicted = _composed(algorithm, question, links, params)
     else:
@@ -294,19 +296,27 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, row.params)
 
 
-def _predicted_s(cost: Cost, question: Question, known: Parameters) -> float:
-    """Return the prediction of a flat algorithm: by rounds among as many ranks, if they were measured."""
+def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters) -> float:
+    """Return the prediction of a flat algorithm: by rounds and calls of about as many ranks, if they were measured."""
     rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
     reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
-    if rounds is not None:
-        contract = CONTRACTS[question.collective]
-        is_rooted = contract.input_at_root or contract.output_at_root
-        plain = known.reduce.get(_MEASURED["plain"], UNMEASURED)
-        slower = reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0
-        return predicted_by_rounds_s(
-            cost, question.nbytes, rounds, is_rooted=is_rooted, crowd=question.crowd, slower=slower
-        )
-    return predicted_s(cost, question.nbytes, known.link(question.link), question.crowd, reduce)
+    if rounds is None:
+        return predicted_s(cost, question.nbytes, known.link(question.link), question.crowd, reduce)
+    contract = CONTRACTS[question.collective]
+    by_rounds_s = partial(
+        predicted_by_rounds_s,
+        rounds=rounds,
+        is_rooted=contract.input_at_root or contract.output_at_root,
+        crowd=question.crowd,
+    )
+    plain = known.reduce.get(_MEASURED["plain"], UNMEASURED)
+    slower = reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0
+    seconds = by_rounds_s(cost, question.nbytes, slower=slower)
+    calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
+    there = algorithm.cost_of(rounds.ranks, {})
+    if calls is None or there is None:
+        return seconds
+    return seconds * factor_at(calls, partial(by_rounds_s, there), question.nbytes)
 
 
 def _composed(

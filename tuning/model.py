@@ -3,13 +3,17 @@
 A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
 and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
 Where whole rounds were measured, by the bytes of a message, they take the place of constants (PLogP): between two ranks
-or, which knows best what ranks that share cores cost each other, among as many as there are. What a link costs is in
-`tuning.parameters`; the simulator (`tuning.simulate`) knows more, and takes longer.
+or, which knows best what ranks that share cores cost each other, among as many as there are. Algorithms of the same
+closed form still differ, by the order in which their ranks wait for each other; so where whole calls of an algorithm
+were measured too, at a few sizes, they say by which factor it is off, and the rounds what is between. What a link costs
+is in `tuning.parameters`; the simulator (`tuning.simulate`) knows more, and takes longer.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
@@ -58,6 +62,19 @@ def predicted_by_rounds_s(
     if is_rooted:
         return rounds.rooted_call_s + cost.rounds * latency_s + work_s / min(crowd, max(1.0, cost.sent))
     return rounds.call_s + cost.rounds * latency_s + work_s
+
+
+def factor_at(measured: Curve, predicted_s: Callable[[int], float], nbytes: int) -> float:
+    """Return how many times as long as predicted calls on so many bytes take, by the measured sizes around.
+
+    Between two of them it is on the line through both, on logarithmic axes; beyond the outermost, as there.
+    """
+    after = bisect_right(measured.nbytes, nbytes)
+    around = measured.nbytes[max(0, after - 1) : after + 1]
+    low, high = around[0], around[-1]
+    below, above = (measured.at(each) / predicted_s(each) for each in (low, high))
+    part = math.log(nbytes / low) / math.log(high / low) if low < nbytes < high else 0.0
+    return float(below * (above / below) ** part)
 
 
 def _messages(cost: Cost, nbytes: int) -> tuple[float, float]:

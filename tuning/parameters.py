@@ -130,6 +130,7 @@ class RoundCosts(NamedTuple):
         further: seconds of each message more that all ranks send in a round.
         reduce: seconds of combining a message as it arrives.
         reduce_apart: the same of each of several that arrive in a round, and are combined when all have.
+        calls: by collective and algorithm, seconds of whole calls by the bytes of the vector; of those measured.
     """
 
     ranks: int
@@ -141,6 +142,7 @@ class RoundCosts(NamedTuple):
     further: Curve
     reduce: Curve
     reduce_apart: Curve
+    calls: Mapping[str, Mapping[str, Curve]] = {}
 
     def step_s(self, nbytes: float, whole_nbytes: float) -> float:
         """Return the seconds of a round whose messages have so many bytes, of vectors of so many.
@@ -265,7 +267,11 @@ def link_from_json(found: object, where: str, also: Iterable[str] = ()) -> Link:
 
 
 def _rounds_to_json(rounds: RoundCosts) -> dict[str, Any]:
-    return {name: _knots(value) if isinstance(value, Curve) else value for name, value in rounds._asdict().items()}
+    fields = {name: _knots(value) if isinstance(value, Curve) else value for name, value in rounds._asdict().items()}
+    calls = {
+        collective: {name: _knots(each) for name, each in found.items()} for collective, found in rounds.calls.items()
+    }
+    return {**fields, "calls": calls}
 
 
 def _all_rounds_from_json(found: object, where: str) -> tuple[RoundCosts, ...]:
@@ -276,13 +282,25 @@ def _all_rounds_from_json(found: object, where: str) -> tuple[RoundCosts, ...]:
 
 def _rounds_from_json(found: object, where: str) -> RoundCosts:
     fields = _fields(found, where, set(RoundCosts._fields))
-    if missing := [name for name in RoundCosts._fields if name not in fields]:
+    if missing := [name for name in (*_ROUND_NUMBERS, *_ROUND_CURVES) if name not in fields]:
         raise UsageError(f"{where}.{missing[0]} is missing")
     numbers: dict[str, Any] = {name: _number(fields[name], f"{where}.{name}", name) for name in _ROUND_NUMBERS}
-    curves = {name: curve_from_json(fields[name], f"{where}.{name}") for name in _ROUND_CURVES}
-    if empty := [name for name, knots in curves.items() if not knots.nbytes]:
-        raise UsageError(f"{where}.{empty[0]} has no times")
-    return RoundCosts(**(numbers | curves))
+    curves = {name: _times_from_json(fields[name], f"{where}.{name}") for name in _ROUND_CURVES}
+    calls = {
+        collective: {
+            name: _times_from_json(knots, f"{where}.calls.{collective}.{name}")
+            for name, knots in _fields(measured, f"{where}.calls.{collective}").items()
+        }
+        for collective, measured in _fields(fields.get("calls", {}), f"{where}.calls").items()
+    }
+    return RoundCosts(**(numbers | curves), calls=calls)
+
+
+def _times_from_json(found: object, where: str) -> Curve:
+    knots = curve_from_json(found, where)
+    if not knots.nbytes:
+        raise UsageError(f"{where} has no times")
+    return knots
 
 
 def curve_from_json(found: object, where: str) -> Curve:

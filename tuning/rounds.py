@@ -166,10 +166,11 @@ def _by_round(found: Schedule) -> Schedule:
 
 
 def _in_segments(found: Schedule, nbytes: float, segments: int) -> _Rows:
-    """Return the rows of all segments."""
-    columns = {
-        name: np.tile(getattr(found, name), segments) for name in ("rank", "kind", "stride", "times", "peer", "advance")
-    }
+    """Return the rows of all segments; those of one are not copied, as there may be many."""
+    names = ("rank", "kind", "stride", "times", "peer", "advance")
+    if segments == 1:
+        return _Rows(first=found.first, nbytes=found.share * nbytes, **{name: getattr(found, name) for name in names})
+    columns = {name: np.tile(getattr(found, name), segments) for name in names}
     first = np.tile(found.first, segments) + np.repeat(np.arange(segments), len(found.rank))
     return _Rows(first=first, nbytes=np.tile(found.share * (nbytes / segments), segments), **columns)
 
@@ -192,7 +193,7 @@ def _intervals(rows: _Rows) -> Iterator[tuple[_Rows, int, int]]:
         alone = once[bounds[number] : bounds[number + 1]]
         active = np.concatenate((alone, often[(rows.first[often] <= first) & (end[often] >= last)]))
         if len(active):
-            active.sort()
+            active.sort(kind="stable")  # which only merges two runs that are in order
             by_rank = active[np.argsort(rows.rank[active], kind="stable")]
             yield _chosen(rows, by_rank), int(first), int(last)
 
@@ -240,7 +241,8 @@ def _round(rows: _Rows, topology: Topology) -> _Round:
     overhead_s = np.array([link.overhead_s for link in links])[paths.level]
     transfer_s = np.where(kind == FLAG, 0.0, transfers(topology, paths.level, nbytes))
     busy_s = loads(topology, paths.resources, transfer_s)
-    most_s = np.append(busy_s, 0.0)[paths.resources].max(axis=1, initial=0.0)
+    on_the_way_s = np.append(busy_s, 0.0)[np.ascontiguousarray(paths.resources.T)]
+    most_s = on_the_way_s.max(axis=0, initial=0.0)
     # Sums over the messages of a rank, which stand together.
     whole_s = np.zeros(size)
     np.maximum.at(whole_s, rank, most_s)

@@ -12,6 +12,7 @@ builders; where it is not found, the plans of all ranks are built.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -232,8 +233,8 @@ def _looked_at(size: int, radices: Sequence[int]) -> list[int]:
         return list(range(1, size))
     powers = [prod(radices[:digit]) for digit in range(len(radices))]
     near = [power + step for power in (*powers, size // 2, size // 3, size) for step in (-1, 0, 1)]
-    chance = np.random.default_rng(size).integers(1, size, _RANDOM_RANKS)
-    return sorted({rank for rank in (*near, *map(int, chance)) if 0 < rank < size})
+    chance = random.Random(size).choices(range(1, size), k=_RANDOM_RANKS)
+    return sorted({rank for rank in (*near, *chance) if 0 < rank < size})
 
 
 def _offsets(plan: Plan, radices: Sequence[int]) -> list[Row]:

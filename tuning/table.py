@@ -33,6 +33,7 @@ FORMAT = 1
 # How many times as long as the best another variant takes before it gives way.
 WORTH_IT = 1.02
 KIND = "unisono table"
+_NUMBERS = ("ranks", "ranks_per_host")
 
 
 class Range(NamedTuple):
@@ -281,23 +282,40 @@ def from_text(text: str, name: str) -> Table:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        advice = "compile it anew from its measurements, with `unisono tune merge`"
+        advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
         raise UsageError(f"the table {name} is no whole JSON, as of a file cut short: {error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != KIND:
         raise UsageError(f"{name} is no table of Unisono: `unisono tune` makes one")
     if content.get("version") != FORMAT:
         what = f"of version {content.get('version')!r}, and this Unisono reads version {FORMAT}"
         raise UsageError(f"the table {name} is {what}: use the Unisono that wrote it, or tune again")
-    try:
-        return Table(dict(_read_decision(each, number) for number, each in enumerate(content["decisions"])))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise UsageError(f"the table {name} cannot be used: {reason}") from None
+    if not isinstance(content.get("decisions"), list):
+        raise UsageError(f"the table {name} cannot be used: it has no list of decisions")
+    decisions: dict[Context, Decision] = {}
+    for number, each in enumerate(content["decisions"], start=1):
+        try:
+            context, decision = _read_decision(each, number)
+            if context in decisions:
+                raise ValueError(f"decision {number} is of the same calls as an earlier one: leave one of the two out")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the table {name} cannot be used: {_reason(error, number)}") from None
+        decisions[context] = decision
+    return Table(decisions)
+
+
+def _reason(error: Exception, number: int) -> str:
+    if isinstance(error, ValueError):
+        return str(error)
+    lack = f"{error} is missing" if isinstance(error, KeyError) else "it is not written as `unisono tune` does"
+    return f"decision {number}: {lack}"
 
 
 def _read_decision(found: Mapping[str, Any], number: int) -> tuple[Context, Decision]:
     context = Context(**{field: found[field] for field in Context._fields})
-    where = f"decision {number + 1} ({context.collective}, {context.ranks} ranks by {context.link})"
+    for field, value in context._asdict().items():
+        if not (type(value) is int and value > 0 if field in _NUMBERS else type(value) is str):
+            raise ValueError(f"decision {number}: its {field} is {value!r}")
+    where = f"decision {number} ({context.collective}, {context.ranks} ranks by {context.link})"
     ranges = tuple(Range(each["from"], each["to"], each["algorithm"]) for each in found["ranges"])
     _check_ranges(ranges, where)
     sizes = tuple(found["sizes"])

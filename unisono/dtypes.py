@@ -6,13 +6,14 @@ imported here: numpy and ml_dtypes both spell these types by the names in the ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from unisono.records import record
 
 Kind = Literal["bool", "integer", "float", "float8", "complex"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DType:
     """One element type.
 

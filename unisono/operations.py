@@ -12,12 +12,13 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from numbers import Number
 from typing import Any
 
 from unisono.dtypes import DType
 from unisono.errors import UsageError
+from unisono.records import record
 
 
 class Combine(enum.IntEnum):
@@ -46,7 +47,7 @@ class Lower(enum.IntEnum):
     TRUTH = 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Op:
     """A reduction operation.
 

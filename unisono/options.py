@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import UsageError
+from unisono.records import record
 
 PREFIX = "UNISONO_"
 # What carries arrays of a GPU between ranks of a host, and no messages.
@@ -108,7 +108,7 @@ def _text(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Options:
     """Settings of a job.
 

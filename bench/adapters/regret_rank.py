@@ -1,8 +1,9 @@
-"""One rank of `unisono.bench.regret`: says what is chosen where, or measures everything there.
+"""One rank of `unisono.bench.regret`: says what is chosen where, or calibrates and then measures everything there.
 
 Run by path as ``regret_rank.py FILE``. FILE is JSON: the points as [collective, bytes], and to measure them also
 `rounds`, `run_s`, and the variants to run at each beside those of the tuner, as `also`. Rank 0 writes its answer beside
-it, to FILE.answer. Unisono's variables say who this rank is.
+it, to FILE.answer: for each point what is chosen or, where all is measured, what the model chooses and predicts of each
+variant, and the times; and the seconds that it took. Unisono's variables say who this rank is.
 """
 
 from __future__ import annotations
@@ -14,41 +15,65 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import unisono as un
+from unisono.collectives.probes import rounds_calibrated
+from unisono.tuning.choice import Known, explain
+from unisono.tuning.parameters import Parameters
 
 PR_SET_PDEATHSIG = 1
 SEED = 1
 FEWEST, MOST = 3, 256
 
 
-def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[Any]:
-    """Return what is chosen at each point by what this communicator knows, and the predicted times, by variant."""
-    found = []
-    for collective, nbytes in points:
-        said = world.explain(collective, nbytes)
-        able = [each for each in said.candidates if each.refusal is None]
-        predicted = {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
-        found.append([said.choice.variant, predicted])
-    return found
+def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[str]:
+    """Return what is chosen at each point by what this communicator knows."""
+    return [world.explain(collective, nbytes).choice.variant for collective, nbytes in points]
 
 
-def measure(world: un.Communicator, asked: Mapping[str, Any]) -> list[dict[str, list[float]]]:
-    """Run all algorithms at all points, in random order in each round; return the times of each round, by variant."""
-    draw = random.Random(SEED)
-    found = []
-    for (collective, nbytes), also in zip(asked["points"], asked["also"], strict=True):
-        able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
-        calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
-        runs = {name: call for name, call in calls.items() if call is not None}
-        found.append(_raced(world, runs, asked["rounds"], asked["run_s"], draw))
-        if world.rank == 0:
-            sys.stderr.write(f"{collective} {nbytes}\n")
-    return found
+def study(world: un.Communicator, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the model predict the points of each collective, as calibrated just before, and then measure them."""
+    draw, model, times_s, sweep_s = random.Random(SEED), [], [], 0.0
+    wanted = list(zip(asked["points"], asked["also"], strict=True))
+    for collective, of_collective in groupby(wanted, key=lambda each: each[0][0]):
+        parameters = rounds_calibrated(world, world.known.parameters, short=False, collectives=[collective])
+        began = time.perf_counter()
+        for (_, nbytes), also in of_collective:
+            model.append(predictions(world, parameters, collective, nbytes))
+            times_s.append(measure(world, asked, draw, collective, nbytes, also))
+        sweep_s += time.perf_counter() - began
+    return {"model": model, "times_s": times_s, "sweep_s": sweep_s}
+
+
+def predictions(
+    world: un.Communicator, parameters: Parameters, collective: str, nbytes: int
+) -> tuple[str, dict[str, float]]:
+    """Return what the model chooses, and the predicted times, by variant."""
+    said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
+    able = [each for each in said.candidates if each.refusal is None]
+    return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
+
+
+def measure(
+    world: un.Communicator,
+    asked: Mapping[str, Any],
+    draw: random.Random,
+    collective: str,
+    nbytes: int,
+    also: Sequence[str],
+) -> dict[str, list[float]]:
+    """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
+    able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
+    calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
+    runs = {name: call for name, call in calls.items() if call is not None}
+    if world.rank == 0:
+        sys.stderr.write(f"{collective} {nbytes}\n")
+    return _raced(world, runs, asked["rounds"], asked["run_s"], draw)
 
 
 def _raced(
@@ -91,7 +116,7 @@ def main() -> None:
     asked = json.loads(path.read_text())
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with un.init() as world:
-        answer = measure(world, asked) if "rounds" in asked else choices(world, asked["points"])
+        answer = study(world, asked) if "rounds" in asked else choices(world, asked["points"])
         if world.rank == 0:
             path.with_suffix(".answer").write_text(json.dumps(answer))
 

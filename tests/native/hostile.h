@@ -35,6 +35,16 @@ class Segment {
   void set(std::size_t place, std::uint32_t value) {
     std::atomic_ref<std::uint32_t>(words_[place]).store(value, std::memory_order_relaxed);
   }
+  // How often there was `value`.
+  std::size_t replace(std::uint32_t value, std::uint32_t by) {
+    std::size_t found = 0;
+    for (const std::size_t place : bookkeeping()) {
+      if (words_[place] != value) continue;
+      set(place, by);
+      ++found;
+    }
+    return found;
+  }
 
  private:
   std::uint32_t* words_;

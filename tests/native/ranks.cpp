@@ -86,8 +86,9 @@ ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
   const Descriptor bell_a(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const Descriptor bell_b(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   return {
-      std::make_unique<ShmChannel>(b, true, copy_of(memory), copy_of(bell_a), copy_of(bell_b), std::move(sockets.a)),
-      std::make_unique<ShmChannel>(a, false, copy_of(memory), copy_of(bell_b), copy_of(bell_a), std::move(sockets.b)),
+      std::make_unique<ShmChannel>(b, 1, true, copy_of(memory), copy_of(bell_a), copy_of(bell_b), std::move(sockets.a)),
+      std::make_unique<ShmChannel>(a, 1, false, copy_of(memory), copy_of(bell_b), copy_of(bell_a),
+                                   std::move(sockets.b)),
       std::move(memory)};
 }
 

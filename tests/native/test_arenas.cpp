@@ -329,9 +329,11 @@ void the_quicker_way_of_storing_is_used_and_the_other_one_tried() {
 #if defined(__x86_64__)
   CHECK(near[0] > 295 && near[1] >= 10);
   const auto far = chosen(policy, {26000, 2000}, {3000, 3500});  // the cores have been moved
-  CHECK(far[1] > 250 && far[0] >= 9);
+  CHECK(far[1] > 250 && far[0] >= 1);
+  const auto settled = chosen(policy, {26000, 2000}, {3000, 3500});
+  CHECK(settled[0] >= 1 && settled[0] <= 2);  // what is so much worse is tried so much more rarely
   const auto slow_reader = chosen(policy, {6000, 4000}, {4000, 9000});  // quicker to write, and slower as a whole
-  CHECK(slow_reader[0] > 250 && slow_reader[1] >= 9);
+  CHECK(slow_reader[0] > 200 && slow_reader[1] >= 5);
   StorePolicy another;
   const auto alike = chosen(another, {6000, 5900}, {4000, 4000});  // not worth a change
   CHECK(alike[0] > 295);

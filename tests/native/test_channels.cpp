@@ -63,7 +63,7 @@ void carry(Channel& from, Channel& to, std::size_t nbytes, bool in_place) {
 }
 
 void messages_arrive_whole_and_in_order() {
-  const std::size_t lengths[] = {0, 1, 7, 16, 17, 65535, 65536, 65537, 200000, 0, 3 << 20, 1};
+  const std::size_t lengths[] = {0, 1, 7, 16, 17, 4095, 4096, 4097, 65535, 65536, 65537, 200000, 0, 3 << 20, 1};
   for (const Transport transport : transports) {
     for (const bool in_place : {false, true}) {
       ChannelPair pair = channel_pair(transport, 0, 1);
@@ -111,7 +111,7 @@ void memory_that_is_not_sealed_or_has_another_size_is_refused() {
     SocketPair sockets = unix_pair();
     Descriptor bell(::eventfd(0, EFD_NONBLOCK));
     Descriptor peer_bell(::eventfd(0, EFD_NONBLOCK));
-    ShmChannel(1, true, std::move(memory), std::move(bell), std::move(peer_bell), std::move(sockets.a));
+    ShmChannel(1, 1, true, std::move(memory), std::move(bell), std::move(peer_bell), std::move(sockets.a));
   };
   const auto memory_of = [](std::size_t nbytes) {
     Descriptor memory(::memfd_create("unisono-test", MFD_ALLOW_SEALING));
@@ -150,6 +150,18 @@ void scribbled_shared_memory_does_no_harm() {
     if (pair.a->begin(header_of(0))) pair.a->flush();
   }
   CHECK(refused > 5);
+}
+
+void a_fragment_outside_of_its_ring_is_refused() {
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  const Bytes zeros(10000);
+  for (int i = 0; i < 2; ++i)
+    CHECK(pair.a->begin(header_of(zeros.size())) && pair.a->write(zeros.data(), zeros.size()) == zeros.size());
+  const std::uint32_t second = 157 * 64;  // where it lies
+  Segment segment(pair.memory);
+  CHECK(segment.replace(second, static_cast<std::uint32_t>(ShmChannel::segment_nbytes())) == 1);
+  Drain drain(*pair.b);
+  CHECK(!drain.run());
 }
 
 void a_peer_that_scribbles_all_the_time_does_no_harm() {
@@ -253,6 +265,7 @@ int main() {
       {"memory that is not sealed or has another size is refused",
        memory_that_is_not_sealed_or_has_another_size_is_refused},
       {"scribbled shared memory does no harm", scribbled_shared_memory_does_no_harm},
+      {"a fragment outside of its ring is refused", a_fragment_outside_of_its_ring_is_refused},
       {"a peer that scribbles all the time does no harm", a_peer_that_scribbles_all_the_time_does_no_harm},
       {"any header from a peer ends as a failure of the call", any_header_from_a_peer_ends_as_a_failure_of_the_call},
       {"a sleeping rank is woken by what arrives and by room", a_sleeping_rank_is_woken_by_what_arrives_and_by_room},

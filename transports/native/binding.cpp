@@ -306,9 +306,9 @@ void bind_endpoint(nb::module_& module) {
           "add_shm",
           [](Endpoint& endpoint, std::int64_t lane, int peer, bool dialler, int memory, int bell, int peer_bell,
              int socket) {
-            endpoint.add_channel(
-                lane, std::make_unique<ShmChannel>(endpoint.member(peer), dialler, Descriptor(memory), Descriptor(bell),
-                                                   Descriptor(peer_bell), Descriptor(socket)));
+            endpoint.add_channel(lane, std::make_unique<ShmChannel>(endpoint.member(peer), endpoint.size() - 1, dialler,
+                                                                    Descriptor(memory), Descriptor(bell),
+                                                                    Descriptor(peer_bell), Descriptor(socket)));
           },
           nb::arg("lane"), nb::arg("peer"), nb::arg("dialler"), nb::arg("memory"), nb::arg("bell"),
           nb::arg("peer_bell"), nb::arg("socket"))

@@ -1,21 +1,11 @@
 #include "channel.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace unisono {
 
 std::size_t Channel::read(std::byte* data, std::size_t nbytes, MemoryType /*memory*/) {
-  std::size_t moved = 0;
-  while (moved < nbytes) {
-    const auto available = readable();
-    if (available.empty()) break;
-    const std::size_t part = std::min(available.size(), nbytes - moved);
-    std::memcpy(data + moved, available.data(), part);
-    consume(part);
-    moved += part;
-  }
-  return moved;
+  return read_by([](auto... part) { std::memcpy(part...); }, data, nbytes);
 }
 
 std::optional<ArenaReference> Channel::refer(const std::byte*, std::size_t) { return std::nullopt; }

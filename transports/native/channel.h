@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -93,6 +94,9 @@ class Channel {
   virtual void consume(std::size_t nbytes) = 0;
   // Moves up to `nbytes` of the payload of the front message to `data` and returns how many.
   virtual std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host);
+  // Like `read`, for what nobody looks at for now and is part of so much that caches may not hold it.
+  virtual std::size_t read_past_caches(std::byte* data, std::size_t nbytes) { return read(data, nbytes); }
+  static constexpr std::size_t more_than_caches_nbytes = 8 << 20;
   // Whether point-to-point messages of `nbytes` can be sent from such memory, and received to it.
   virtual bool takes(MemoryType memory, std::uint64_t nbytes) const {
     return memory == MemoryType::host || nbytes == 0;
@@ -132,6 +136,21 @@ class Channel {
   }
 
  protected:
+  // `read` where `copy(to, from, nbytes)` copies.
+  template <class Copy>
+  std::size_t read_by(Copy copy, std::byte* data, std::size_t nbytes) {
+    std::size_t moved = 0;
+    while (moved < nbytes) {
+      const auto available = readable();
+      if (available.empty()) break;
+      const std::size_t part = std::min(available.size(), nbytes - moved);
+      copy(data + moved, available.data(), part);
+      consume(part);
+      moved += part;
+    }
+    return moved;
+  }
+
   Counters counters_;
 
  private:

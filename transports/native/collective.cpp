@@ -271,7 +271,10 @@ void Collective::run_local(const Work& work, const Action& action) {
       if (action.opcode >= Opcode::read) mapped_.check(place, piece.nbytes());
       sources_[source] = at(place);
     }
-    reduce(piece, at(places[0]), sources_, piece.count);
+    if (action.past_caches && piece.divisor == 1 && at(places[0]) != sources_[0])
+      copies_.copy(at(places[0]), sources_[0], piece.nbytes());
+    else
+      reduce(piece, at(places[0]), sources_, piece.count);
   }
 }
 
@@ -399,7 +402,9 @@ bool Collective::drive_receive(const Instance& instance, Message& message, Chann
 bool Collective::receive_plain(const Work& work, Message& message, Channel& channel) {
   std::byte* data = at(work.places_of(*message.action, message.piece)[0]);
   const std::size_t whole = work.piece(*message.action, message.piece).nbytes();
-  const std::size_t got = channel.read(data + message.partial, whole - message.partial);
+  const std::size_t left = whole - message.partial;
+  const std::size_t got = message.action->past_caches ? channel.read_past_caches(data + message.partial, left)
+                                                      : channel.read(data + message.partial, left);
   message.partial += got;
   if (message.partial == whole) {
     ++message.piece;

@@ -29,6 +29,7 @@
 #include "mapped_memory.h"
 #include "operation.h"
 #include "program.h"
+#include "store_policy.h"
 
 namespace unisono {
 
@@ -198,6 +199,7 @@ class Collective final : public Operation {
   std::vector<LaneRun> lanes_;
   std::vector<std::unique_ptr<Instance>> spare_;
   std::vector<const std::byte*> sources_;  // of a local step
+  StorePolicy copies_;
   std::uint64_t pass_ = 0;
 };
 

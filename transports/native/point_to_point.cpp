@@ -177,7 +177,9 @@ void Mailbox::check(const PointToPoint& receive, const Header& header, std::int3
 bool Mailbox::read_all(std::byte* data, std::size_t nbytes, MemoryType memory, std::size_t& moved) {
   if (nbytes == 0) channel_->consume(0);
   while (moved < nbytes) {
-    const std::size_t got = channel_->read(data + moved, nbytes - moved, memory);
+    const bool past_caches = nbytes >= Channel::more_than_caches_nbytes && memory == MemoryType::host;
+    const std::size_t got = past_caches ? channel_->read_past_caches(data + moved, nbytes - moved)
+                                        : channel_->read(data + moved, nbytes - moved, memory);
     if (got == 0) return false;
     moved += got;
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "channel.h"
+
 namespace unisono {
 namespace {
 
@@ -27,6 +29,7 @@ Program::Program(std::shared_ptr<const Plan> plan, AllBlocks blocks, std::array<
     lay_out_strips(static_cast<BufferKind>(kind), shared[kind]);
   }
   lay_out_scratch();
+  find_what_is_looked_at();
   std::int64_t steps = 0;
   for (std::size_t lane = 0; lane < lanes(); ++lane) instances_ += groups(lane) * segments_;
   if (instances_ > most_resolved) return;
@@ -128,10 +131,39 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   Action action{};
   action.opcode = step.opcode;
   action.received_first = step.received_first;
+  action.past_caches = goes_past_caches(step, iteration);
   action.peer = static_cast<std::int32_t>(plan_->peer(step, iteration));
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
+}
+
+// Whether a step puts into OUTPUT what this rank does not look at again, and all of it is much.
+bool Program::goes_past_caches(const Step& step, std::int64_t iteration) const {
+  if (looked_at_.empty() || (step.opcode != Opcode::recv && step.opcode != Opcode::copy)) return false;
+  const Operand& dst = plan_->operand(step.dst);
+  if (dst.buffer != BufferKind::output) return false;
+  for (std::int64_t i = 0; i < dst.count; ++i)
+    if (looked_at_[static_cast<std::size_t>(plan_->block(dst, iteration, i))]) return false;
+  return true;
+}
+
+// Peers may look at all that a plan maps.
+void Program::find_what_is_looked_at() {
+  if (nbytes(BufferKind::output) < Channel::more_than_caches_nbytes || plan_->maps()) return;
+  looked_at_.resize(static_cast<std::size_t>(plan_->partition(BufferKind::output).blocks));
+  for (std::size_t lane = 0; lane < lanes(); ++lane)
+    for (std::int64_t group = 0; group < groups(lane); ++group) {
+      const GroupAt at = plan_->group_at(lane, group);
+      for (const Step& step : plan_->steps(*at.group))
+        for (std::int64_t i = 0; i < step.sources; ++i) look_at(plan_->operand(step.first_source + i), at.iteration);
+    }
+}
+
+void Program::look_at(const Operand& source, std::int64_t iteration) {
+  if (source.buffer != BufferKind::output) return;
+  for (std::int64_t i = 0; i < source.count; ++i)
+    looked_at_[static_cast<std::size_t>(plan_->block(source, iteration, i))] = true;
 }
 
 void Program::find_runs(const Operand& operand, std::int64_t iteration, std::int64_t segment, Runs& runs) const {

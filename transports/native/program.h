@@ -66,6 +66,7 @@ struct Piece {
 struct Action {
   Opcode opcode;
   bool received_first;
+  bool past_caches;  // what it stores is not looked at again, and is part of much
   std::int32_t peer;
   std::uint64_t nbytes;  // of each operand
   std::size_t first_piece;
@@ -140,6 +141,9 @@ class Program {
   void for_each_strip(BufferKind kind, Range range, Each each) const;
   void resolve(std::size_t lane, std::int64_t group, std::int64_t segment, Work& work) const;
   void resolve_step(const Step& step, std::int64_t iteration, std::int64_t segment, Work& work) const;
+  bool goes_past_caches(const Step& step, std::int64_t iteration) const;
+  void find_what_is_looked_at();
+  void look_at(const Operand& source, std::int64_t iteration);
   void find_runs(const Operand& operand, std::int64_t iteration, std::int64_t segment, Runs& runs) const;
   void find_runs_of_peer(const Operand& operand, std::int64_t peer, std::int64_t iteration, std::int64_t segment,
                          const Operand& dst, Runs& runs) const;
@@ -156,6 +160,7 @@ class Program {
   std::array<std::size_t, buffer_kinds> nbytes_{};
   std::array<std::vector<Strip>, buffer_kinds> strips_;
   std::array<std::vector<std::size_t>, buffer_kinds> offsets_;  // of the extents where they lie one after the other
+  std::vector<bool> looked_at_;  // blocks of OUTPUT that a step has as a source; empty if they may be in caches
   std::vector<std::vector<Work>> resolved_;  // by lane, and group and segment; empty if there are too many
 };
 

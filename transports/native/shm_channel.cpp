@@ -24,6 +24,13 @@ constexpr std::size_t apart = 2 * cache_line;
 constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
+constexpr std::size_t cell_capacity = 4 << 10;
+// The more peers a rank has, the less of each ring it uses: for all together about so much.
+constexpr std::size_t all_rings_nbytes = 3 << 20;
+constexpr std::size_t most_ring_nbytes = 1536 << 10;
+constexpr std::size_t least_ring_nbytes = 640 << 10;
+// What has not been consumed, what is left over at the end of the ring, and another fragment.
+static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
 constexpr int required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
@@ -47,25 +54,31 @@ struct ShmDirection {
   ShmSlot& slot(std::uint64_t index) { return ring[index % slots]; }
 };
 
-// The room of a slot for a fragment. The line that is left over keeps the slots from the same lines of their pages,
+// The place of a slot for a short fragment. The line that is left over keeps cells from the same lines of their pages,
 // which would compete for the same few places of a cache.
-struct ShmRoom {
-  alignas(cache_line) std::byte data[slot_capacity];
+struct ShmCell {
+  alignas(cache_line) std::byte data[cell_capacity];
   std::byte left_over[cache_line];
 };
 
 // All that small messages touch is on one page.
 struct ShmSegment {
   ShmDirection directions[2];
-  alignas(page) ShmRoom rooms[2][slots];
+  alignas(page) ShmCell cells[2][slots];
+  alignas(page) std::byte rings[2][most_ring_nbytes];
 };
 static_assert(sizeof(ShmSegment::directions) <= page);
 
 std::size_t ShmChannel::segment_nbytes() { return sizeof(ShmSegment); }
 
-ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
-                       Descriptor socket)
-    : Channel(peer, "shm"), bell_(std::move(bell)), peer_bell_(std::move(peer_bell)), socket_(std::move(socket)) {
+ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Descriptor memory, Descriptor bell,
+                       Descriptor peer_bell, Descriptor socket)
+    : Channel(peer, "shm"),
+      bell_(std::move(bell)),
+      peer_bell_(std::move(peer_bell)),
+      socket_(std::move(socket)),
+      ring_nbytes_(std::clamp(all_rings_nbytes / static_cast<std::size_t>(std::max(peers, 1)), least_ring_nbytes,
+                              most_ring_nbytes)) {
   struct stat status{};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
@@ -80,8 +93,10 @@ ShmChannel::ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descr
   const std::size_t out = dialler ? 0 : 1, in = 1 - out;
   out_ = &segment->directions[out];
   in_ = &segment->directions[in];
-  out_rooms_ = segment->rooms[out];
-  in_rooms_ = segment->rooms[in];
+  out_cells_ = segment->cells[out];
+  out_ring_ = segment->rings[out];
+  in_cells_ = segment->cells[in];
+  in_ring_ = segment->rings[in];
 }
 
 ShmChannel::~ShmChannel() { ::munmap(mapping_, segment_nbytes()); }
@@ -123,16 +138,25 @@ bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
   return true;
 }
 
+std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
+  if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
+  if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
+  if (ring_next_ + nbytes > ring_nbytes_) ring_next_ = 0;
+  const std::uint32_t place = ring_next_;
+  std::memcpy(label_.small, &place, sizeof place);
+  ring_next_ += static_cast<std::uint32_t>((nbytes + cache_line - 1) / cache_line * cache_line);
+  return out_ring_ + place;
+}
+
 std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   if (referred_) return nbytes;
   std::size_t taken = 0;
   while (taken < nbytes && open_slot()) {
-    std::byte* room =
-        label_.header.nbytes <= SlotLabel::small_capacity ? label_.small : out_rooms_[published_ % slots].data;
+    if (slot_filled_ == 0) fragment_ = place_fragment(std::min(out_left_, slot_capacity));
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
     stored_ = stores_.choose(
         part, {out_->read_ns[0].load(std::memory_order_relaxed), out_->read_ns[1].load(std::memory_order_relaxed)});
-    stores_.fill(room + slot_filled_, data + taken, part, stored_);
+    stores_.fill(fragment_ + slot_filled_, data + taken, part, stored_);
     slot_filled_ += part;
     taken += part;
     out_left_ -= part;
@@ -188,21 +212,34 @@ bool ShmChannel::take_slot() {
   if (label.nbytes == SlotLabel::reference && in_left_ == in_header_.nbytes)
     take_reference(label);
   else
-    take_fragment(slot, label.nbytes);
+    take_fragment(slot, label);
   slot_used_ = 0;
   slot_taken_ = true;
   return true;
 }
 
-void ShmChannel::take_fragment(const ShmSlot& slot, std::uint32_t nbytes) {
-  slot_nbytes_ = nbytes & ~SlotLabel::streamed;
+void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
+  slot_nbytes_ = label.nbytes & ~SlotLabel::streamed;
   if (slot_nbytes_ >= least_timed_nbytes) {
-    slot_stored_ = (nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
+    slot_stored_ = (label.nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
     slot_taken_at_ = Clock::now();
   }
   if (slot_nbytes_ > slot_capacity || slot_nbytes_ > in_left_ || (slot_nbytes_ == 0 && in_left_ != 0))
     throw ProtocolError("a fragment in shared memory has an impossible length");
-  slot_data_ = in_header_.nbytes <= SlotLabel::small_capacity ? slot.label.small : in_rooms_[released_ % slots].data;
+  if (in_header_.nbytes <= SlotLabel::small_capacity)
+    slot_data_ = slot.label.small;
+  else if (slot_nbytes_ < cell_capacity)
+    slot_data_ = in_cells_[released_ % slots].data;
+  else
+    slot_data_ = in_ring_ + place_in_ring(label);
+}
+
+std::size_t ShmChannel::place_in_ring(const SlotLabel& label) const {
+  std::uint32_t place;
+  std::memcpy(&place, label.small, sizeof place);
+  if (place > most_ring_nbytes - slot_nbytes_)
+    throw ProtocolError("a fragment in shared memory lies outside of its ring");
+  return place;
 }
 
 void ShmChannel::take_reference(const SlotLabel& label) {
@@ -227,6 +264,10 @@ void ShmChannel::consume(std::size_t nbytes) {
   ++released_;
   in_->consumed.store(released_, std::memory_order_release);
   wake_peer_if(in_->sender_waits);
+}
+
+std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
+  return read_by([this](auto... part) { copies_.copy(part...); }, data, nbytes);
 }
 
 // Tells the sender how long it took to read a slot.

@@ -1,12 +1,18 @@
 // Messages through shared memory.
 //
 // Theory of operation. The segment of a channel is a sealed memfd that two processes map; it holds one ring of slots
-// for each direction. A slot is a cache line of header, and room elsewhere for a fragment of a payload; the smallest
-// payloads travel in the header's own cache line. The sender fills slot k mod `slots` and then stores k + 1 in its
-// `turn`; the receiver waits for that value, uses the slot where it lies, and counts it in `consumed`, which the sender
-// reads only when its last known value leaves it no free slot. Hence a small message costs the transfer of one cache
-// line; and as the cache lines of both directions lie on one page, a peer with whom no more than small messages are
-// exchanged costs that page.
+// for each direction. A slot is a cache line of header, and says where a fragment of a payload lies; the smallest
+// payloads travel in the header's own cache line, short fragments in a cell of the slot. The sender fills slot k mod
+// `slots` and then stores k + 1 in its `turn`; the receiver waits for that value, uses the slot where it lies, and
+// counts it in `consumed`, which the sender reads only when its last known value leaves it no free slot. Hence a small
+// message costs the transfer of one cache line; and as the cache lines of both directions lie on one page, a peer with
+// whom no more than small messages are exchanged costs that page.
+//
+// Longer fragments lie one after the other in a ring of bytes of its own, which is larger than it need be for the
+// slots: writing a cache line that the other core has read, and still holds, takes as long as asking that core to let
+// go of it, two to three times as long as writing one that has been pushed out meanwhile. But what is too large pushes
+// out the user's data. As no more fragments are under way than there are slots, none is overwritten before it is
+// consumed.
 //
 // The payload of a large message that lies in an arena (see arena.h) is not copied into slots: one slot carries a
 // reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
@@ -30,8 +36,8 @@
 
 namespace unisono {
 
+struct ShmCell;
 struct ShmDirection;
-struct ShmRoom;
 struct ShmSlot;
 
 // What a slot says of its fragment.
@@ -52,9 +58,10 @@ class ShmChannel final : public Channel {
 
   // Maps the segment `memory`, which the dialling side has made and both sides check. `socket` is the authenticated
   // connection over which it was passed, kept to see the peer go; `bell` wakes this side and `peer_bell` the other.
+  // `peers` is with how many ranks this one has such channels, or may have.
   // Throws ProtocolError if the segment is not sealed or has another size, std::system_error if it cannot be mapped.
-  ShmChannel(std::int32_t peer, bool dialler, Descriptor memory, Descriptor bell, Descriptor peer_bell,
-             Descriptor socket);
+  ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Descriptor memory, Descriptor bell,
+             Descriptor peer_bell, Descriptor socket);
   ~ShmChannel() override;
 
   bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
@@ -63,6 +70,7 @@ class ShmChannel final : public Channel {
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
+  std::size_t read_past_caches(std::byte* data, std::size_t nbytes) override;
   std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes) override {
     return passed_arenas_.refer(data, nbytes, socket_.get());
   }
@@ -78,19 +86,24 @@ class ShmChannel final : public Channel {
   using Clock = std::chrono::steady_clock;
 
   bool open_slot();
+  // Where a fragment of the open slot is to lie.
+  std::byte* place_fragment(std::size_t nbytes);
   bool send_reference(const Header& header, const std::byte* whole);
   void publish_slot();
   void note_consumed(std::uint32_t acknowledged);
   bool take_slot();
-  void take_fragment(const ShmSlot& slot, std::uint32_t nbytes);
+  void take_fragment(const ShmSlot& slot, const SlotLabel& label);
+  std::size_t place_in_ring(const SlotLabel& label) const;
   void take_reference(const SlotLabel& label);
   void note_read();
   void wake_peer_if(const std::atomic<std::uint32_t>& waits) const;
 
   ShmDirection* out_ = nullptr;
   ShmDirection* in_ = nullptr;
-  ShmRoom* out_rooms_ = nullptr;
-  const ShmRoom* in_rooms_ = nullptr;
+  ShmCell* out_cells_ = nullptr;
+  const ShmCell* in_cells_ = nullptr;
+  std::byte* out_ring_ = nullptr;
+  const std::byte* in_ring_ = nullptr;
   void* mapping_ = nullptr;
   Descriptor bell_;
   Descriptor peer_bell_;
@@ -99,7 +112,10 @@ class ShmChannel final : public Channel {
   // Sending.
   std::uint64_t published_ = 0;       // slots
   std::uint64_t known_consumed_ = 0;  // slots, as last read
+  std::byte* fragment_ = nullptr;     // of the open slot
   std::size_t slot_filled_ = 0;
+  const std::size_t ring_nbytes_;  // that are used
+  std::uint32_t ring_next_ = 0;
   SlotLabel label_{};
   std::size_t out_left_ = 0;  // bytes of the message not yet taken
   bool slot_open_ = false;
@@ -120,6 +136,7 @@ class ShmChannel final : public Channel {
   Stores slot_stored_ = Stores::ordinary;
   std::optional<Clock::time_point> slot_taken_at_;  // if it is timed
   std::array<RecentTimes, store_ways> read_;
+  StorePolicy copies_;
   TakenArenas taken_arenas_;
 };
 

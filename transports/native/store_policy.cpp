@@ -9,8 +9,9 @@
 namespace unisono {
 namespace {
 
-// One fill of so many is made in the way that seems worse; the first ones take turns.
-constexpr std::uint32_t fills_per_trial = 32;
+// One fill of so many is made in the way that seems worse, and fewer the worse it seems; the first ones take turns.
+constexpr double fills_per_trial = 32;
+constexpr double rarest_trials = 16;
 constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
 // The other way must be better by this factor.
 constexpr double clearly_better = 0.93;
@@ -65,11 +66,13 @@ Stores StorePolicy::choose(std::size_t nbytes, const ReadTimes& read) {
   };
   ++fills_;
   if (fills_ <= first_trials) return fills_ % 2 == 0 ? Stores::streaming : Stores::ordinary;
-  if (const double others = cost(other); others != 0 && others < cost(better_) * clearly_better) {
-    better_ = other;
-    return better_;
-  }
-  return fills_ % fills_per_trial == 0 ? other : better_;
+  const double betters = cost(better_);
+  const double others = cost(other);
+  if (others != 0 && others < betters * clearly_better) return better_ = other;
+  const double worse = betters == 0 ? 1 : std::clamp(others / betters, 1.0, rarest_trials);
+  if (++fills_since_trial_ < fills_per_trial * worse) return better_;
+  fills_since_trial_ = 0;
+  return other;
 }
 
 void StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores) {
@@ -86,6 +89,14 @@ void StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes,
     std::memcpy(dst, src, nbytes);
   }
   observe(stores, Clock::now() - before, nbytes);
+}
+
+void StorePolicy::copy(std::byte* dst, const std::byte* src, std::size_t nbytes) {
+  constexpr std::size_t most_at_once = 64 << 10;
+  for (std::size_t done = 0; done < nbytes; done += most_at_once) {
+    const std::size_t part = std::min(nbytes - done, most_at_once);
+    fill(dst + done, src + done, part, choose(part, {1, 1}));  // reading takes as long either way
+  }
 }
 
 }  // namespace unisono

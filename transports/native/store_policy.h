@@ -7,6 +7,9 @@
 // machine's cores may be moved from one situation to the other at any time. So both ways are tried again and again: the
 // writer times its fills, the reader tells how long it took over them, and the way with the smaller sum is used. Of the
 // last few times the smallest decides, because whatever interrupts one only makes it longer.
+//
+// So it is with results that nobody reads for now: if caches hold that memory, ordinary stores find it there and are as
+// fast, and if they do not, these first read all of it for nothing.
 #pragma once
 
 #include <algorithm>
@@ -52,6 +55,8 @@ class StorePolicy {
   Stores choose(std::size_t nbytes, const ReadTimes& read);
   // Fills memory that a peer has read since it was filled the last time, and takes the time.
   void fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores);
+  // Copies to memory that nobody reads for now, in the way that is faster itself.
+  void copy(std::byte* dst, const std::byte* src, std::size_t nbytes);
   // Takes in how long a fill took.
   void observe(Stores stores, std::chrono::nanoseconds took, std::size_t nbytes) {
     written_[static_cast<std::size_t>(stores)].add(took, nbytes);
@@ -60,6 +65,7 @@ class StorePolicy {
  private:
   std::array<RecentTimes, store_ways> written_;
   std::uint32_t fills_ = 0;
+  std::uint32_t fills_since_trial_ = 0;
   Stores better_ = Stores::ordinary;
 };
 

@@ -11,12 +11,12 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from unisono import __version__
 from unisono.errors import RendezvousError
+from unisono.records import record
 from unisono.transports.hello import WIRE_VERSIONS
 from unisono.transports.listener import Addresses
 from unisono.transports.locality import Surroundings
@@ -29,7 +29,7 @@ _TEXT_LIMIT = 256
 _SURROUNDINGS = {"machine": str, "network": int, "users": int, "user": int, "alone": str}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """One rank of a job.
 
@@ -46,7 +46,7 @@ class Member:
     surroundings: Surroundings
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Roster:
     """What all ranks know after `join`.
 

@@ -13,7 +13,6 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 
@@ -57,15 +56,15 @@ class _Status(enum.IntEnum):
     FAILED = 3
 
 
-@dataclass(eq=False)
 class _Client:
     """A connection of the server; `waiting_for` is the key of its unanswered GET, `ticket` counts its requests."""
 
-    sock: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    waiting_for: bytes | None = None
-    ticket: int = 0
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.received = bytearray()
+        self.unsent = bytearray()
+        self.waiting_for: bytes | None = None
+        self.ticket = 0
 
 
 class _ProtocolError(Exception):

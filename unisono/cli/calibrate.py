@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -16,6 +17,7 @@ from unisono.cli.terminal import console
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.probes import calibrated, rounds_calibrated
 from unisono.collectives.trials import Trials
+from unisono.errors import CollectiveTimeoutError
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.tuning.choice import Known, candidate
@@ -26,6 +28,8 @@ from unisono.tuning.race import typical_s
 # Whole collectives by which the model is checked, a ring and a butterfly, and their bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))
 _CHECKED = (64, 16 << 10, 1 << 20)
+# After how long what is measured over one transport, by one number of ranks, is given up; usual are seconds.
+_LIMITS_S = {"short": 60.0, "long": 300.0}
 
 
 class Check(NamedTuple):
@@ -58,6 +62,31 @@ def measure_rounds(comm: Communicator, known: Parameters, short: bool) -> Parame
     return rounds_calibrated(comm, known, short=short)
 
 
+class _Measured(NamedTuple):
+    parameters: Parameters
+    checks: tuple[tuple[str, Check], ...] = ()
+
+
+def _measured(known: _Measured, transport: str, ranks: int, short: bool) -> _Measured:
+    """Return what is known with what so many ranks measure over a transport.
+
+    Raises:
+        CollectiveTimeoutError: they have not ended in time.
+    """
+    limit_s, options = _LIMITS_S["short" if short else "long"], Options(transports=transport)
+    try:
+        if ranks > 2:
+            found = launch(measure_rounds, ranks, known.parameters, short, options=options, timeout_s=limit_s)
+            return known._replace(parameters=found[0])
+        both = launch(measure, ranks, known.parameters, short, bind="core", options=options, timeout_s=limit_s)
+    except CollectiveTimeoutError as error:
+        what = f"{ranks} ranks by {transport} have not been measured within {limit_s:g} s"
+        advice = "a rank hangs, or the link is very slow; what was measured before is kept"
+        raise CollectiveTimeoutError(f"{what}: {advice} ({error.message})") from None
+    parameters, checks = both[0]
+    return _Measured(parameters, (*known.checks, *((transport, each) for each in checks)))
+
+
 @click.command(short_help="Measure the links and the memory of this machine.")
 @click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, as 2,4,8.")
 @click.option("--transport", type=click.Choice(["shm", "tcp", "all"]), default="all", show_default=True)
@@ -69,18 +98,22 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
     Messages and memory are measured between two ranks that have a core each, and rounds of collectives among as many
     ranks as -n says, as they share the cores.
 
+    What has not been measured over a transport, by a number of ranks, within five minutes (one with --short) is given
+    up, and what was measured before is kept.
+
     From then on, every job whose rank 0 is on such a machine chooses algorithms by it, where no table says better.
     """
     machine = fingerprint()
-    parameters = cached(machine) or PRIORS
-    checks = list[tuple[str, Check]]()
-    for name in ("shm", "tcp") if transport == "all" else (transport,):
-        parameters, found = launch(measure, 2, parameters, short, bind="core", options=Options(transports=name))[0]
-        checks += [(name, each) for each in found]
-        for ranks in counts:
-            if ranks > 2:
-                parameters = launch(measure_rounds, ranks, parameters, short, options=Options(transports=name))[0]
-    path = keep(machine, parameters)
+    found = before = _Measured(cached(machine) or PRIORS)
+    path: Path | None = None
+    try:
+        for name in ("shm", "tcp") if transport == "all" else (transport,):
+            for ranks in (2, *(each for each in counts if each > 2)):
+                found = _measured(found, name, ranks, short)
+    finally:
+        if found is not before:
+            path = keep(machine, found.parameters)
+    parameters, checks = found
     if as_json:
         click.echo(json.dumps(to_json(parameters), indent=2))
         return

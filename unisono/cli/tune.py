@@ -25,9 +25,10 @@ from unisono.collectives.environment import detect
 from unisono.collectives.init import init
 from unisono.collectives.probes import calibrated, rounds_calibrated
 from unisono.collectives.trials import Trials
-from unisono.errors import NoAlgorithmError, UsageError
+from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, PeerLostError, UsageError
 from unisono.launchers.launch import launch
 from unisono.options import Options
+from unisono.timers import after
 from unisono.tuning.campaign import Campaign, Settings
 from unisono.tuning.choice import Known
 from unisono.tuning.identity import calibrated as calibrated_here, describe, fingerprint, keep as keep_calibration
@@ -38,6 +39,10 @@ from unisono.tuning.table import Table, compiled, differences, dumped, loaded, t
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall")
 _DTYPES = ("float32", "bfloat16")
+# What a campaign takes beside its budget, at most: starting, calibrating, and ending the last race.
+_MARGIN_S = 60.0
+# What ends a campaign early, and leaves what it has measured.
+_ENDINGS = (KeyboardInterrupt, AbortedError, CollectiveTimeoutError, PeerLostError)
 # Before a line of rank 0 that tells the parent how far it is.
 _PROGRESS = "\x1eunisono-tune "
 
@@ -50,6 +55,17 @@ class Request(NamedTuple):
     budget_s: float
     dtype: str
     store: str
+
+    @property
+    def limit_s(self) -> float:
+        """After how long a campaign is given up."""
+        return 2 * self.budget_s + _MARGIN_S
+
+    @property
+    def giving_up(self) -> str:
+        """What is told then."""
+        limit = f"tuning has not ended within {self.limit_s:g} s, twice the budget and {_MARGIN_S:g} s"
+        return f"{limit}: a rank hangs, or calls take very long; what was measured is kept"
 
 
 def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
@@ -167,7 +183,8 @@ def command(
 
     What was measured is appended to a file beside it (.jsonl). The same command again goes on from there; with other
     ranks, sizes or collectives it adds to the table. Under torchrun or unisono run it measures over the ranks of that
-    job, whatever -n is. Ctrl-C ends it early, with a table of what has been measured.
+    job, whatever -n is. Ctrl-C ends it early, with a table of what has been measured; so does what hangs, after twice
+    the budget and a minute.
 
     Use a table by UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
@@ -177,33 +194,39 @@ def command(
         raise UsageError("--out is the table; the measurements are beside it in a file .jsonl: choose another suffix")
     request = Request(collectives, parse_sizes(sizes), budget_s, dtype, str(out.with_suffix(".jsonl").absolute()))
     in_job = detect(os.environ)
-    interrupted: KeyboardInterrupt | None = None
+    ending: BaseException | None = None
     try:
         if in_job.size > 1:
             _measure_in_job(request)
         else:
             _measure_here(request, counts, transport)
-    except KeyboardInterrupt as error:
-        interrupted = error
+    except _ENDINGS as error:
+        ending = error
     if in_job.rank == 0:
         _compile(out)
-    if interrupted is not None:
-        raise interrupted
+    if ending is not None:
+        raise ending
 
 
 def _measure_here(request: Request, counts: Sequence[int], transport: str) -> None:
     request = request._replace(budget_s=request.budget_s / len(counts))
     for ranks in counts:
-        bar = _Bar()
-        with bar.progress:
-            left = launch(measure, ranks, request, options=Options(transports=transport), on_output=bar.line)[0]
+        bar, options = _Bar(), Options(transports=transport)
+        try:
+            with bar.progress:
+                (left, *_) = launch(
+                    measure, ranks, request, options=options, on_output=bar.line, timeout_s=request.limit_s
+                )
+        except CollectiveTimeoutError as error:
+            raise CollectiveTimeoutError(f"{request.giving_up} ({error.message})") from None
         _tell_left(left)
 
 
 def _measure_in_job(request: Request) -> None:
     """Measure over the ranks of the job that this process is one of."""
     bar = _Bar()
-    with init() as world:
+    # Any rank may be the one that hangs.
+    with init() as world, after(request.limit_s, world.abort, request.giving_up):
         if world.rank > 0:
             measure(world, request)
         else:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import faulthandler
 import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -17,6 +15,7 @@ from typing import Any
 from unisono.launchers.launch import Pool
 from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
+from unisono.timers import after
 
 # How long ranks have to tell where they are before they are killed.
 _GRACE_S = 1.0
@@ -112,23 +111,12 @@ def _ready(_: Any) -> None:
 
 def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: Backend | None, timeout_s: float) -> Any:
     judged = comm if backend is None else backend.make(comm)
-    with _watch(timeout_s, f"hangs in {literal(value)}"):
+    with after(timeout_s, _tell_of_hang, f"hangs in {literal(value)}"):
         return fn(judged, value)
 
 
-@contextmanager
-def _watch(timeout_s: float, what: str) -> Iterator[None]:
-    """Write `what`, and where all threads are, if the block has not been left after `timeout_s`."""
-
-    def tell() -> None:
-        sys.stderr.write(f"{what}\n")
-        sys.stderr.flush()
-        faulthandler.dump_traceback(all_threads=True)
-
-    timer = threading.Timer(timeout_s, tell)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _tell_of_hang(what: str) -> None:
+    """Write `what`, and where all threads are."""
+    sys.stderr.write(f"{what}\n")
+    sys.stderr.flush()
+    faulthandler.dump_traceback(all_threads=True)

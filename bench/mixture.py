@@ -1,0 +1,167 @@
+"""How good tables are that mix Unisono's algorithms with those of an MPI library, beside each of the two alone.
+
+    python -m unisono.bench.mixture -n 2 --libraries openmpi,mpich --transports shm,mpi
+
+Under the library's own mpiexec, in the environment that ``make mpi`` makes, `unisono tune` races the algorithms of both
+within the budget, and makes one table. Then, in one job, everything is run at sizes that are not in the table, in
+interleaved rounds, as `bench.regret` does it. "Unisono alone" is what the same measurements choose without MPI's
+algorithms, and "MPI alone" is MPI at every size. Of all rounds, half choose with what is compared, and the other half
+score, both ways round. Times of every round are appended to bench/results/mixture.jsonl.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import NamedTuple, TypeAlias
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from unisono.bench.judgement import Point
+from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
+from unisono.bench.regret import NAMED, RUN_S, Asked, RunRanks, answer, append
+from unisono.bench.sizes import parse_sizes
+from unisono.errors import UnisonoError
+from unisono.tuning.store import Store
+from unisono.tuning.table import compiled, dumped, to_json
+
+COLLECTIVES = ("allreduce", "broadcast", "allgather")
+MPI_NATIVE = "mpi.native"
+RESULTS = Path(__file__).resolve().parent / "results" / "mixture.jsonl"
+
+# The variants of a point that something is compared with.
+Rivals: TypeAlias = Callable[[Point], Sequence[str]]
+
+
+class Place(NamedTuple):
+    """An MPI library, and the transport of Unisono's own algorithms."""
+
+    library: str
+    transport: str
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        return f"{self.library}, own algorithms by {self.transport}"
+
+
+class Comparison(NamedTuple):
+    """What is compared: the choices of a selector, with the best of its rivals at each point."""
+
+    name: str
+    selector: str
+    rivals: Rivals
+
+
+COMPARISONS = (
+    Comparison("table of both ÷ the better of the two", "both", lambda point: _chosen_by(point, "own", "mpi")),
+    Comparison("table of both ÷ Unisono alone", "both", lambda point: _chosen_by(point, "own")),
+    Comparison("table of both ÷ MPI alone", "both", lambda point: _chosen_by(point, "mpi")),
+    Comparison("table of both ÷ the best of all", "both", lambda point: list(point.times_s)),
+    Comparison("Unisono alone ÷ the best of all", "own", lambda point: list(point.times_s)),
+    Comparison("MPI alone ÷ the best of all", "mpi", lambda point: list(point.times_s)),
+)
+
+
+def ratio(point: Point, each: Comparison) -> float:
+    """Return the time of what was chosen over that of the best rival, which the other half of the rounds tells."""
+    chosen, rivals = point.choices[each.selector], each.rivals(point)
+    found = list[float]()
+    for told_by, scored_by in (point.halves(), point.halves()[::-1]):
+        best = min(rivals, key=told_by.__getitem__)
+        found.append(scored_by[chosen] / scored_by[best])
+    return geometric_mean(found)
+
+
+def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
+    """Tune and sweep under one library; return the points."""
+    run, points = _ranks(place, asked.ranks), asked.points()
+    both, own = folder / "both.json", folder / "own.json"
+    tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--out", str(both), "--budget", f"{asked.budget_s}s"]
+    run([*tune, "--collectives", ",".join(asked.collectives)], {})
+    _write_own(both, own)
+    chosen = [answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)}) for table in (both, own)]
+    choices = [{"both": one, "own": other, "mpi": MPI_NATIVE} for one, other in zip(*chosen, strict=True)]
+    also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)]
+    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S}
+    times = answer(run, folder, wanted, {})["times_s"]
+    rows = zip(points, times, choices, strict=True)
+    return [Point(place.transport, name, nbytes, measured, found, {}) for (name, nbytes), measured, found in rows]
+
+
+def _ranks(place: Place, ranks: int) -> RunRanks:
+    def run(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        command, variables = mpi_ranks(place.library, ranks, arguments)
+        settings = {**os.environ, "UNISONO_TRANSPORTS": place.transport, **variables, **environ}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
+
+    return run
+
+
+def _write_own(both: Path, own: Path) -> None:
+    """Write the table that follows from the measurements of Unisono's own algorithms alone."""
+    measured = Store(both.with_suffix(".jsonl")).read()
+    found = compiled(each for each in measured if each.variant != MPI_NATIVE)
+    own.write_text(dumped(to_json(found)), encoding="utf-8")
+
+
+def _chosen_by(point: Point, *selectors: str) -> list[str]:
+    return [point.choices[selector] for selector in selectors]
+
+
+def shown(title: str, points: Sequence[Point]) -> Table:
+    """Return what people read: for each comparison, how much longer the choices take."""
+    table = Table(title=title)
+    for heading in ("time of ÷ time of", "geometric mean", "p95", "max"):
+        table.add_column(heading, justify="left" if "÷" in heading else "right")
+    for each in COMPARISONS:
+        found = [ratio(point, each) for point in points]
+        numbers = geometric_mean(found), float(np.quantile(found, 0.95)), max(found)
+        table.add_row(each.name, *(f"{number:.3f}" for number in numbers))
+    return table
+
+
+def _split(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+@click.command()
+@click.option("-n", "ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Number of ranks.")
+@click.option("--libraries", default=",".join(MPI_LIBRARIES), show_default=True, callback=_split)
+@click.option("--transports", default="shm,mpi", show_default=True, callback=_split, help="Of Unisono's algorithms.")
+@click.option("--budget", "budget_s", type=float, default=10.0, show_default=True, help="Seconds of tuning, each.")
+@click.option("--grid", default="8:8M", show_default=True, help="Sizes that the tuner measures.")
+@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
+@click.option("--rounds", type=click.IntRange(min=4), default=16, show_default=True)
+@click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, callback=_split)
+def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: object) -> None:
+    """Measure how good tables of Unisono's and MPI's algorithms are on this machine."""
+    asked = Asked(sizes=parse_sizes(sizes), rate="", **rest)  # type: ignore[arg-type]
+    console, every = Console(), list[Point]()
+    for place in [Place(library, transport) for library in libraries for transport in transports]:
+        began, load = time.monotonic(), os.getloadavg()[0]
+        with tempfile.TemporaryDirectory(prefix="unisono-mixture-") as folder:
+            os.environ["XDG_CACHE_HOME"] = folder
+            points = study(place, asked, Path(folder))
+        every += points
+        about = {**place._asdict(), "ranks": asked.ranks, "cores": os.cpu_count(), "budget_s": asked.budget_s}
+        append(RESULTS, points, {**about, "load": load})
+        console.print(shown(f"{asked.ranks} ranks under {place}: {len(points)} points", points))
+        taken = sum(point.choices["both"] == MPI_NATIVE for point in points)
+        console.print(f"MPI's own taken at {taken}; {time.monotonic() - began:.0f} s in all", highlight=False)
+    console.print(shown("all together", every))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UnisonoError as error:
+        sys.exit(f"unisono: {error}")

@@ -1,0 +1,72 @@
+"""What a rank loads until its first result, of which its start consists for the most part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from deadlines import DEADLINE_S
+
+FIRST_RESULT = """
+import sys
+import numpy as np
+import unisono as un
+
+with un.init() as world:
+    x = np.ones(4, np.float32)
+    world.allreduce(x, out=x)
+"""
+
+# Of Python and of others, and parts of Unisono: what other calls need, or nobody whose program runs well.
+UNUSED = (
+    *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
+    *("click", "ifaddr", "numpy.typing", "rich"),
+    *("unisono.algorithms.verify", "unisono.algorithms.registration", "unisono.algorithms.hierarchical"),
+    *("unisono.cli", "unisono.frameworks", "unisono.launchers", "unisono.testing"),
+    *("unisono.collectives.array_types", "unisono.collectives.by_function", "unisono.collectives.foreign"),
+    *("unisono.collectives.shrinking", "unisono.collectives.third_party", "unisono.collectives.trials"),
+    *("unisono.transports.cuda", "unisono.transports.generic", "unisono.transports.mpi", "unisono.transports.ucx"),
+    *("unisono.transports.rendezvous.file_store", "unisono.transports.rendezvous.torch_store"),
+    *("unisono.tuning.calibrate", "unisono.tuning.events", "unisono.tuning.simulate", "unisono.tuning.store"),
+    *("unisono.tuning.table", "unisono.tuning.topology"),
+)
+LOADED = f"""
+def is_in(name, part):
+    return name == part or name.startswith(part + ".")
+
+print(*(part for part in {UNUSED!r} if any(is_in(name, part) for name in sys.modules)))
+"""
+
+COMPILED = """
+from dataclasses import is_dataclass
+
+modules = [module for name, module in list(sys.modules.items()) if name.startswith("unisono.")]
+classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+made = [each for each in classes if is_dataclass(each) and each.__module__.startswith("unisono.")]
+assert len(made) > 40, "classes are looked for where they are not"
+print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != "unisono.records"))
+"""
+
+
+def printed(program: str, folder: Path) -> list[str]:
+    """Return the words that a program of one rank, for which no machine has been calibrated, writes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={"XDG_CACHE_HOME": str(folder), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.split()
+
+
+def test_a_rank_that_has_its_first_result_has_loaded_nothing_that_it_did_not_need(tmp_path: Path) -> None:
+    assert printed(FIRST_RESULT + LOADED, tmp_path) == []
+
+
+def test_the_data_classes_that_a_rank_makes_are_records_for_which_nothing_is_compiled(tmp_path: Path) -> None:
+    assert printed(FIRST_RESULT + COMPILED, tmp_path) == []
