@@ -423,7 +423,12 @@ class NativeExecutor:
 
     def fail(self, error: UnisonoError) -> None:
         """See `Executor.fail`."""
-        self._session.control.fail(kind_of(error), -1 if error.peer is None else error.peer, error.message)
+        control = self._session.control
+        peer = -1 if error.peer is None else error.peer
+        if isinstance(error, PeerLostError) and peer >= 0:
+            control.lose(peer, error.message)
+        else:
+            control.fail(kind_of(error), peer, error.message)
 
     def abort(self, reason: str) -> None:
         """See `Executor.abort`."""
@@ -466,8 +471,7 @@ class NativeExecutor:
         try:
             self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
         except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
-            kind = next(kind for kind, known in _ERRORS.items() if isinstance(error, known))
-            self._session.control.fail(kind, -1 if error.peer is None else error.peer, error.message)
+            self.fail(error)
 
 
 def failure_of(control: _core.Control) -> UnisonoError:

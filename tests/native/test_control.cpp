@@ -38,6 +38,30 @@ void a_departure_is_known_to_all_with_its_farewell() {
   }
 }
 
+// Word of why a rank has gone may come after its channels have ended.
+void a_loss_is_told_by_the_failure_for_which_the_peer_left() {
+  Ranks ranks(3, Transport::shm);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks.control(1).fail({FailureKind::unavailable, 1, 2, 7, "nothing reaches rank 2"});
+  });
+  ranks.control(2).lose(1, 7, "rank 1 closed its connection");
+  later.join();
+  CHECK(ranks.control(2).failure().kind == FailureKind::unavailable);
+  CHECK(ranks.control(2).failure().text == "nothing reaches rank 2");
+}
+
+void a_loss_is_told_by_what_the_peer_said_or_by_what_was_seen() {
+  for (const bool leaves : {false, true}) {
+    Ranks ranks(3, Transport::shm);
+    if (leaves) ranks.control(1).leave("its work was done");
+    ranks.control(2).lose(1, 7, "rank 1 closed its connection");
+    const Failure failure = ranks.control(2).failure();
+    CHECK(failure.kind == FailureKind::peer_lost && failure.peer == 1 && failure.sequence == 7);
+    CHECK(failure.text == (leaves ? "rank 1 has left: its work was done" : "rank 1 closed its connection"));
+  }
+}
+
 void a_link_that_ends_without_a_word_is_a_lost_peer() {
   Control hub(0, 3);
   SocketPair first = unix_pair();
@@ -194,6 +218,9 @@ int main() {
   return run_tests({
       {"a failure reaches all ranks and the first one stays", a_failure_reaches_all_ranks_and_the_first_one_stays},
       {"a departure is known to all with its farewell", a_departure_is_known_to_all_with_its_farewell},
+      {"a loss is told by the failure for which the peer left", a_loss_is_told_by_the_failure_for_which_the_peer_left},
+      {"a loss is told by what the peer said or by what was seen",
+       a_loss_is_told_by_what_the_peer_said_or_by_what_was_seen},
       {"a link that ends without a word is a lost peer", a_link_that_ends_without_a_word_is_a_lost_peer},
       {"who links late is told who has left and what has failed",
        who_links_late_is_told_who_has_left_and_what_has_failed},

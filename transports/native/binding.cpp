@@ -241,6 +241,9 @@ void bind_control(nb::module_& module) {
             control.fail({static_cast<FailureKind>(kind), control.rank(), peer, -1, text});
           },
           nb::arg("kind"), nb::arg("peer"), nb::arg("text"))
+      .def(
+          "lose", [](Control& control, int peer, const std::string& seen) { control.lose(peer, -1, seen); },
+          nb::arg("peer"), nb::arg("seen"), nb::call_guard<nb::gil_scoped_release>())
       .def("departed", &Control::departed, nb::arg("peer"))
       .def("farewell", &Control::farewell, nb::arg("peer"))
       .def("frames_sent", &Control::frames_sent)

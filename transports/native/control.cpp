@@ -18,6 +18,8 @@ using namespace std::chrono_literals;
 constexpr auto testimony_time = 1000ms;
 // How long a farewell may take to be handed to the kernel.
 constexpr auto farewell_time = 200ms;
+// How long word of why a rank has gone may take to come.
+constexpr auto departure_time = 300ms;
 
 // Whether a connection has ended as nothing came from the other end, not even that it has.
 bool silent(int error) {
@@ -93,6 +95,15 @@ Failure Control::failure() const {
 void Control::fail(Failure failure) {
   const std::lock_guard lock(mutex_);
   set_failure(std::move(failure), rank_);
+}
+
+void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+  const auto until = Clock::now() + departure_time;
+  while (!failed() && !departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
+  const std::string words = farewell(peer);
+  const std::string left =
+      "rank " + std::to_string(peer) + " has left" + (words.empty() ? " the communicator" : ": " + words);
+  fail({FailureKind::peer_lost, rank_, peer, sequence, departed(peer) ? left : seen});
 }
 
 void Control::report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,

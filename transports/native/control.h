@@ -52,6 +52,9 @@ class Control {
   Failure failure() const;
   // Reports a failure; the first one stays, and is told to all ranks.
   void fail(Failure failure);
+  // Reports the loss of a peer. If there is word within a moment of the failure for which it left, that one stays; or
+  // else the loss is told by what the peer said when it left, or by what was `seen`.
+  void lose(std::int32_t peer, std::int64_t sequence, const std::string& seen);
   // Reports that a call is blocked, has timed out, or received something of another call; the verdict comes as a
   // failure. `members` are the ranks of the communicator; none stands for all.
   void report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,

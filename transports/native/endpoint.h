@@ -230,7 +230,6 @@ class Endpoint {
   std::vector<Blocked> blocked() const;
   bool gone(const Blocked& on) const;
   bool check_closed();
-  void lose(std::int32_t peer);
   void time_out(const Request& request);
 
   std::shared_ptr<Control> control_;

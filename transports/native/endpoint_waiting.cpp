@@ -33,7 +33,6 @@ constexpr auto check_period = 1ms;
 constexpr auto blocked_after = 10ms;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
-constexpr auto departure_time = 300ms;
 // A channel that a peer has opened before it left may not have been taken in yet.
 constexpr auto admission_time = 300ms;
 
@@ -332,19 +331,11 @@ bool Endpoint::check_closed() {
   if (lost == waits.end() && std::none_of(waits.begin(), waits.end(), may_come))
     lost = std::find_if(waits.begin(), waits.end(), [](const Blocked& on) { return !on.needed; });
   if (lost == waits.end()) return false;
-  if (!drive() && !control_->failed()) lose(job_rank(lost->peer));
+  if (!drive() && !control_->failed()) {
+    const std::int32_t peer = job_rank(lost->peer);
+    control_->lose(peer, current_sequence(), "rank " + std::to_string(peer) + " closed its connection");
+  }
   return true;
-}
-
-void Endpoint::lose(std::int32_t peer) {
-  const std::string name = "rank " + std::to_string(peer);
-  const auto until = Clock::now() + departure_time;
-  while (!control_->failed() && !control_->departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
-  const std::string farewell = control_->farewell(peer);
-  const std::string how = !control_->departed(peer) ? " closed its connection"
-                          : farewell.empty()        ? " has left the communicator"
-                                                    : " has left: " + farewell;
-  control_->fail({FailureKind::peer_lost, rank(), peer, current_sequence(), name + how});
 }
 
 void Endpoint::time_out(const Request& request) {
