@@ -94,8 +94,11 @@ def shown(predicted_s: float | None) -> str:
 
 
 def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbytes: int) -> int:
-    """Return over how many segments to run `algorithm`, so that about `segment_nbytes` of a block travel at once."""
-    if cost is None or cost.rounds == 0 or not algorithm.segmentable:
+    """Return over how many segments to run `algorithm`, so that about `segment_nbytes` of a block travel at once.
+
+    Where there is one round, there is nothing that the next one could begin with before all has come.
+    """
+    if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
     message_nbytes = min(nbytes, nbytes * cost.sent / cost.rounds)
     return max(1, min(_MOST_SEGMENTS, math.ceil(message_nbytes / segment_nbytes)))

@@ -47,6 +47,14 @@ struct ArenaReference {
   std::uint64_t offset;
 };
 
+// Where all of a payload lies, in one piece that stays unchanged until `flush` has returned true; and whether this rank
+// receives while it is sent, so that its core has other work.
+struct Whole {
+  Whole(const std::byte* where = nullptr, bool receiving = false) : data(where), receives(receiving) {}
+  const std::byte* data;
+  bool receives;
+};
+
 // Counted by the thread that moves messages, and read by any.
 class Count {
  public:
@@ -78,9 +86,9 @@ class Channel {
   // Payloads shorter than this gain nothing from being given whole.
   static constexpr std::size_t least_whole_nbytes = 64 << 10;
   // Starts a message; false if there is no credit for it now. The payload follows by `write`, before the next message.
-  // `whole` is where all of it lies, if it lies in one piece that stays unchanged until `flush` has returned true. Only
-  // point-to-point messages may lie in other memory than the host's, and only where the channel `takes` it.
-  virtual bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) = 0;
+  // `whole` is where all of it lies, if it lies as a whole. Only point-to-point messages may lie in other memory than
+  // the host's, and only where the channel `takes` it.
+  virtual bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) = 0;
   // Takes up to `nbytes` of the payload and returns how many it took.
   virtual std::size_t write(const std::byte* data, std::size_t nbytes) = 0;
   // Hands on what has been taken; true when nothing is left to hand on, so that the message has ended.

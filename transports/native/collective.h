@@ -176,7 +176,7 @@ class Collective final : public Operation {
   bool receive_plain(const Work& work, Message& message, Channel& channel);
   bool receive_reducing(const Work& work, Message& message, Channel& channel);
   void combine_received(const Work& work, Message& message, const std::byte* received, std::int64_t count);
-  const std::byte* whole_of(const Work& work, const Action& action) const;
+  Whole whole_of(const Work& work, const Action& action) const;
   Header header_of(const Instance& instance, const Action& action) const;
   std::byte* at(const Place& place) const { return bases_[place.base] + place.offset; }
 

@@ -111,6 +111,7 @@ void Program::resolve(std::size_t lane, std::int64_t group, std::int64_t segment
   work.actions.clear();
   work.pieces.clear();
   work.places.clear();
+  work.receives = false;
   const GroupAt at = plan_->group_at(lane, group);
   for (const Step& step : plan_->steps(*at.group)) resolve_step(step, at.iteration, segment, work);
 }
@@ -136,6 +137,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
+  work.receives |= step.opcode == Opcode::recv;
 }
 
 // Whether a step puts into OUTPUT what this rank does not look at again, and all of it is much.

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,7 +32,17 @@ constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
 // What has not been consumed, what is left over at the end of the ring, and another fragment.
 static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
+// How much of a message that was left is copied to the stage at once, or anywhere.
+constexpr std::size_t stage_nbytes = 128 << 10;
+constexpr std::size_t most_copied_nbytes = 1 << 20;
 constexpr int required_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// The process at the other end of a Unix socket, as this one sees it; 0 if it does not.
+pid_t process_of(int socket) {
+  ucred peer{};
+  socklen_t nbytes = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &nbytes) == 0 ? peer.pid : 0;
+}
 
 }  // namespace
 
@@ -47,6 +58,10 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 struct ShmDirection {
   alignas(apart) std::atomic<std::uint64_t> consumed;
   std::atomic<std::uint32_t> read_ns[store_ways];  // how long the receiver takes over 64 KiB, by how they were stored
+  std::atomic<std::uint32_t> slots_ns;             // how long it took over the last long message, by slots
+  std::atomic<std::uint32_t> left_ns;              // and over the last one that was left
+  std::atomic<std::uint64_t> refused;              // the last slot whose message it could not read, counted from 1
+  std::atomic<std::uint64_t> refused_from;         // and from which byte of the message on
   alignas(apart) std::atomic<std::uint32_t> sender_waits;
   alignas(apart) std::atomic<std::uint32_t> receiver_waits;
   ShmSlot ring[slots];
@@ -97,6 +112,7 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
   out_ring_ = segment->rings[out];
   in_cells_ = segment->cells[in];
   in_ring_ = segment->rings[in];
+  peer_process_ = process_of(socket_.get());
 }
 
 ShmChannel::~ShmChannel() { ::munmap(mapping_, segment_nbytes()); }
@@ -118,13 +134,15 @@ void ShmChannel::note_consumed(std::uint32_t acknowledged) {
   if (newly <= published_ - known_consumed_) known_consumed_ += newly;
 }
 
-bool ShmChannel::begin(const Header& header, const std::byte* whole, MemoryType /*memory*/) {
+bool ShmChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/) {
   if (!open_slot()) return false;
   label_.header = header;
   out_left_ = header.nbytes;
   counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
-  referred_ = whole != nullptr && send_reference(header, whole);
+  measured_ = false;
+  writing_ = {};
+  referred_ = whole.data != nullptr && (send_reference(header, whole.data) || leave(header, whole));
   if (out_left_ == 0 || referred_) publish_slot();
   return true;
 }
@@ -136,6 +154,25 @@ bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
   label_.nbytes = SlotLabel::reference;
   std::memcpy(label_.small, &*reference, sizeof *reference);
   return true;
+}
+
+bool ShmChannel::leave(const Header& header, Whole whole) {
+  if (!may_leave_ || !whole.receives || header.nbytes < LeavePolicy::least_nbytes) return false;
+  const std::uint32_t slots_ns = out_->slots_ns.load(std::memory_order_relaxed);
+  const std::uint32_t left_ns = out_->left_ns.load(std::memory_order_relaxed);
+  measured_ = !leaves_.leaves(header.nbytes, slots_ns == 0 ? 0 : slots_ns + written_ns_, left_ns);
+  if (measured_) return false;
+  left_ = whole.data;
+  const auto address = reinterpret_cast<std::uint64_t>(left_);
+  label_.nbytes = SlotLabel::left;
+  std::memcpy(label_.small, &address, sizeof address);
+  return true;
+}
+
+StorePolicy::ReadTimes ShmChannel::read_times() const {
+  StorePolicy::ReadTimes times{};
+  for (std::size_t way = 0; way < times.size(); ++way) times[way] = out_->read_ns[way].load(std::memory_order_relaxed);
+  return times;
 }
 
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
@@ -154,9 +191,8 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   while (taken < nbytes && open_slot()) {
     if (slot_filled_ == 0) fragment_ = place_fragment(std::min(out_left_, slot_capacity));
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
-    stored_ = stores_.choose(
-        part, {out_->read_ns[0].load(std::memory_order_relaxed), out_->read_ns[1].load(std::memory_order_relaxed)});
-    stores_.fill(fragment_ + slot_filled_, data + taken, part, stored_);
+    stored_ = stores_.choose(part, read_times());
+    writing_ += stores_.fill(fragment_ + slot_filled_, data + taken, part, stored_);
     slot_filled_ += part;
     taken += part;
     out_left_ -= part;
@@ -166,10 +202,33 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
 }
 
 bool ShmChannel::flush() {
-  if (!referred_) return true;
-  known_consumed_ = out_->consumed.load(std::memory_order_acquire);
-  if (known_consumed_ != published_) return false;
-  referred_ = false;
+  if (referred_) {
+    known_consumed_ = out_->consumed.load(std::memory_order_acquire);
+    if (known_consumed_ != published_) return false;
+    referred_ = false;
+    note_refusal();
+  }
+  return left_ == nullptr || write_refused();
+}
+
+// What the peer has not read of a message that was left is yet to be written.
+void ShmChannel::note_refusal() {
+  if (left_ == nullptr) return;
+  if (out_->refused.load(std::memory_order_relaxed) != published_) {
+    left_ = nullptr;
+    return;
+  }
+  const std::uint64_t from = out_->refused_from.load(std::memory_order_relaxed);
+  if (from >= out_left_) throw ProtocolError("what a peer has not read of a message lies beyond its end");
+  may_leave_ = false;
+  left_ += from;
+  out_left_ -= from;
+}
+
+bool ShmChannel::write_refused() {
+  left_ += write(left_, out_left_);
+  if (out_left_ != 0) return false;
+  left_ = nullptr;
   return true;
 }
 
@@ -184,6 +243,7 @@ void ShmChannel::publish_slot() {
   slot.turn.store(published_, std::memory_order_release);
   slot_open_ = false;
   wake_peer_if(out_->receiver_waits);
+  if (measured_ && out_left_ == 0) written_ns_ = RecentTimes::of(writing_, label_.header.nbytes);
 }
 
 void ShmChannel::wake_peer_if(const std::atomic<std::uint32_t>& waits) const {
@@ -198,6 +258,8 @@ const Header* ShmChannel::front() {
   in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
+  reads_plainly_ = false;
+  reading_ = {};
   counters_.received_messages += 1;
   counters_.received_nbytes += in_left_;
   return take_slot() ? &in_header_ : nullptr;
@@ -209,8 +271,11 @@ bool ShmChannel::take_slot() {
   if (slot.turn.load(std::memory_order_acquire) != released_ + 1) return false;
   const SlotLabel label = slot.label;
   note_consumed(label.acknowledged);
-  if (label.nbytes == SlotLabel::reference && in_left_ == in_header_.nbytes)
+  const bool begins = in_left_ == in_header_.nbytes;
+  if (label.nbytes == SlotLabel::reference && begins)
     take_reference(label);
+  else if (label.nbytes == SlotLabel::left && begins)
+    take_left(label);
   else
     take_fragment(slot, label);
   slot_used_ = 0;
@@ -249,32 +314,100 @@ void ShmChannel::take_reference(const SlotLabel& label) {
   slot_nbytes_ = in_left_;
 }
 
+void ShmChannel::take_left(const SlotLabel& label) {
+  if (in_left_ == 0) throw ProtocolError("a message without a payload was left");
+  std::uint64_t address;
+  std::memcpy(&address, label.small, sizeof address);
+  left_by_peer_ = address;
+  slot_nbytes_ = in_left_;
+  copied_to_ = 0;
+}
+
 std::span<const std::byte> ShmChannel::readable() {
   if (!message_open_ || !take_slot()) return {};
-  return {slot_data_ + slot_used_, slot_nbytes_ - slot_used_};
+  return left_by_peer_ ? staged() : std::span(slot_data_ + slot_used_, slot_nbytes_ - slot_used_);
 }
+
+// What is left over of the last piece comes first.
+std::span<const std::byte> ShmChannel::staged() {
+  if (slot_used_ == copied_to_) {
+    stage_.resize(stage_nbytes);
+    if (!copy_left(stage_.data(), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
+  }
+  return {stage_.data() + (slot_used_ - copied_from_), copied_to_ - slot_used_};
+}
+
+bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
+  const iovec here{data, nbytes};
+  const iovec there{reinterpret_cast<void*>(*left_by_peer_ + slot_used_), nbytes};
+  copied_at_ = Clock::now();
+  if (::process_vm_readv(peer_process_, &here, 1, &there, 1, 0) != static_cast<ssize_t>(nbytes)) {
+    refuse();
+    return false;
+  }
+  copied_from_ = slot_used_;
+  copied_to_ = slot_used_ + nbytes;
+  return true;
+}
+
+// Hands the slot back; the rest of the message is to come by other ones.
+void ShmChannel::refuse() {
+  in_->refused_from.store(slot_used_, std::memory_order_relaxed);
+  in_->refused.store(released_ + 1, std::memory_order_relaxed);
+  release_slot();
+}
+
+std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
+  reads_plainly_ = true;
+  if (!is_left()) return Channel::read(data, nbytes, memory);
+  const std::size_t part = std::min({nbytes, slot_nbytes_ - slot_used_, most_copied_nbytes});
+  if (!copy_left(data, part)) return 0;
+  consume(part);
+  return part;
+}
+
+// Whether the message at the front was left by the peer, and nothing of it waits in the stage.
+bool ShmChannel::is_left() { return message_open_ && take_slot() && left_by_peer_ && slot_used_ == copied_to_; }
 
 void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
   in_left_ -= nbytes;
+  if (left_by_peer_ && slot_used_ == copied_to_) reading_ += Clock::now() - copied_at_;
   if (slot_used_ < slot_nbytes_) return;
   if (slot_taken_at_) note_read();
+  if (in_left_ == 0) end_message();
+  release_slot();
+}
+
+void ShmChannel::release_slot() {
   slot_taken_ = false;
-  if (in_left_ == 0) message_open_ = false;
+  left_by_peer_.reset();
   ++released_;
   in_->consumed.store(released_, std::memory_order_release);
   wake_peer_if(in_->sender_waits);
 }
 
 std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
+  if (is_left()) return read(data, nbytes);
+  reads_plainly_ = true;
   return read_by([this](auto... part) { copies_.copy(part...); }, data, nbytes);
 }
 
 // Tells the sender how long it took to read a slot.
 void ShmChannel::note_read() {
   const auto way = static_cast<std::size_t>(slot_stored_);
-  read_[way].add(Clock::now() - *std::exchange(slot_taken_at_, std::nullopt), slot_nbytes_);
+  const auto took = Clock::now() - *std::exchange(slot_taken_at_, std::nullopt);
+  reading_ += took;
+  read_[way].add(RecentTimes::of(took, slot_nbytes_));
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
+}
+
+// Tells the sender how long it took to read a long message, unless it was combined with something meanwhile.
+void ShmChannel::end_message() {
+  message_open_ = false;
+  if (!reads_plainly_ || in_header_.nbytes < LeavePolicy::least_nbytes) return;
+  const std::uint32_t took = RecentTimes::of(reading_, in_header_.nbytes);
+  (left_by_peer_ ? in_->left_ns : in_->slots_ns).store(took, std::memory_order_relaxed);
 }
 
 bool ShmChannel::stirs(bool for_send, bool for_receive) const {

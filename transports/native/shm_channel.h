@@ -18,6 +18,13 @@
 // reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
 // the sender when the receiver has let go of that slot.
 //
+// A payload that lies anywhere else can be *left* there likewise: the slot says at which address, and the receiver has
+// the kernel copy it (process_vm_readv) to where it is wanted or, if it is to be combined, piece by piece to memory of
+// the channel that stays in its caches. That is one copy instead of two, though a slower one, as the kernel looks up
+// every page: so it is measured which takes longer. Not every system allows it, and not all memory can be read so. A
+// receiver that cannot read something refuses it, and says from where on; the sender then puts the rest into slots, and
+// leaves nothing on this channel any more.
+//
 // Who is about to sleep raises a flag in the segment, looks once more, and then sleeps on its doorbell; the other side
 // looks at the flag after each change and rings. Fences on both sides, between the store and the load, make it
 // impossible for both to miss each other (Dekker; the sleeper's is the heavy one). Everything read from the segment is
@@ -32,6 +39,7 @@
 #include "arena_link.h"
 #include "channel.h"
 #include "descriptor.h"
+#include "leave_policy.h"
 #include "store_policy.h"
 
 namespace unisono {
@@ -44,6 +52,7 @@ struct ShmSlot;
 struct SlotLabel {
   static constexpr std::size_t small_capacity = 16;
   static constexpr std::uint32_t reference = ~std::uint32_t{0};      // instead of `nbytes`: `small` is a reference
+  static constexpr std::uint32_t left = reference - 1;               // likewise: it is an address
   static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
   Header header;                                                     // of the message that it belongs to
   std::uint32_t nbytes;                                              // of the fragment
@@ -64,12 +73,13 @@ class ShmChannel final : public Channel {
              Descriptor peer_bell, Descriptor socket);
   ~ShmChannel() override;
 
-  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
+  bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override;
   const Header* front() override;
   std::span<const std::byte> readable() override;
   void consume(std::size_t nbytes) override;
+  std::size_t read(std::byte* data, std::size_t nbytes, MemoryType memory = MemoryType::host) override;
   std::size_t read_past_caches(std::byte* data, std::size_t nbytes) override;
   std::optional<ArenaReference> refer(const std::byte* data, std::size_t nbytes) override {
     return passed_arenas_.refer(data, nbytes, socket_.get());
@@ -89,13 +99,26 @@ class ShmChannel final : public Channel {
   // Where a fragment of the open slot is to lie.
   std::byte* place_fragment(std::size_t nbytes);
   bool send_reference(const Header& header, const std::byte* whole);
+  bool leave(const Header& header, Whole whole);
+  void note_refusal();
+  bool write_refused();
+  StorePolicy::ReadTimes read_times() const;
   void publish_slot();
   void note_consumed(std::uint32_t acknowledged);
   bool take_slot();
   void take_fragment(const ShmSlot& slot, const SlotLabel& label);
   std::size_t place_in_ring(const SlotLabel& label) const;
   void take_reference(const SlotLabel& label);
+  void take_left(const SlotLabel& label);
+  bool is_left();
+  // Of a message that was left: copies more of it, or refuses it and returns false; and what has been copied to memory
+  // of the channel.
+  bool copy_left(std::byte* data, std::size_t nbytes);
+  std::span<const std::byte> staged();
+  void refuse();
+  void release_slot();
   void note_read();
+  void end_message();
   void wake_peer_if(const std::atomic<std::uint32_t>& waits) const;
 
   ShmDirection* out_ = nullptr;
@@ -119,7 +142,13 @@ class ShmChannel final : public Channel {
   SlotLabel label_{};
   std::size_t out_left_ = 0;  // bytes of the message not yet taken
   bool slot_open_ = false;
-  bool referred_ = false;             // the message is a reference that the peer has not let go of
+  bool referred_ = false;            // the message is a reference that the peer has not let go of
+  const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
+  bool may_leave_ = true;
+  LeavePolicy leaves_;
+  bool measured_ = false;             // how long the message takes by slots
+  Clock::duration writing_{};         // of it
+  std::uint32_t written_ns_ = 0;      // for 64 KiB of the last such message
   Stores stored_ = Stores::ordinary;  // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
@@ -135,6 +164,14 @@ class ShmChannel final : public Channel {
   bool slot_taken_ = false;
   Stores slot_stored_ = Stores::ordinary;
   std::optional<Clock::time_point> slot_taken_at_;  // if it is timed
+  pid_t peer_process_ = 0;
+  std::optional<std::uint64_t> left_by_peer_;  // the address of the message in its memory
+  std::size_t copied_from_ = 0;                // what of it was copied last
+  std::size_t copied_to_ = 0;
+  Clock::time_point copied_at_;
+  Clock::duration reading_{};  // of the message
+  bool reads_plainly_ = false;
+  std::vector<std::byte> stage_;
   std::array<RecentTimes, store_ways> read_;
   StorePolicy copies_;
   TakenArenas taken_arenas_;

@@ -9,8 +9,8 @@
 namespace unisono {
 namespace {
 
-// One fill of so many is made in the way that seems worse, and fewer the worse it seems; the first ones take turns.
-constexpr double fills_per_trial = 32;
+// One time of so many the way is taken that seems worse, and fewer the worse it seems; at first they take turns.
+constexpr double times_per_trial = 32;
 constexpr double rarest_trials = 16;
 constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
 // The other way must be better by this factor.
@@ -56,29 +56,37 @@ void fence_streaming_stores() {}
 
 #endif
 
-Stores StorePolicy::choose(std::size_t nbytes, const ReadTimes& read) {
-  if (!has_streaming_stores || nbytes < least_timed_nbytes) return Stores::ordinary;
-  const Stores other = better_ == Stores::ordinary ? Stores::streaming : Stores::ordinary;
-  const auto cost = [&](Stores stores) -> double {
-    const std::size_t way = static_cast<std::size_t>(stores);
-    const std::uint32_t written = written_[way].smallest();
-    return written == 0 || read[way] == 0 ? 0 : static_cast<double>(written) + read[way];
-  };
-  ++fills_;
-  if (fills_ <= first_trials) return fills_ % 2 == 0 ? Stores::streaming : Stores::ordinary;
-  const double betters = cost(better_);
-  const double others = cost(other);
-  if (others != 0 && others < betters * clearly_better) return better_ = other;
-  const double worse = betters == 0 ? 1 : std::clamp(others / betters, 1.0, rarest_trials);
-  if (++fills_since_trial_ < fills_per_trial * worse) return better_;
-  fills_since_trial_ = 0;
-  return other;
+bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
+  if (made_ < first_trials) return made_++ / burst_ % 2 != 0;
+  const double better = second_ ? second_cost : first_cost;
+  const double other = second_ ? first_cost : second_cost;
+  if (other != 0 && other < better * clearly_better) return second_ = !second_;
+  const double worse = better == 0 ? 1 : std::clamp(other / better, 1.0, rarest_trials);
+  if (trials_left_ == 0) {
+    if (++since_trial_ < times_per_trial * burst_ * worse) return second_;
+    since_trial_ = 0;
+    trials_left_ = burst_;
+  }
+  --trials_left_;
+  return !second_;
 }
 
-void StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores) {
+std::uint32_t StorePolicy::cost(Stores stores, const ReadTimes& read) const {
+  const auto way = static_cast<std::size_t>(stores);
+  const std::uint32_t written = written_[way].smallest();
+  return written == 0 || read[way] == 0 ? 0 : written + read[way];
+}
+
+Stores StorePolicy::choose(std::size_t nbytes, const ReadTimes& read) {
+  if (!has_streaming_stores || nbytes < least_timed_nbytes) return Stores::ordinary;
+  const bool streams = streaming_.is_second(cost(Stores::ordinary, read), cost(Stores::streaming, read));
+  return streams ? Stores::streaming : Stores::ordinary;
+}
+
+std::chrono::nanoseconds StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores) {
   if (nbytes < least_timed_nbytes) {
     std::memcpy(dst, src, nbytes);
-    return;
+    return {};
   }
   using Clock = std::chrono::steady_clock;
   const auto before = Clock::now();
@@ -88,7 +96,9 @@ void StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes,
   } else {
     std::memcpy(dst, src, nbytes);
   }
-  observe(stores, Clock::now() - before, nbytes);
+  const std::chrono::nanoseconds took = Clock::now() - before;
+  observe(stores, took, nbytes);
+  return took;
 }
 
 void StorePolicy::copy(std::byte* dst, const std::byte* src, std::size_t nbytes) {

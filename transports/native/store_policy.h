@@ -35,10 +35,11 @@ class RecentTimes {
  public:
   static constexpr std::size_t kept = 3;
 
-  void add(std::chrono::nanoseconds took, std::size_t nbytes) {
+  static std::uint32_t of(std::chrono::nanoseconds took, std::size_t nbytes) {
     const double each = static_cast<double>(took.count()) * (64 << 10) / static_cast<double>(nbytes);
-    times_[added_++ % kept] = static_cast<std::uint32_t>(std::clamp(each, 1.0, 1e9));
+    return static_cast<std::uint32_t>(std::clamp(each, 1.0, 1e9));
   }
+  void add(std::uint32_t each) { times_[added_++ % kept] = each; }
   // 0 as long as there are too few.
   std::uint32_t smallest() const { return added_ < kept ? 0 : *std::min_element(times_.begin(), times_.end()); }
 
@@ -47,26 +48,43 @@ class RecentTimes {
   std::uint64_t added_ = 0;
 };
 
+// Which of two ways to take next: the one that costs less and, now and then, the other one so many times (`burst`), to
+// know what it costs.
+class Choice {
+ public:
+  explicit Choice(std::uint32_t burst) : burst_(burst) {}
+  // Returns whether it is the second. A cost is 0 as long as it is not known.
+  bool is_second(std::uint32_t first_cost, std::uint32_t second_cost);
+
+ private:
+  std::uint32_t burst_;
+  std::uint32_t made_ = 0;
+  std::uint32_t since_trial_ = 0;
+  std::uint32_t trials_left_ = 0;
+  bool second_ = false;
+};
+
 class StorePolicy {
  public:
   using ReadTimes = std::array<std::uint32_t, store_ways>;
 
   // How `nbytes` are to be stored next. `read` is how long the reader takes, by the way of storing; 0: it is not known.
   Stores choose(std::size_t nbytes, const ReadTimes& read);
-  // Fills memory that a peer has read since it was filled the last time, and takes the time.
-  void fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores);
+  // Fills memory that a peer has read since it was filled the last time. Returns the time that it took, if it was
+  // taken.
+  std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores);
   // Copies to memory that nobody reads for now, in the way that is faster itself.
   void copy(std::byte* dst, const std::byte* src, std::size_t nbytes);
   // Takes in how long a fill took.
   void observe(Stores stores, std::chrono::nanoseconds took, std::size_t nbytes) {
-    written_[static_cast<std::size_t>(stores)].add(took, nbytes);
+    written_[static_cast<std::size_t>(stores)].add(RecentTimes::of(took, nbytes));
   }
 
  private:
+  std::uint32_t cost(Stores stores, const ReadTimes& read) const;
+
   std::array<RecentTimes, store_ways> written_;
-  std::uint32_t fills_ = 0;
-  std::uint32_t fills_since_trial_ = 0;
-  Stores better_ = Stores::ordinary;
+  Choice streaming_{1};
 };
 
 }  // namespace unisono

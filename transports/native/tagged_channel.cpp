@@ -151,8 +151,8 @@ void TaggedChannel::acknowledge() {
   post(*letter, sizeof head);
 }
 
-bool TaggedChannel::begin(const Header& header, const std::byte* whole, MemoryType memory) {
-  if (whole == nullptr && !is_small(header.nbytes) && cut_of(header).nbytes > chunk_nbytes)
+bool TaggedChannel::begin(const Header& header, Whole whole, MemoryType memory) {
+  if (whole.data == nullptr && !is_small(header.nbytes) && cut_of(header).nbytes > chunk_nbytes)
     throw std::invalid_argument("a large point-to-point message must lie in one piece");
   take_letters();
   if (broken_ || sent_letters_ - acknowledged_letters_ >= most_letters) return false;
@@ -172,8 +172,8 @@ bool TaggedChannel::begin(const Header& header, const std::byte* whole, MemoryTy
     return true;
   }
   post(*letter, sizeof head);
-  if (header.nbytes != 0 && whole != nullptr) {
-    whole_ = whole;
+  if (header.nbytes != 0 && whole.data != nullptr) {
+    whole_ = whole.data;
     whole_memory_ = memory;
     send_whole();
   }

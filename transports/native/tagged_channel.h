@@ -71,7 +71,7 @@ class TaggedChannel final : public Channel {
   TaggedChannel(std::int32_t peer, std::shared_ptr<Messenger> messenger, const Route& route, Descriptor socket);
   ~TaggedChannel() override;
 
-  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
+  bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override;
   const Header* front() override;

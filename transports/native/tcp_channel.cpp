@@ -36,7 +36,7 @@ TcpStream& TcpChannel::stream_of(std::uint64_t position) {
   return streams_[static_cast<std::size_t>(position / block_nbytes % streams_.size())];
 }
 
-bool TcpChannel::begin(const Header& header, const std::byte* /*whole*/, MemoryType /*memory*/) {
+bool TcpChannel::begin(const Header& header, Whole /*whole*/, MemoryType /*memory*/) {
   WireHeader wire{};
   wire.magic = WireHeader::right_magic;
   wire.header = header;

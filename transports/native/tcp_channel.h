@@ -34,7 +34,7 @@ class TcpChannel final : public Channel {
   // are none, or too many.
   TcpChannel(std::int32_t peer, std::vector<Descriptor> sockets, const TcpTerms& terms);
 
-  bool begin(const Header& header, const std::byte* whole = nullptr, MemoryType memory = MemoryType::host) override;
+  bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
   bool flush() override { return out_stream_->flush(); }
   const Header* front() override;
