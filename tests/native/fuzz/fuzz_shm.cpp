@@ -1,9 +1,12 @@
 // Shared memory: a peer that keeps to the protocol, and between any two calls of ours writes anything into the segment.
+#include <sys/mman.h>
+
 #include <utility>
 #include <vector>
 
 #include "fuzz.h"
 #include "hostile.h"
+#include "leave_policy.h"
 #include "ranks.h"
 
 using namespace unisono;
@@ -13,15 +16,30 @@ namespace {
 
 enum Deed : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_receive, deeds };
 
-void send_to(Channel& channel, std::size_t nbytes) {
-  static const std::vector<std::byte> zeros(1 << 18);
+constexpr std::size_t most_nbytes = 8 << 16;
+
+// Zeros, of which the second half cannot be read.
+const std::byte* half_readable() {
+  static std::byte* const data = [] {
+    void* made = ::mmap(nullptr, most_nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(made != MAP_FAILED && ::mprotect(made, most_nbytes / 2, PROT_READ) == 0);
+    return static_cast<std::byte*>(made);
+  }();
+  return data;
+}
+
+// False if the protocol was broken.
+bool send_to(Channel& channel, std::size_t nbytes) {
+  static const std::vector<std::byte> zeros(most_nbytes);
   Header header{};
   header.nbytes = nbytes;
-  if (channel.begin(header)) channel.write(zeros.data(), nbytes);
+  return !throws<ProtocolError>([&] {
+    if (channel.flush() && channel.begin(header, Whole(zeros.data(), true))) channel.write(zeros.data(), nbytes);
+  });
 }
 
 // The words of a segment that are not payload: those that are not zero when each slot has been used with a payload of
-// zeros and both sides wait.
+// zeros, long messages have been left and refused, and both sides wait.
 std::vector<std::size_t> find_bookkeeping() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   for (int i = 0; i < 64; ++i) {
@@ -30,9 +48,19 @@ std::vector<std::size_t> find_bookkeeping() {
       if (i < 32) CHECK(Drain(*to).run());
     }
   }
+  ChannelPair another = channel_pair(Transport::shm, 0, 1);
+  for (const auto& [from, to] : {std::pair{another.a.get(), another.b.get()}, {another.b.get(), another.a.get()}}) {
+    Drain drain(*to);
+    for (int i = 0; i < 5; ++i) CHECK(send_to(*from, LeavePolicy::least_nbytes) && drain.run());
+    from->flush();
+    from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), true));
+    drain.run();
+  }
   std::vector<pollfd> descriptors;
   for (const auto& channel : {pair.a.get(), pair.b.get()}) channel->prepare_sleep(true, true, descriptors);
-  return Segment(pair.memory).bookkeeping();
+  std::vector<std::size_t> places = Segment(pair.memory).bookkeeping();
+  for (const std::size_t place : Segment(another.memory).bookkeeping()) places.push_back(place);
+  return places;
 }
 
 }  // namespace
@@ -52,8 +80,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
       segment.set(places[place % places.size()], value);
     } else if (deed == peer_sends || deed == we_send) {
       // Mostly a slot or less, for the sake of speed.
-      const std::size_t thirds = input.take<std::uint16_t>();
-      send_to(deed == we_send ? *pair.a : *pair.b, thirds < 0x8000 ? thirds % 512 : thirds * 3);
+      const std::size_t eighths = input.take<std::uint16_t>();
+      if (!send_to(deed == we_send ? *pair.a : *pair.b, eighths < 0x8000 ? eighths % 512 : eighths * 8)) break;
     } else if (!(deed == we_receive ? ours : theirs).run()) {
       break;
     }

@@ -1,0 +1,257 @@
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "check.h"
+#include "hostile.h"
+#include "leave_policy.h"
+#include "ranks.h"
+#include "shm_channel.h"
+
+using namespace unisono;
+using namespace unisono::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::size_t page = 4096;
+constexpr std::size_t least = LeavePolicy::least_nbytes;
+// By so many messages of a length, some have been left and some have not.
+constexpr int both_ways = 8;
+
+Header header_of(std::size_t nbytes) { return {11, nbytes, 22, 0, 33, kind_collective}; }
+
+Bytes pattern(std::size_t nbytes) {
+  Bytes made(nbytes);
+  for (std::size_t i = 0; i < nbytes; ++i) made[i] = static_cast<std::byte>(i * 31 + (i >> 8));
+  return made;
+}
+
+// Emulators of other processors have no such call.
+bool kernel_reads() {
+  std::byte from{5}, to{};
+  const iovec here{&to, 1}, there{&from, 1};
+  return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == 1;
+}
+
+// Receives in parts of many lengths what one sends; returns whether it was left.
+bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice) {
+  const std::size_t nbytes = data.size();
+  CHECK(from.begin(header_of(nbytes), Whole(data.data(), true)));
+  std::size_t sent = from.write(data.data(), nbytes);
+  const bool left = sent == nbytes && !from.flush();
+  Bytes got(nbytes);
+  for (std::size_t received = 0; received < nbytes;) {
+    CHECK(to.front() != nullptr && *to.front() == header_of(nbytes));
+    const std::size_t part = std::min(nbytes - received, 1 + dice.below(nbytes));
+    if (dice.below(2) == 0) {
+      received += to.read(got.data() + received, part);
+    } else {
+      const auto available = to.readable();
+      const std::size_t some = std::min(available.size(), part);
+      std::copy_n(available.begin(), some, got.begin() + static_cast<std::ptrdiff_t>(received));
+      to.consume(some);
+      received += some;
+    }
+    sent += from.write(data.data() + sent, nbytes - sent);
+  }
+  CHECK(eventually([&] { return from.flush(); }) && to.front() == nullptr && got == data);
+  return left;
+}
+
+void long_messages_arrive_whether_they_were_left_or_not() {
+  Dice dice(1);
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  int left = 0;
+  for (const std::size_t nbytes : {least, least + 1, 3 * least - 7, 20 * least + 5}) {
+    const Bytes data = pattern(nbytes);
+    for (int i = 0; i < both_ways; ++i)
+      left += carry(*pair.a, *pair.b, data, dice) + carry(*pair.b, *pair.a, data, dice);
+  }
+  CHECK((left != 0) == kernel_reads());
+}
+
+void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() {
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  const Bytes data = pattern(least);
+  Bytes got(least);
+  for (int i = 0; i < both_ways; ++i)
+    for (const bool receives : {false, true}) {
+      const std::size_t nbytes = receives ? least - 1 : least;
+      CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), receives)));
+      CHECK(pair.a->write(data.data(), nbytes) == nbytes && pair.a->flush());  // nobody has received it
+      CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), nbytes) == nbytes);
+    }
+}
+
+// Memory of which the second part cannot be read for a while.
+class Veiled {
+ public:
+  Veiled(std::size_t nbytes, std::size_t readable)
+      : nbytes_(nbytes),
+        readable_(readable),
+        data_(static_cast<std::byte*>(
+            ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+    const Bytes filled = pattern(nbytes);
+    std::copy(filled.begin(), filled.end(), data_);
+    protect(PROT_NONE);
+  }
+  ~Veiled() { ::munmap(data_, nbytes_); }
+  Veiled(const Veiled&) = delete;
+  Veiled& operator=(const Veiled&) = delete;
+
+  void unveil() { protect(PROT_READ); }
+  const std::byte* data() const { return data_; }
+
+ private:
+  void protect(int how) { CHECK(::mprotect(data_ + readable_, nbytes_ - readable_, how) == 0); }
+
+  std::size_t nbytes_;
+  std::size_t readable_;
+  std::byte* data_;
+};
+
+// Sends until a message is left.
+void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
+  const Bytes other = pattern(nbytes);
+  Bytes got(nbytes);
+  for (int i = 0; i < 3; ++i) {  // the first ones go through slots
+    CHECK(pair.a->begin(header_of(nbytes), Whole(other.data(), true)));
+    std::size_t sent = 0, received = 0;
+    while (received < nbytes) {
+      sent += pair.a->write(other.data() + sent, nbytes - sent);
+      CHECK(pair.b->front() != nullptr);
+      received += pair.b->read(got.data() + received, nbytes - received);
+    }
+    CHECK(sent == nbytes && pair.a->flush());
+  }
+  CHECK(pair.a->begin(header_of(nbytes), Whole(data, true)));
+  CHECK(pair.a->write(data, nbytes) == nbytes && !pair.a->flush());
+}
+
+void what_cannot_be_read_is_refused_and_goes_through_slots() {
+  constexpr std::size_t nbytes = 8 * least;
+  for (const std::size_t readable : {std::size_t{0}, 5 * least}) {
+    for (const bool plainly : {true, false}) {
+      ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+      Veiled veiled(nbytes, readable);
+      leave(pair, veiled.data(), nbytes);
+      Bytes got(nbytes);
+      std::size_t received = 0;
+      const auto receive = [&] {
+        if (pair.b->front() == nullptr) return;
+        if (plainly) {
+          received += pair.b->read(got.data() + received, nbytes - received);
+          return;
+        }
+        const auto available = pair.b->readable();
+        std::copy(available.begin(), available.end(), got.begin() + static_cast<std::ptrdiff_t>(received));
+        received += available.size();
+        pair.b->consume(available.size());
+      };
+      for (int i = 0; i < 100; ++i) receive();
+      CHECK(received <= readable && (received != 0) == (readable != 0 && kernel_reads()));
+      veiled.unveil();
+      while (received < nbytes) {
+        CHECK(!pair.a->flush() || received < nbytes);
+        receive();
+      }
+      CHECK(pair.a->flush() && pair.b->front() == nullptr && got == pattern(nbytes));
+      Dice dice(3);
+      for (int i = 0; i < both_ways; ++i) CHECK(!carry(*pair.a, *pair.b, got, dice));  // it has learned
+    }
+  }
+}
+
+void a_refusal_beyond_the_end_is_an_error() {
+  if (!kernel_reads()) return;
+  constexpr std::size_t nbytes = 8 * least, readable = 5 * least;
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  Veiled veiled(nbytes, readable);
+  leave(pair, veiled.data(), nbytes);
+  Bytes got(nbytes);
+  std::size_t received = 0;
+  for (std::size_t more; pair.b->front() != nullptr && (more = pair.b->read(got.data(), nbytes)) != 0;)
+    received += more;
+  Segment segment(pair.memory);
+  CHECK(segment.replace(static_cast<std::uint32_t>(received), nbytes) == 1);
+  CHECK(throws<ProtocolError>([&] { pair.a->flush(); }));
+}
+
+void addresses_that_are_none_are_refused() {
+  const Bytes data = pattern(least);
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  leave(pair, data.data(), least);
+  Segment segment(pair.memory);
+  const auto address = reinterpret_cast<std::uint64_t>(data.data());
+  CHECK(segment.replace(static_cast<std::uint32_t>(address >> 32), 0xFFFF'FFFF) >= 1);
+  Bytes got(least);
+  CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), least) == 0);
+  CHECK(pair.a->flush() && pair.b->front() != nullptr && pair.b->read(got.data(), least) == least && got == data);
+}
+
+void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
+  const Bytes data(2 * least);
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  CHECK(pair.a->begin(header_of(data.size())) && pair.a->write(data.data(), data.size()) != 0);
+  Segment segment(pair.memory);
+  Bytes got(data.size());
+  CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), page) == page);  // one slot has been taken
+  CHECK(segment.replace(64 << 10, SlotLabel::left) != 0);
+  CHECK(throws<ProtocolError>([&] { pair.b->read(got.data(), got.size()); }));
+
+  ChannelPair another = channel_pair(Transport::shm, 0, 1);
+  leave(another, data.data(), least);
+  Segment of_another(another.memory);
+  CHECK(of_another.replace(least, 0) != 0);  // in the header
+  CHECK(throws<ProtocolError>([&] { another.b->front(); }));
+}
+
+// How many of 400 messages are left, where 64 KiB take so long.
+int left(LeavePolicy& policy, std::size_t nbytes, std::uint32_t slots_ns, std::uint32_t left_ns) {
+  int found = 0;
+  for (int i = 0; i < 400; ++i) {
+    const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // now and then
+    found += policy.leaves(nbytes, slots_ns * interrupted, left_ns * interrupted);
+  }
+  return found;
+}
+
+void the_quicker_way_is_taken_and_the_other_one_tried() {
+  LeavePolicy policy;
+  const int quicker_by_slots = left(policy, least, 6000, 9000);
+  CHECK(quicker_by_slots >= 3 && quicker_by_slots < 40);
+  CHECK(left(policy, 64 * least, 12000, 7000) > 360);
+  const int again = left(policy, least, 6000, 9000);  // what holds for the others does not for these
+  CHECK(again >= 3 && again < 40);
+  const int moved = left(policy, least, 20000, 9000);
+  CHECK(moved > 200 && moved < 400);
+}
+
+void nothing_is_left_as_long_as_nobody_tells_what_that_takes() {
+  LeavePolicy policy;
+  CHECK(left(policy, least, 6000, 0) < 40 && left(policy, least, 0, 0) < 40);
+}
+
+}  // namespace
+
+int main() {
+  return run_tests({
+      {"long messages arrive whether they were left or not", long_messages_arrive_whether_they_were_left_or_not},
+      {"what is short or sent by a rank that does not receive goes through slots",
+       what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots},
+      {"what cannot be read is refused and goes through slots", what_cannot_be_read_is_refused_and_goes_through_slots},
+      {"a refusal beyond the end is an error", a_refusal_beyond_the_end_is_an_error},
+      {"addresses that are none are refused", addresses_that_are_none_are_refused},
+      {"what says that it was left where it cannot be is an error",
+       what_says_that_it_was_left_where_it_cannot_be_is_an_error},
+      {"the quicker way is taken and the other one tried", the_quicker_way_is_taken_and_the_other_one_tried},
+      {"nothing is left as long as nobody tells what that takes",
+       nothing_is_left_as_long_as_nobody_tells_what_that_takes},
+  });
+}
