@@ -42,6 +42,8 @@ from unisono.tuning.table import compiled, loaded
 
 # What the machine is really like; the tuner believes in the priors.
 REALLY = Parameters({"shm": Link("shm", 2e-6, 0.4e-6, 1 / 3e9, 1 / 2e9), "tcp": PRIORS.links["tcp"]})
+DEFAULT_SEGMENT = PRIORS.links["shm"].segment_nbytes
+BEST_SEGMENT = DEFAULT_SEGMENT // 2
 GRID = [8 * 4**k for k in range(10)]
 HELD_OUT = [24 * 4**k for k in range(9)]
 
@@ -74,7 +76,7 @@ class MadeUp:
         )
         assert found.predicted_s is not None
         # Segments of 64 KiB are best, by up to a third.
-        far = abs(math.log2(dict(row.params).get(SEGMENT, 128 << 10) / (64 << 10)))
+        far = abs(math.log2(dict(row.params).get(SEGMENT, DEFAULT_SEGMENT) / BEST_SEGMENT))
         return found.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
@@ -172,7 +174,7 @@ def test_what_is_far_behind_is_measured_less_than_what_leads() -> None:
 def test_segments_are_refined() -> None:
     found = campaign(MadeUp(4, seed=2), 10.0, collectives=["broadcast"])
     (decision,) = compiled(found).decisions.values()
-    assert f"{SEGMENT}={64 << 10}" in str(decision.variant_at(GRID[-1]))
+    assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
 
 
 def test_what_was_measured_before_is_not_measured_again() -> None:

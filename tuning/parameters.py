@@ -199,7 +199,7 @@ class Parameters(NamedTuple):
 
 PRIORS = Parameters(
     {
-        "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9, segment_nbytes=128 << 10),
+        "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9),
         "tcp": Link("tcp", 10e-6, 2e-6, 1 / 2e9),
         "ucx": Link("ucx", 5e-6, 1e-6, 1 / 4e9),
         "mpi": Link("mpi", 5e-6, 2e-6, 1 / 4e9),
