@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -42,7 +43,7 @@ bool kernel_reads() {
 // Receives in parts of many lengths what one sends; returns whether it was left.
 bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice) {
   const std::size_t nbytes = data.size();
-  CHECK(from.begin(header_of(nbytes), Whole(data.data(), true)));
+  CHECK(from.begin(header_of(nbytes), Whole(data.data(), Receipt::kept)));
   std::size_t sent = from.write(data.data(), nbytes);
   const bool left = sent == nbytes && !from.flush();
   Bytes got(nbytes);
@@ -81,9 +82,9 @@ void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() 
   const Bytes data = pattern(least);
   Bytes got(least);
   for (int i = 0; i < both_ways; ++i)
-    for (const bool receives : {false, true}) {
-      const std::size_t nbytes = receives ? least - 1 : least;
-      CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), receives)));
+    for (const auto& [nbytes, receipt] :
+         {std::pair{least, Receipt::none}, {least - 1, Receipt::kept}, {least, Receipt::combined}}) {
+      CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), receipt)));
       CHECK(pair.a->write(data.data(), nbytes) == nbytes && pair.a->flush());  // nobody has received it
       CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), nbytes) == nbytes);
     }
@@ -121,7 +122,7 @@ void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
   const Bytes other = pattern(nbytes);
   Bytes got(nbytes);
   for (int i = 0; i < 3; ++i) {  // the first ones go through slots
-    CHECK(pair.a->begin(header_of(nbytes), Whole(other.data(), true)));
+    CHECK(pair.a->begin(header_of(nbytes), Whole(other.data(), Receipt::kept)));
     std::size_t sent = 0, received = 0;
     while (received < nbytes) {
       sent += pair.a->write(other.data() + sent, nbytes - sent);
@@ -130,7 +131,7 @@ void leave(ChannelPair& pair, const std::byte* data, std::size_t nbytes) {
     }
     CHECK(sent == nbytes && pair.a->flush());
   }
-  CHECK(pair.a->begin(header_of(nbytes), Whole(data, true)));
+  CHECK(pair.a->begin(header_of(nbytes), Whole(data, Receipt::kept)));
   CHECK(pair.a->write(data, nbytes) == nbytes && !pair.a->flush());
 }
 
@@ -213,29 +214,33 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
 }
 
 // How many of 400 messages are left, where 64 KiB take so long.
-int left(LeavePolicy& policy, std::size_t nbytes, std::uint32_t slots_ns, std::uint32_t left_ns) {
+int left(LeavePolicy& policy, std::size_t nbytes, bool combined, LeavePolicy::Took took) {
   int found = 0;
   for (int i = 0; i < 400; ++i) {
     const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // now and then
-    found += policy.leaves(nbytes, slots_ns * interrupted, left_ns * interrupted);
+    LeavePolicy::Times times{};
+    times[combined] = {took.by_slots * interrupted, took.left * interrupted};
+    found += policy.leaves(nbytes, combined, times);
   }
   return found;
 }
 
+bool is_now_and_then(int times) { return times >= 3 && times < 40; }
+
 void the_quicker_way_is_taken_and_the_other_one_tried() {
   LeavePolicy policy;
-  const int quicker_by_slots = left(policy, least, 6000, 9000);
-  CHECK(quicker_by_slots >= 3 && quicker_by_slots < 40);
-  CHECK(left(policy, 64 * least, 12000, 7000) > 360);
-  const int again = left(policy, least, 6000, 9000);  // what holds for the others does not for these
-  CHECK(again >= 3 && again < 40);
-  const int moved = left(policy, least, 20000, 9000);
+  CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));
+  // What holds for these does not for others.
+  CHECK(is_now_and_then(400 - left(policy, 64 * least, false, {12000, 7000})));
+  CHECK(is_now_and_then(400 - left(policy, least, true, {12000, 7000})));
+  CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));
+  const int moved = left(policy, least, false, {20000, 9000});
   CHECK(moved > 200 && moved < 400);
 }
 
 void nothing_is_left_as_long_as_nobody_tells_what_that_takes() {
   LeavePolicy policy;
-  CHECK(left(policy, least, 6000, 0) < 40 && left(policy, least, 0, 0) < 40);
+  CHECK(left(policy, least, false, {6000, 0}) < 40 && left(policy, least, true, {0, 0}) < 40);
 }
 
 }  // namespace

@@ -47,12 +47,16 @@ struct ArenaReference {
   std::uint64_t offset;
 };
 
-// Where all of a payload lies, in one piece that stays unchanged until `flush` has returned true; and whether this rank
-// receives while it is sent, so that its core has other work.
+// What a rank receives while it sends, so that its core has other work: nothing, what it keeps as it is, or what it
+// combines.
+enum class Receipt : std::uint8_t { none, kept, combined };
+
+// Where all of a payload lies, in one piece that stays unchanged until `flush` has returned true; and what this rank
+// receives meanwhile, as the receiver of the payload is expected to do as well.
 struct Whole {
-  Whole(const std::byte* where = nullptr, bool receiving = false) : data(where), receives(receiving) {}
+  Whole(const std::byte* where = nullptr, Receipt meanwhile = Receipt::none) : data(where), receipt(meanwhile) {}
   const std::byte* data;
-  bool receives;
+  Receipt receipt;
 };
 
 // Counted by the thread that moves messages, and read by any.

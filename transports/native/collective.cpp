@@ -336,7 +336,7 @@ Header Collective::header_of(const Instance& instance, const Action& action) con
 // Where a large payload lies as a whole, if it does.
 Whole Collective::whole_of(const Work& work, const Action& action) const {
   if (action.nbytes < Channel::least_whole_nbytes || action.pieces != 1) return {};
-  return {at(work.places_of(action, 0)[0]), work.receives};
+  return {at(work.places_of(action, 0)[0]), work.receipt};
 }
 
 bool Collective::drive_send(const Instance& instance, Message& message, Channel& channel) {

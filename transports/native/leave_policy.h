@@ -4,37 +4,50 @@
 // is slower, as the kernel looks up every page. Where both sides send and receive at the same time, each of them does
 // both copies; so the sum of what writing and reading take stands against what reading alone takes. Both ways are tried
 // again and again, as ways of storing are (store_policy.h), but several times in a row, as each leaves other things
-// behind in the caches; and apart for each length, as caches hold the shorter ones.
+// behind in the caches; and apart for each length, as caches hold the shorter ones, and for what is combined as it is
+// read.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "channel.h"
 #include "store_policy.h"
 
 namespace unisono {
 
 class LeavePolicy {
  public:
-  // What is shorter always goes through slots.
+  // What is shorter always goes through slots. What is combined comes in short pieces, of which ranks that wait for
+  // each other's messages gain less.
   static constexpr std::size_t least_nbytes = 256 << 10;
+  static constexpr std::size_t least_combined_nbytes = 1 << 20;
+  static constexpr bool may_leave(std::size_t nbytes, Receipt receipt) {
+    return receipt != Receipt::none && nbytes >= (receipt == Receipt::kept ? least_nbytes : least_combined_nbytes);
+  }
+  // What the last message has taken that was combined, or was not: nanoseconds for each 64 KiB; 0 if it is not known.
+  struct Took {
+    std::uint32_t by_slots;
+    std::uint32_t left;
+  };
+  using Times = std::array<Took, 2>;
 
-  // Whether the next message is left. What the last one has taken is known by now: nanoseconds for each 64 KiB, if it
-  // went by slots, or if it was left; 0 if it is not known.
-  bool leaves(std::size_t nbytes, std::uint32_t slots_ns, std::uint32_t left_ns);
+  // Whether the next message, which may be left, is. What the one before has taken is known by now.
+  bool leaves(std::size_t nbytes, bool combined, const Times& took);
 
  private:
   struct Alike {
     Choice choice{RecentTimes::kept};
     std::array<RecentTimes, 2> times;  // of slots, and of what was left
   };
-  Alike& alike(std::size_t nbytes);
+  static std::size_t length(std::size_t nbytes);
 
   static constexpr std::size_t lengths = 5;  // each up to four times the one before
-  std::array<Alike, lengths> alike_;
+  std::array<std::array<Alike, lengths>, 2> alike_;
   RecentTimes* last_ = nullptr;  // where the time of the last message belongs
   bool left_last_ = false;
+  bool combined_last_ = false;
 };
 
 }  // namespace unisono

@@ -11,6 +11,11 @@ namespace {
 // Steps of a program that is resolved beforehand: some 100 KiB.
 constexpr std::int64_t most_resolved = 1024;
 
+Receipt receipt_of(Opcode opcode) {
+  if (opcode == Opcode::recv_reduce) return Receipt::combined;
+  return opcode == Opcode::recv ? Receipt::kept : Receipt::none;
+}
+
 std::int64_t total(const std::vector<Extent>& extents) {
   std::int64_t count = 0;
   for (const Extent& extent : extents) count += extent.count;
@@ -111,7 +116,7 @@ void Program::resolve(std::size_t lane, std::int64_t group, std::int64_t segment
   work.actions.clear();
   work.pieces.clear();
   work.places.clear();
-  work.receives = false;
+  work.receipt = Receipt::none;
   const GroupAt at = plan_->group_at(lane, group);
   for (const Step& step : plan_->steps(*at.group)) resolve_step(step, at.iteration, segment, work);
 }
@@ -137,7 +142,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
-  work.receives |= step.opcode == Opcode::recv;
+  work.receipt = std::max(work.receipt, receipt_of(step.opcode));
 }
 
 // Whether a step puts into OUTPUT what this rank does not look at again, and all of it is much.

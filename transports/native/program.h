@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "channel.h"
 #include "kernels.h"
 #include "layout.h"
 
@@ -80,7 +81,7 @@ struct Work {
   std::vector<Action> actions;  // those that move anything
   std::vector<Piece> pieces;
   std::vector<Place> places;  // of each piece in turn, one for each operand
-  bool receives = false;      // messages, in some of them
+  Receipt receipt = Receipt::none;
 
   const Piece& piece(const Action& action, std::size_t index) const { return pieces[action.first_piece + index]; }
   const Place* places_of(const Action& action, std::size_t index) const {

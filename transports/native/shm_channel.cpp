@@ -58,8 +58,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 struct ShmDirection {
   alignas(apart) std::atomic<std::uint64_t> consumed;
   std::atomic<std::uint32_t> read_ns[store_ways];  // how long the receiver takes over 64 KiB, by how they were stored
-  std::atomic<std::uint32_t> slots_ns;             // how long it took over the last long message, by slots
-  std::atomic<std::uint32_t> left_ns;              // and over the last one that was left
+  std::atomic<std::uint32_t> slots_ns[2];          // how long it took over the last long message, by slots
+  std::atomic<std::uint32_t> left_ns[2];           // and over the last one that was left: kept, or combined
   std::atomic<std::uint64_t> refused;              // the last slot whose message it could not read, counted from 1
   std::atomic<std::uint64_t> refused_from;         // and from which byte of the message on
   alignas(apart) std::atomic<std::uint32_t> sender_waits;
@@ -157,10 +157,13 @@ bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
 }
 
 bool ShmChannel::leave(const Header& header, Whole whole) {
-  if (!may_leave_ || !whole.receives || header.nbytes < LeavePolicy::least_nbytes) return false;
-  const std::uint32_t slots_ns = out_->slots_ns.load(std::memory_order_relaxed);
-  const std::uint32_t left_ns = out_->left_ns.load(std::memory_order_relaxed);
-  measured_ = !leaves_.leaves(header.nbytes, slots_ns == 0 ? 0 : slots_ns + written_ns_, left_ns);
+  if (!may_leave_ || !LeavePolicy::may_leave(header.nbytes, whole.receipt)) return false;
+  LeavePolicy::Times took{};
+  for (std::size_t use = 0; use < took.size(); ++use) {
+    const std::uint32_t read_ns = out_->slots_ns[use].load(std::memory_order_relaxed);
+    took[use] = {read_ns == 0 ? 0 : read_ns + written_ns_, out_->left_ns[use].load(std::memory_order_relaxed)};
+  }
+  measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took);
   if (measured_) return false;
   left_ = whole.data;
   const auto address = reinterpret_cast<std::uint64_t>(left_);
@@ -258,7 +261,7 @@ const Header* ShmChannel::front() {
   in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
-  reads_plainly_ = false;
+  combined_ = true;
   reading_ = {};
   counters_.received_messages += 1;
   counters_.received_nbytes += in_left_;
@@ -358,7 +361,7 @@ void ShmChannel::refuse() {
 }
 
 std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
-  reads_plainly_ = true;
+  combined_ = false;
   if (!is_left()) return Channel::read(data, nbytes, memory);
   const std::size_t part = std::min({nbytes, slot_nbytes_ - slot_used_, most_copied_nbytes});
   if (!copy_left(data, part)) return 0;
@@ -389,7 +392,7 @@ void ShmChannel::release_slot() {
 
 std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
   if (is_left()) return read(data, nbytes);
-  reads_plainly_ = true;
+  combined_ = false;
   return read_by([this](auto... part) { copies_.copy(part...); }, data, nbytes);
 }
 
@@ -402,12 +405,12 @@ void ShmChannel::note_read() {
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
-// Tells the sender how long it took to read a long message, unless it was combined with something meanwhile.
+// Tells the sender how long it took to read a long message.
 void ShmChannel::end_message() {
   message_open_ = false;
-  if (!reads_plainly_ || in_header_.nbytes < LeavePolicy::least_nbytes) return;
+  if (in_header_.nbytes < LeavePolicy::least_nbytes) return;
   const std::uint32_t took = RecentTimes::of(reading_, in_header_.nbytes);
-  (left_by_peer_ ? in_->left_ns : in_->slots_ns).store(took, std::memory_order_relaxed);
+  (left_by_peer_ ? in_->left_ns : in_->slots_ns)[combined_].store(took, std::memory_order_relaxed);
 }
 
 bool ShmChannel::stirs(bool for_send, bool for_receive) const {

@@ -170,7 +170,7 @@ class ShmChannel final : public Channel {
   std::size_t copied_to_ = 0;
   Clock::time_point copied_at_;
   Clock::duration reading_{};  // of the message
-  bool reads_plainly_ = false;
+  bool combined_ = false;      // it is read where it lies, and not moved
   std::vector<std::byte> stage_;
   std::array<RecentTimes, store_ways> read_;
   StorePolicy copies_;

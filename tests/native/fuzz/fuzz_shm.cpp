@@ -34,7 +34,8 @@ bool send_to(Channel& channel, std::size_t nbytes) {
   Header header{};
   header.nbytes = nbytes;
   return !throws<ProtocolError>([&] {
-    if (channel.flush() && channel.begin(header, Whole(zeros.data(), true))) channel.write(zeros.data(), nbytes);
+    if (channel.flush() && channel.begin(header, Whole(zeros.data(), Receipt::kept)))
+      channel.write(zeros.data(), nbytes);
   });
 }
 
@@ -53,7 +54,7 @@ std::vector<std::size_t> find_bookkeeping() {
     Drain drain(*to);
     for (int i = 0; i < 5; ++i) CHECK(send_to(*from, LeavePolicy::least_nbytes) && drain.run());
     from->flush();
-    from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), true));
+    from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), Receipt::kept));
     drain.run();
   }
   std::vector<pollfd> descriptors;
