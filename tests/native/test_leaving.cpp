@@ -228,7 +228,7 @@ int left(LeavePolicy& policy, std::size_t nbytes, bool combined, LeavePolicy::To
 bool is_now_and_then(int times) { return times >= 3 && times < 40; }
 
 void the_quicker_way_is_taken_and_the_other_one_tried() {
-  LeavePolicy policy;
+  LeavePolicy policy(true);
   CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));
   // What holds for these does not for others.
   CHECK(is_now_and_then(400 - left(policy, 64 * least, false, {12000, 7000})));
@@ -239,7 +239,7 @@ void the_quicker_way_is_taken_and_the_other_one_tried() {
 }
 
 void nothing_is_left_as_long_as_nobody_tells_what_that_takes() {
-  LeavePolicy policy;
+  LeavePolicy policy(true);
   CHECK(left(policy, least, false, {6000, 0}) < 40 && left(policy, least, true, {0, 0}) < 40);
 }
 

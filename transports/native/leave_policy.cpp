@@ -1,5 +1,7 @@
 #include "leave_policy.h"
 
+#include <utility>
+
 namespace unisono {
 
 bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took) {
@@ -8,7 +10,8 @@ bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took) {
   if (last_ != nullptr && ns != 0) last_->add(ns);
   combined_last_ = combined;
   Alike& alike = alike_[combined][length(nbytes)];
-  left_last_ = alike.choice.is_second(alike.times[0].smallest(), alike.times[1].smallest());
+  const std::optional<bool> seen = std::exchange(alike.seen, std::nullopt);
+  left_last_ = seen ? *seen : alike.choice.is_second(alike.times[0].smallest(), alike.times[1].smallest());
   last_ = &alike.times[left_last_ ? 1 : 0];
   return left_last_;
 }

@@ -5,12 +5,14 @@
 // both copies; so the sum of what writing and reading take stands against what reading alone takes. Both ways are tried
 // again and again, as ways of storing are (store_policy.h), but several times in a row, as each leaves other things
 // behind in the caches; and apart for each length, as caches hold the shorter ones, and for what is combined as it is
-// read.
+// read. Of two ranks that exchange messages, one decides and the other does as it has seen: what either way takes
+// depends on what the other rank does.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "channel.h"
 #include "store_policy.h"
@@ -21,7 +23,7 @@ class LeavePolicy {
  public:
   // What is shorter always goes through slots. What is combined comes in short pieces, of which ranks that wait for
   // each other's messages gain less.
-  static constexpr std::size_t least_nbytes = 256 << 10;
+  static constexpr std::size_t least_nbytes = 512 << 10;
   static constexpr std::size_t least_combined_nbytes = 1 << 20;
   static constexpr bool may_leave(std::size_t nbytes, Receipt receipt) {
     return receipt != Receipt::none && nbytes >= (receipt == Receipt::kept ? least_nbytes : least_combined_nbytes);
@@ -33,19 +35,27 @@ class LeavePolicy {
   };
   using Times = std::array<Took, 2>;
 
+  explicit LeavePolicy(bool decides) : decides_(decides) {}
+
   // Whether the next message, which may be left, is. What the one before has taken is known by now.
   bool leaves(std::size_t nbytes, bool combined, const Times& took);
+  // The peer has sent such a message.
+  void see(std::size_t nbytes, bool combined, bool left) {
+    if (!decides_) alike_[combined][length(nbytes)].seen = left;
+  }
 
  private:
   struct Alike {
     Choice choice{RecentTimes::kept};
     std::array<RecentTimes, 2> times;  // of slots, and of what was left
+    std::optional<bool> seen;          // whether the peer has left one, since this rank has sent one
   };
   static std::size_t length(std::size_t nbytes);
 
   static constexpr std::size_t lengths = 5;  // each up to four times the one before
   std::array<std::array<Alike, lengths>, 2> alike_;
   RecentTimes* last_ = nullptr;  // where the time of the last message belongs
+  bool decides_;
   bool left_last_ = false;
   bool combined_last_ = false;
 };

@@ -93,7 +93,8 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       peer_bell_(std::move(peer_bell)),
       socket_(std::move(socket)),
       ring_nbytes_(std::clamp(all_rings_nbytes / static_cast<std::size_t>(std::max(peers, 1)), least_ring_nbytes,
-                              most_ring_nbytes)) {
+                              most_ring_nbytes)),
+      leaves_(dialler) {
   struct stat status{};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
@@ -409,6 +410,7 @@ void ShmChannel::note_read() {
 void ShmChannel::end_message() {
   message_open_ = false;
   if (in_header_.nbytes < LeavePolicy::least_nbytes) return;
+  leaves_.see(in_header_.nbytes, combined_, left_by_peer_.has_value());
   const std::uint32_t took = RecentTimes::of(reading_, in_header_.nbytes);
   (left_by_peer_ ? in_->left_ns : in_->slots_ns)[combined_].store(took, std::memory_order_relaxed);
 }
