@@ -3,8 +3,9 @@
 The choice depends only on what is equal on all ranks, so all ranks choose alike without a message. A name that is
 forced comes first; then a table, if one has times for such calls; then the model.
 
-What a flat algorithm sends may take the slowest link, and all of it is priced so. A composition knows which of its
-phases stay inside hosts, and its costs add up; so the cheapest algorithm of each phase is found by itself.
+Of a flat algorithm it is known which part of its cost lies between hosts, of consecutive ranks; and how many ranks of a
+host send there at once, as they may share its link. A composition knows which of its phases stay inside hosts, and its
+costs add up; so the cheapest algorithm of each phase is found by itself.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.crossing import Crossing
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.phases import Composition, PhaseKind, total
 from unisono.algorithms.registry import candidates_of, find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
-from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown
-from unisono.tuning.parameters import PRIORS, UNMEASURED, Link, Parameters
+from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown, split
+from unisono.tuning.parameters import PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:
     from unisono.tuning.table import Reading, Table
@@ -301,7 +303,7 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
     rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
     reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
     if rounds is None:
-        return predicted_s(cost, question.nbytes, known.link(question.link), question.crowd, reduce)
+        return _by_links(algorithm, cost, question, known, reduce)
     contract = CONTRACTS[question.collective]
     by_rounds_s = partial(
         predicted_by_rounds_s,
@@ -317,6 +319,27 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
     if calls is None or there is None:
         return seconds
     return seconds * factor_at(calls, partial(by_rounds_s, there), question.nbytes)
+
+
+def _by_links(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters, reduce: Curve) -> float:
+    """Return the prediction of a flat algorithm by what the links inside hosts and between them cost."""
+    crossing = _crossing(algorithm, question)
+    links = known.link(question.inside), known.link(question.link)
+    inside_s, across_s = (
+        predicted_s(part, question.nbytes, link, question.crowd, reduce, crossing.at_once)
+        for part, link in zip(split(cost, crossing), links, strict=True)
+    )
+    return inside_s + across_s
+
+
+def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
+    """Return what of an algorithm lies between hosts: everything, if they are not known or no runs of ranks."""
+    if len(question.hosts) < 2:
+        return Crossing(1, 1, 1)
+    levels = levels_of(question.hosts, question.size)
+    if not levels.is_ascending:
+        return Crossing(1, 1, levels.widest[0])
+    return algorithm.crossing(question.size, levels.widest[0])
 
 
 def _composed(
@@ -345,7 +368,10 @@ def _fastest(
         NoAlgorithmError: no cost is known of any.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
-    predicted = {name: predicted_s(cost, question.nbytes, link, question.crowd) for name, cost in costs.items()}
+    at_once = levels.widest[0] if phase.by_all else 1
+    predicted = {
+        name: predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once) for name, cost in costs.items()
+    }
     if not predicted:
         raise NoAlgorithmError(f"the costs of {', '.join(among)} as {phase.parameter} are not known")
     name = min(predicted, key=predicted.__getitem__)
