@@ -71,8 +71,7 @@ def algorithm(
         mapped: as in `Algorithm`.
         is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
         by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
-        crossing: as in `Algorithm`, one of `unisono.algorithms.crossing`; by default, one rank of a host at a time sends
-            to other hosts, as around a ring.
+        crossing: as in `Algorithm`; it is not proved. By default, one rank of a host at a time sends to other hosts.
 
     Raises:
         NoAlgorithmError: there is no such collective.

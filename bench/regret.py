@@ -157,11 +157,9 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
             os.environ["XDG_CACHE_HOME"] = folder
             points, tuning_s, sweep_s = study(place, asked, Path(folder))
         every += points
-        append(
-            RESULTS,
-            points,
-            {"ranks": asked.ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load},
-        )
+        ranks = {"ranks": asked.ranks, "per_host": asked.per_host if place == "shaped" else asked.ranks}
+        about = {**ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load}
+        append(RESULTS, points, about)
         console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
         variants = min(len(point.times_s) for point in points)
         console.print(

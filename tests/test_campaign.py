@@ -222,7 +222,18 @@ def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
 
 
 class MadeUpProbes:
-    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s."""
+    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s.
+
+    Of `pairs` pairs of ranks, `room` have all of that at once.
+    """
+
+    def __init__(self, pairs: int = 1, room: float = 1.0) -> None:
+        self.pairs = pairs
+        self.room = room
+
+    def together(self, nbytes: int, pairs: int) -> float:
+        assert pairs <= self.pairs
+        return 2.5e-6 + nbytes / 1e9 * max(1.0, pairs / self.room)
 
     def exchange(self, nbytes: int) -> float:
         return 2.5e-6 + nbytes / 1e9
@@ -250,6 +261,18 @@ def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> N
     assert link.step_s(64 << 10) == pytest.approx(MadeUpProbes().exchange(64 << 10), rel=0.1)
     assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
     assert found.links["tcp"] == PRIORS.links["tcp"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "room", "found"),
+    [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
+)
+def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room: float, found: float) -> None:
+    calibration = calibrate(MadeUpProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
+    assert calibration.link.pairs == pytest.approx(found, rel=0.01)
+    known = updated(PRIORS, calibration)
+    assert known.link("tcp", "network") is calibration.link
+    assert known.link("tcp") is PRIORS.link("tcp")
 
 
 class CrowdedRanks:

@@ -26,7 +26,7 @@ from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
 from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown, split
-from unisono.tuning.parameters import PRIORS, UNMEASURED, Curve, Link, Parameters
+from unisono.tuning.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:
     from unisono.tuning.table import Reading, Table
@@ -101,6 +101,11 @@ class Question:
     def ranks_per_host(self) -> int:
         """The most ranks on one host; all of them, if hosts are not known."""
         return max(map(len, self.hosts), default=self.size)
+
+    @property
+    def level(self) -> str:
+        """The level of the slowest link, where there are several hosts."""
+        return NETWORK if len(self.hosts) > 1 else ""
 
 
 @record
@@ -285,7 +290,7 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
     algorithm, links, params = find(question.collective, row.algorithm), known.parameters, dict(row.params)
     refusal = _refusal(algorithm, question, is_named)
     phases: tuple[tuple[str, str], ...] = ()
-    link = links.link(question.link)
+    link = links.link(question.link, question.level)
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)
         predicted = None if cost is None else _predicted_s(algorithm, cost, question, links)
@@ -324,7 +329,7 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
 def _by_links(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters, reduce: Curve) -> float:
     """Return the prediction of a flat algorithm by what the links inside hosts and between them cost."""
     crossing = _crossing(algorithm, question)
-    links = known.link(question.inside), known.link(question.link)
+    links = known.link(question.inside), known.link(question.link, question.level)
     inside_s, across_s = (
         predicted_s(part, question.nbytes, link, question.crowd, reduce, crossing.at_once)
         for part, link in zip(split(cost, crossing), links, strict=True)
@@ -351,7 +356,7 @@ def _composed(
     costs = [algorithm.between(levels)]
     predicted = predicted_s(costs[0], question.nbytes, links.link(question.inside), question.crowd)
     for phase in algorithm.phases:
-        link = links.link(question.inside if phase.is_inside else question.link)
+        link = links.link(question.inside) if phase.is_inside else links.link(question.link, question.level)
         among = (named[phase.parameter],) if phase.parameter in named else phase.algorithms
         seconds, names[phase.parameter], cost = _fastest(phase, among, levels, question, link)
         costs.append(cost)
