@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.algorithms.phases import Composition
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.algorithms.variants import Variant
 from unisono.collectives.communicator import Communicator
@@ -115,14 +116,15 @@ def rounds_calibrated(
 
 
 def _predicted(trials: Trials, collectives: Sequence[str]) -> dict[str, list[str]]:
-    """Return the algorithms that the model predicts, by collective; of compositions, their phases tell."""
+    """Return the algorithms that the model predicts, by collective; compositions where hosts have several ranks."""
     found = dict[str, list[str]]()
     for collective in collectives:
         asked = trials.question(collective, SHORT[0])
-        rows = [candidate(Variant(name), asked, trials.known, None, is_named=True) for name in ALGORITHMS[collective]]
-        found[collective] = [
-            each.algorithm for each in rows if each.refusal is None and each.predicted_s is not None and not each.phases
+        rows = [
+            candidate(Variant(name), asked, trials.known, None, is_named=not isinstance(each, Composition))
+            for name, each in ALGORITHMS[collective].items()
         ]
+        found[collective] = [each.algorithm for each in rows if each.refusal is None and each.predicted_s is not None]
     return found
 
 

@@ -36,7 +36,7 @@ from unisono.tuning.calibrate import (
 )
 from unisono.tuning.campaign import FAMILIES, Campaign, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
-from unisono.tuning.parameters import PRIORS, Link, Parameters
+from unisono.tuning.parameters import PRIORS, Link, Parameters, curve, from_json
 from unisono.tuning.store import Measurement, Store
 from unisono.tuning.table import compiled, loaded
 
@@ -330,6 +330,23 @@ def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_me
         assert rows[name] == pytest.approx(Unequal(asked_of).time_s("allgather", name, nbytes), rel=0.1), name
 
 
+def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
+    def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
+        hosts = tuple((first, first + 1) for first in range(0, size, 2))
+        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), Known(None, known))
+        return {each.algorithm: each.predicted_s for each in found.candidates}
+
+    rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 2, SHORT)
+    before = with_rounds(PRIORS, "tcp", rounds)
+    thrice = curve((nbytes, 3 * predicted(before, nbytes)["full_lane"]) for nbytes in (64, 1 << 20))  # type: ignore[operator]
+    after = with_rounds(PRIORS, "tcp", rounds._replace(calls={"allreduce": {"full_lane": thrice}}))
+    for nbytes in (8, 64, 9000, 1 << 20, 1 << 24):
+        old, new = predicted(before, nbytes), predicted(after, nbytes)
+        assert new.pop("full_lane") == pytest.approx(3 * (old.pop("full_lane") or 0.0))
+        assert new == old
+    assert predicted(after, 9000, size=6) == predicted(before, 9000, size=6)
+
+
 def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
     found = PRIORS
     for ranks in (3, 4, 3):
@@ -393,6 +410,16 @@ def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
     ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
+
+
+def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--json"]
+    ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (kept,) = (tmp_path / "cache" / "unisono").glob("*.json")
+    found = from_json(json.loads(kept.read_text()))
+    assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
+    assert [(each.ranks, each.ranks_per_host) for each in found.rounds["shm"]] == [(3, 3)]
 
 
 def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:

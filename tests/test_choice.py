@@ -397,6 +397,14 @@ def test_a_link_that_all_ranks_of_a_host_share_takes_as_long_for_lanes_as_for_le
     assert across("hierarchical", 4) == across("hierarchical", 1)
 
 
+def test_messages_that_share_a_link_take_as_long_as_one_of_all_their_bytes() -> None:
+    link = FAR._replace(latency_s=1e-6, overhead_s=1e-6, step=Curve((1000, 4000, 8000), (4e-6, 8e-6, 100e-6)), pairs=2)
+    cost = ALGORITHMS["broadcast"]["chain"].cost(2)
+    assert predicted_s(cost, 1000, link) == predicted_s(cost, 1000, link, at_once=2) == pytest.approx(4e-6)
+    assert predicted_s(cost, 1000, link, at_once=8) == pytest.approx(8e-6)
+    assert predicted_s(cost, 4000, link, at_once=4) == pytest.approx(100e-6)
+
+
 def test_ranks_that_are_dealt_out_to_hosts_all_send_to_other_hosts_around_a_ring() -> None:
     asked = between(2, 2, 1 << 20)
     dealt = replace(asked, hosts=((0, 2), (1, 3)))

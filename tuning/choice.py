@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -296,6 +296,7 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
         predicted = None if cost is None else _predicted_s(algorithm, cost, question, links)
     elif refusal is None:
         phases, cost, predicted = _composed(algorithm, question, links, params)
+        predicted *= _composed_factor(algorithm, question, links, params)
     else:
         cost, predicted = None, None
     segment_nbytes = params.get(SEGMENT) or question.segment_nbytes or link.segment_nbytes
@@ -362,6 +363,19 @@ def _composed(
         costs.append(cost)
         predicted += seconds
     return tuple(names.items()), total(costs), predicted
+
+
+def _composed_factor(algorithm: Composition, question: Question, known: Parameters, named: Mapping[str, Any]) -> float:
+    """Return how many times as long as the phases a composition takes, if it was called on as many ranks and hosts."""
+    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
+    if rounds is None or (rounds.ranks, rounds.ranks_per_host) != (question.size, question.ranks_per_host):
+        return 1.0
+    calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
+    if calls is None:
+        return 1.0
+    return factor_at(
+        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), known, named)[2], question.nbytes
+    )
 
 
 def _fastest(

@@ -2,8 +2,8 @@
 
 A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
 and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
-Where ranks of a host send to other hosts at once, and the link carries fewer pairs than that, they share it: the most
-loaded resource of a round is a rank's own port, or the way out of its host.
+Where more ranks of a host send to other hosts at once than the link carries pairs, the most loaded resource of a round
+is not a rank's own port but the way out of its host: their messages take as long as one of all their bytes.
 Where whole rounds were measured, by the bytes of a message, they take the place of constants (PLogP): between two ranks
 or, which knows best what ranks that share cores cost each other, among as many as there are. Algorithms of the same
 closed form still differ, by the order in which their ranks wait for each other; so where whole calls of an algorithm
@@ -47,10 +47,15 @@ def predicted_s(
     turn_s, cold = (crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
     work_s = messages * message_s + nbytes * cost.reduced * reduce_per_byte_s(link, message_nbytes, reduce)
+    alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))
     # Who shares a core with others sends after them, and so does who shares a link: not twice.
-    shared = max(0.0, at_once / link.pairs - crowd)
-    transfer_s = max(0.0, link.step_s(message_nbytes) - link.latency_s - link.overhead_s)
-    return cost.rounds * (link.latency_s + turn_s) + crowd * work_s + shared * messages * transfer_s
+    waits_s = messages * max(0.0, shared_s - crowd * alone_s)
+    return cost.rounds * (link.latency_s + turn_s) + crowd * work_s + waits_s
+
+
+def _transfer_s(link: Link, nbytes: float) -> float:
+    """Return the seconds that a message takes beyond latency and work."""
+    return max(0.0, link.step_s(nbytes) - link.latency_s - link.overhead_s)
 
 
 def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
