@@ -91,9 +91,10 @@ def _link_calibrated(team: Communicator, known: Parameters, link: str, level: st
 def rounds_calibrated(
     comm: Communicator, known: Parameters, *, short: bool, collectives: Sequence[str] = tuple(ALGORITHMS)
 ) -> Parameters:
-    """Return the parameters with what rounds among all ranks of `comm` cost and, in the long form, whole calls too.
+    """Return the parameters with what rounds among all ranks of `comm` cost, and whole calls.
 
-    All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
+    In the short form, calls are of compositions alone, of which rounds tell nothing, so only where there are several
+    hosts. All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
     """
     trials, asked = Trials(comm), comm.explain("allreduce", 8).question
 
@@ -106,25 +107,29 @@ def rounds_calibrated(
     def least_s(*call: Any) -> float:
         return min(run_s(*call) for _ in range(_RUNS["short" if short else "long"]))
 
-    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes * comm.size <= _LONGEST] or SHORT[:1]
+    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in _fitting(comm)]
     found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
-    if not short:
-        shares = [n for n in _OF_CALLS if n in sizes and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
-        calls = calibrate_calls(run_s, _predicted(trials, collectives), [nbytes * comm.size for nbytes in shares])
-        found = found._replace(calls=calls)
-    return with_rounds(known, asked.link, found)
+    shares = [n for n in _OF_CALLS if n in _fitting(comm) and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+    algorithms = _predicted(trials, collectives, compositions_only=short)
+    calls = calibrate_calls(run_s, algorithms, [nbytes * comm.size for nbytes in shares])
+    return with_rounds(known, asked.link, found._replace(calls=calls))
 
 
-def _predicted(trials: Trials, collectives: Sequence[str]) -> dict[str, list[str]]:
+def _fitting(comm: Communicator) -> tuple[int, ...]:
+    """Return the bytes of shares of vectors that are not too long."""
+    return tuple(nbytes for nbytes in SHORT if nbytes * comm.size <= _LONGEST) or SHORT[:1]
+
+
+def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
     """Return the algorithms that the model predicts, by collective; compositions where hosts have several ranks."""
     found = dict[str, list[str]]()
     for collective in collectives:
         asked = trials.question(collective, SHORT[0])
-        rows = [
-            candidate(Variant(name), asked, trials.known, None, is_named=not isinstance(each, Composition))
-            for name, each in ALGORITHMS[collective].items()
-        ]
-        found[collective] = [each.algorithm for each in rows if each.refusal is None and each.predicted_s is not None]
+        for name, each in ALGORITHMS[collective].items():
+            is_composed = isinstance(each, Composition)
+            row = candidate(Variant(name), asked, trials.known, None, is_named=not is_composed)
+            if row.refusal is None and row.predicted_s is not None and (is_composed or not compositions_only):
+                found.setdefault(collective, []).append(name)
     return found
 
 
@@ -144,8 +149,14 @@ class _Probes:
         return self._timed(self._exchange(nbytes), self._pair)
 
     def together(self, nbytes: int, pairs: int) -> float:
-        takes_part = self._team.rank // 2 < pairs
-        return self._timed(self._exchange(nbytes) if takes_part else _nothing, self._team)
+        exchange = self._exchange(nbytes) if self._team.rank // 2 < pairs else None
+
+        def until_all_have_ended() -> None:
+            if exchange is not None:
+                exchange()
+            self._team.barrier()
+
+        return self._timed(until_all_have_ended, self._team)
 
     def one_way(self, nbytes: int) -> float:
         return self.burst(nbytes, 1) / 2
@@ -194,7 +205,3 @@ def _times(call: Callable[[], Any], calls: int, group: Communicator, alone: bool
         call()
         times.append(time.perf_counter() - began)
     return times
-
-
-def _nothing() -> None:
-    """Wait for the others."""

@@ -45,7 +45,7 @@ class Probes(Protocol):
         """Return the time of a round in which two ranks send each other a message."""
 
     def together(self, nbytes: int, pairs: int) -> float:
-        """Return the time of a round in which so many of the pairs do so at once."""
+        """Return the time of a round in which so many of the pairs do so at once, and of ending it together."""
 
     def one_way(self, nbytes: int) -> float:
         """Return half the time of a message there and another one back."""
@@ -91,7 +91,7 @@ def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[
 def pairs_at_once(probes: Probes) -> float:
     """Return how many pairs of ranks send at once, each at full bandwidth, by how much longer it takes all there are.
 
-    What short messages take is not the bandwidth's. It is `UNBOUNDED` if all there are find room, or nearly so.
+    What short messages take is not the bandwidth's. The result is `UNBOUNDED` if all find room, or nearly so.
     """
     if probes.pairs < 2:
         return UNBOUNDED
