@@ -7,6 +7,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
+from unisono.algorithms.crossing import Crossing, along
 from unisono.algorithms.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
@@ -96,6 +97,8 @@ class Algorithm:
         vendor: whether a library carries it out by itself, where there is one; its plans are empty.
         by_name_only: whether the tuner leaves it to those who name it: its cost alone would mislead.
         supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
+        crossing: which part of its cost lies between hosts of so many consecutive ranks each, as a function of the
+            number of ranks and of those of a host; see `algorithms.crossing`.
     """
 
     collective: str
@@ -114,6 +117,7 @@ class Algorithm:
     by_name_only: bool = False
     vendor: bool = False
     supports: Callable[[int], str | None] = lambda size: None
+    crossing: Callable[[int, int], Crossing] = along
 
     def check_supports(self, size: int) -> None:
         """Raise the algorithm's refusal of so many ranks.

@@ -88,6 +88,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
                     is_inside=False,
                     algorithms=("ring", "recursive_doubling", "direct", "rabenseifner"),
                     fraction=_left_inside,
+                    by_all=True,
                 ),
                 PhaseKind(
                     "allgather",
@@ -216,7 +217,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
             segmentable=False,
             phases=(
                 PhaseKind("inside", "alltoall", is_inside=True, algorithms=("direct", "pairwise")),
-                PhaseKind("across", "alltoall", is_inside=False, algorithms=("pairwise", "direct")),
+                PhaseKind("across", "alltoall", is_inside=False, algorithms=("pairwise", "direct"), by_all=True),
             ),
             levels=two_levels_of,
             needs=_needs_equal_runs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.algorithms import costs
+from unisono.algorithms import costs, crossing
 from unisono.algorithms.algorithm import Algorithm, Builder
 from unisono.algorithms.checks import needs_even, needs_power_of_two
 from unisono.algorithms.references import (
@@ -26,6 +26,7 @@ BROADCAST: dict[str, Algorithm] = {
         name="binomial",
         build=Builder("tree", "broadcast_binomial"),
         cost=costs.broadcast_binomial,
+        crossing=crossing.down_tree,
         reference=CHAN,
         commutative_only=False,
     ),
@@ -34,6 +35,7 @@ BROADCAST: dict[str, Algorithm] = {
         name="knomial",
         build=Builder("tree", "broadcast_knomial"),
         cost=costs.broadcast_knomial,
+        crossing=crossing.down_tree,
         reference=WILKINS,
         commutative_only=False,
     ),
@@ -106,6 +108,7 @@ ALLGATHER: dict[str, Algorithm] = {
         name="recursive_doubling",
         build=Builder("doubling", "allgather_recursive_doubling"),
         cost=costs.allgather_logarithmic,
+        crossing=crossing.far_most,
         reference=THAKUR,
         commutative_only=False,
         varying=True,
@@ -116,6 +119,7 @@ ALLGATHER: dict[str, Algorithm] = {
         name="bruck",
         build=Builder("bruck", "allgather_bruck"),
         cost=costs.allgather_logarithmic,
+        crossing=crossing.evenly,
         reference=BRUCK,
         commutative_only=False,
         varying=True,
@@ -135,6 +139,7 @@ ALLGATHER: dict[str, Algorithm] = {
         name="direct",
         build=Builder("direct", "allgather_direct"),
         cost=costs.shares_in_windows,
+        crossing=crossing.evenly,
         reference=f"{CHAN} (its simple algorithm for short vectors, run for every root at once)",
         commutative_only=False,
         segmentable=False,
@@ -145,6 +150,7 @@ ALLGATHER: dict[str, Algorithm] = {
         name="circulant",
         build=Builder("circulant", "allgather_circulant"),
         cost=costs.allgather_logarithmic,
+        crossing=crossing.evenly,
         reference=TRAEFF,
         commutative_only=False,
         varying=True,
@@ -225,6 +231,7 @@ ALLTOALL: dict[str, Algorithm] = {
         name="pairwise",
         build=Builder("pairwise", "alltoall_pairwise"),
         cost=costs.shares_around,
+        crossing=crossing.evenly,
         reference=THAKUR,
         commutative_only=False,
         in_place=False,
@@ -236,6 +243,7 @@ ALLTOALL: dict[str, Algorithm] = {
         name="direct",
         build=Builder("pairwise", "alltoall_direct"),
         cost=costs.shares_in_windows,
+        crossing=crossing.evenly,
         reference=THAKUR,
         commutative_only=False,
         in_place=False,
@@ -247,6 +255,7 @@ ALLTOALL: dict[str, Algorithm] = {
         name="bruck",
         build=Builder("bruck", "alltoall_bruck"),
         cost=costs.alltoall_bruck,
+        crossing=crossing.evenly,
         reference=BRUCK,
         commutative_only=False,
         in_place=False,
@@ -271,6 +280,7 @@ BARRIER: dict[str, Algorithm] = {
         name="dissemination",
         build=Builder("dissemination", "barrier_dissemination"),
         cost=costs.barrier_dissemination,
+        crossing=crossing.evenly,
         reference=HENSGEN,
         commutative_only=False,
         segmentable=False,

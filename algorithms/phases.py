@@ -31,6 +31,7 @@ class PhaseKind:
         algorithms: those that the tuner chooses among; the first one is the default.
         fraction: of the vector, what groups of `size` ranks at `level` work on: a function of (levels, level, size).
         times: how often it runs.
+        by_all: whether all ranks of a host send to other hosts at once, and not one of them.
     """
 
     parameter: str
@@ -39,6 +40,7 @@ class PhaseKind:
     algorithms: tuple[str, ...]
     fraction: Callable[[Levels, int, int], float] = lambda levels, level, size: 1.0
     times: int = 1
+    by_all: bool = False
 
     def cost(self, levels: Levels, names: Names) -> Cost | None:
         """Return the cost: of each level, that of its most expensive group. None if an algorithm declares none.

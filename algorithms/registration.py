@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from unisono.algorithms.algorithm import Algorithm, Build, Cost, Order, suggestion
 from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.crossing import Crossing, along
 from unisono.algorithms.orders import check_order
 from unisono.algorithms.plan import Plan
 from unisono.algorithms.registry import REGISTERED, algorithms_of
@@ -42,6 +43,7 @@ def algorithm(
     mapped: bool = False,
     is_cost_exact: bool = True,
     by_name_only: bool = False,
+    crossing: Callable[[int, int], Crossing] = along,
 ) -> Callable[[_Builder], _Builder]:
     """Return a decorator that proves a builder and registers it as algorithm `name` of `collective`.
 
@@ -69,6 +71,7 @@ def algorithm(
         mapped: as in `Algorithm`.
         is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
         by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
+        crossing: as in `Algorithm`; it is not proved. By default, one rank of a host at a time sends to other hosts.
 
     Raises:
         NoAlgorithmError: there is no such collective.
@@ -99,6 +102,7 @@ def algorithm(
             varying="varying" in signature(build).parameters,
             is_cost_exact=is_cost_exact,
             by_name_only=by_name_only,
+            crossing=crossing,
             supports=supports if sizes is None else _only(proved, supports),
         )
         _check_refusals(declared, proved)

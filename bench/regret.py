@@ -6,7 +6,7 @@
 In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
 between those of the table, in interleaved rounds, for each collective as soon as the ranks have calibrated the model by
 it; `bench.judgement` says how it is judged.
-"shaped" are as many hosts as there are ranks, each a network namespace on a link of the given rate.
+"shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 
 Beside the table stand the calibrated model alone, fixed thresholds in the manner of Open MPI's, and what Gloo always
 does. The command ends in some minutes; times of every round are appended to bench/results/regret.jsonl.
@@ -68,6 +68,7 @@ class Asked(NamedTuple):
     rounds: int
     collectives: tuple[str, ...]
     rate: str
+    per_host: int
 
     def points(self) -> list[tuple[str, int]]:
         """Return collectives and bytes; these are multiples of an element of each rank."""
@@ -88,10 +89,10 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
 
         yield run_here
         return
-    with namespaces.network(asked.ranks, asked.rate) as hosts:
+    with namespaces.network(asked.ranks // asked.per_host, asked.rate) as hosts:
 
         def run_there(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-            namespaces.run_ranks(hosts, 1, [sys.executable, *arguments], environ)
+            namespaces.run_ranks(hosts, asked.per_host, [sys.executable, *arguments], environ)
 
         yield run_there
 
@@ -142,9 +143,12 @@ def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mappi
 @click.option("--places", default="shm,tcp", show_default=True, help=f"Of {', '.join(PLACES)}.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True)
 @click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
+@click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of a shaped host.")
 def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     """Measure the regret of choices on this machine."""
     asked = Asked(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
+    if asked.ranks % asked.per_host:
+        raise click.UsageError(f"{asked.ranks} ranks are no hosts of {asked.per_host}")
     console = Console()
     every = list[Point]()
     for place in places.split(","):
@@ -153,11 +157,9 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
             os.environ["XDG_CACHE_HOME"] = folder
             points, tuning_s, sweep_s = study(place, asked, Path(folder))
         every += points
-        append(
-            RESULTS,
-            points,
-            {"ranks": asked.ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load},
-        )
+        ranks = {"ranks": asked.ranks, "per_host": asked.per_host if place == "shaped" else asked.ranks}
+        about = {**ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load}
+        append(RESULTS, points, about)
         console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
         variants = min(len(point.times_s) for point in points)
         console.print(

@@ -1,4 +1,4 @@
-"""What calibration measures with: messages between the first two ranks of a communicator, work of one, calls of all."""
+"""What calibration measures with: messages between two ranks of a communicator, work of one, calls of all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.algorithms.phases import Composition
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.algorithms.variants import Variant
 from unisono.collectives.communicator import Communicator
@@ -21,10 +22,11 @@ from unisono.tuning.calibrate import (
     calibrate,
     calibrate_calls,
     calibrate_rounds,
+    pairs_at_once,
     updated,
     with_rounds,
 )
-from unisono.tuning.choice import candidate
+from unisono.tuning.choice import Question, candidate
 from unisono.tuning.parameters import Parameters
 from unisono.tuning.race import typical_s
 
@@ -41,32 +43,58 @@ _LONGEST_S = 0.02
 
 
 def calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
-    """Measure the links between ranks 0 and 1, the memory of rank 0 and rounds of all ranks; return the parameters.
+    """Measure the links, the memory of rank 0 and rounds of all ranks; return the parameters.
 
-    They are equal on all ranks. All ranks of `comm` call it, and nothing else should run meanwhile.
+    Links are measured between two ranks of rank 0's host and, if there are several hosts, to the one of the others that
+    has most ranks: there also by how many pairs of ranks at once. The parameters are equal on all ranks. All ranks of
+    `comm` call it, and nothing else should run meanwhile.
 
     Raises:
         UsageError: there is only one rank.
     """
     if comm.size < 2:
         raise UsageError("a calibration needs two ranks at least")
-    found = known
-    if comm.rank < 2:
-        link = comm.explain("allreduce", 8).question.link
-        with comm.subgroup([0, 1]) as pair:
-            probes = _Probes(pair, 0.004 if short else 0.04)
-            sizes, dtypes = (SHORT, _DTYPES["short"]) if short else (LONG, _DTYPES["long"])
-            found = updated(known, calibrate(probes, link, sizes, dtypes))
-    result: Parameters = comm.broadcast_object(found)
-    return rounds_calibrated(comm, result, short=short)
+    for link, level, ranks in _ways(comm.explain("allreduce", 8).question):
+        if comm.rank in ranks:
+            with comm.subgroup(ranks) as team:
+                known = _link_calibrated(team, known, link, level, short=short)
+        known = comm.broadcast_object(known)
+    return rounds_calibrated(comm, known, short=short)
+
+
+def _ways(asked: Question) -> list[tuple[str, str, list[int]]]:
+    """Return the links to measure, each with its level, and the ranks between which it is: pairs, one after the other.
+
+    Of one host these are the first two ranks; of two, as many pairs as both have ranks.
+    """
+    if len(asked.hosts) < 2:
+        return [(asked.link, "", [0, 1])]
+    here, *others = asked.hosts
+    inside = [(asked.inside, "", [*here[:2]])] if len(here) > 1 and asked.inside != asked.link else []
+    there: tuple[int, ...] = max(others, key=len)
+    pairs = zip(here, there, strict=False)
+    return [*inside, (asked.link, asked.level, [rank for pair in pairs for rank in pair])]
+
+
+def _link_calibrated(team: Communicator, known: Parameters, link: str, level: str, *, short: bool) -> Parameters:
+    """Return the parameters with those of a link between pairs of ranks, as its first pair knows them."""
+    first = team.rank - team.rank % 2
+    with team.subgroup([first, first + 1]) as pair:
+        probes = _Probes(team, pair, 0.004 if short else 0.04)
+        if first > 0:
+            pairs_at_once(probes)
+            return known
+        sizes, dtypes = (SHORT, _DTYPES["short"]) if short else (LONG, _DTYPES["long"])
+        return updated(known, calibrate(probes, link, sizes, dtypes, level))
 
 
 def rounds_calibrated(
     comm: Communicator, known: Parameters, *, short: bool, collectives: Sequence[str] = tuple(ALGORITHMS)
 ) -> Parameters:
-    """Return the parameters with what rounds among all ranks of `comm` cost and, in the long form, whole calls too.
+    """Return the parameters with what rounds among all ranks of `comm` cost, and whole calls.
 
-    All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
+    In the short form, calls are of compositions alone, of which rounds tell nothing, so only where there are several
+    hosts. All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
     """
     trials, asked = Trials(comm), comm.explain("allreduce", 8).question
 
@@ -79,37 +107,56 @@ def rounds_calibrated(
     def least_s(*call: Any) -> float:
         return min(run_s(*call) for _ in range(_RUNS["short" if short else "long"]))
 
-    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes * comm.size <= _LONGEST] or SHORT[:1]
+    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in _fitting(comm)]
     found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
-    if not short:
-        shares = [n for n in _OF_CALLS if n in sizes and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
-        calls = calibrate_calls(run_s, _predicted(trials, collectives), [nbytes * comm.size for nbytes in shares])
-        found = found._replace(calls=calls)
-    return with_rounds(known, asked.link, found)
+    shares = [n for n in _OF_CALLS if n in _fitting(comm) and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+    algorithms = _predicted(trials, collectives, compositions_only=short)
+    calls = calibrate_calls(run_s, algorithms, [nbytes * comm.size for nbytes in shares])
+    return with_rounds(known, asked.link, found._replace(calls=calls))
 
 
-def _predicted(trials: Trials, collectives: Sequence[str]) -> dict[str, list[str]]:
-    """Return the algorithms that the model predicts, by collective; of compositions, their phases tell."""
+def _fitting(comm: Communicator) -> tuple[int, ...]:
+    """Return the bytes of shares of vectors that are not too long."""
+    return tuple(nbytes for nbytes in SHORT if nbytes * comm.size <= _LONGEST) or SHORT[:1]
+
+
+def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
+    """Return the algorithms that the model predicts, by collective; compositions where hosts have several ranks."""
     found = dict[str, list[str]]()
     for collective in collectives:
         asked = trials.question(collective, SHORT[0])
-        rows = [candidate(Variant(name), asked, trials.known, None, is_named=True) for name in ALGORITHMS[collective]]
-        found[collective] = [
-            each.algorithm for each in rows if each.refusal is None and each.predicted_s is not None and not each.phases
-        ]
+        for name, each in ALGORITHMS[collective].items():
+            is_composed = isinstance(each, Composition)
+            row = candidate(Variant(name), asked, trials.known, None, is_named=not is_composed)
+            if row.refusal is None and row.predicted_s is not None and (is_composed or not compositions_only):
+                found.setdefault(collective, []).append(name)
     return found
 
 
 class _Probes:
-    """See `tuning.calibrate.Probes`; both ranks of `pair` make the same probes, of which rank 0's times count."""
+    """See `tuning.calibrate.Probes`; both ranks of `pair` make the same probes, of which rank 0's times count.
 
-    def __init__(self, pair: Communicator, probe_s: float) -> None:
+    `team` is of this pair and others, which take part in those of several pairs only.
+    """
+
+    def __init__(self, team: Communicator, pair: Communicator, probe_s: float) -> None:
+        self._team = team
         self._pair = pair
         self._probe_s = probe_s
+        self.pairs = team.size // 2
 
     def exchange(self, nbytes: int) -> float:
-        x = np.zeros(nbytes, np.uint8)
-        return self._timed(self._pair.plan("allgather", x, out=np.zeros(2 * nbytes, np.uint8), algorithm="ring"))
+        return self._timed(self._exchange(nbytes), self._pair)
+
+    def together(self, nbytes: int, pairs: int) -> float:
+        exchange = self._exchange(nbytes) if self._team.rank // 2 < pairs else None
+
+        def until_all_have_ended() -> None:
+            if exchange is not None:
+                exchange()
+            self._team.barrier()
+
+        return self._timed(until_all_have_ended, self._team)
 
     def one_way(self, nbytes: int) -> float:
         return self.burst(nbytes, 1) / 2
@@ -123,33 +170,38 @@ class _Probes:
                 there()
             back()
 
-        return self._timed(both_ways)
+        return self._timed(both_ways, self._pair)
 
     def reduce(self, dtype: str, nbytes: int) -> float:
         vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, np.dtype(dtype)) for _ in range(2)]
-        return self._timed(lambda: reduce_local(*vectors, op="max"), alone=True)
+        return self._timed(lambda: reduce_local(*vectors, op="max"), self._pair, alone=True)
 
     def copy(self, nbytes: int) -> float:
         source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-        return self._timed(lambda: np.copyto(target, source), alone=True)
+        return self._timed(lambda: np.copyto(target, source), self._pair, alone=True)
 
-    def _timed(self, call: Callable[[], Any], *, alone: bool = False) -> float:
-        """Return the usual time of `call` on rank 0; rank 1 makes it too, or waits if it is for one rank `alone`."""
-        once_s = min(self._times(call, _TRIED, alone))
+    def _exchange(self, nbytes: int) -> Callable[[], Any]:
+        x, out = np.zeros(nbytes, np.uint8), np.zeros(2 * nbytes, np.uint8)
+        return self._pair.plan("allgather", x, out=out, algorithm="ring")
+
+    def _timed(self, call: Callable[[], Any], group: Communicator, *, alone: bool = False) -> float:
+        """Return the usual time of `call` on rank 0 of a group; all make it, or wait if it is for one rank `alone`."""
+        once_s = max(1e-9, min(_times(call, _TRIED, group, alone)))
         calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
-        calls = int(self._pair.broadcast(np.array(calls), algorithm="binomial"))
-        times = self._times(call, calls, alone)
+        calls = int(group.broadcast(np.array(calls), algorithm="binomial"))
+        times = _times(call, calls, group, alone)
         # What one rank does is only ever slowed down by others; of messages, the time is what is usual.
         return max(min(times) if alone else typical_s(times), 1e-9)
 
-    def _times(self, call: Callable[[], Any], calls: int, alone: bool) -> list[float]:
-        if alone and self._pair.rank > 0:
-            return [1.0]
-        times = list[float]()
-        for _ in range(calls):
-            if not alone:
-                self._pair.barrier()
-            began = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - began)
-        return times
+
+def _times(call: Callable[[], Any], calls: int, group: Communicator, alone: bool) -> list[float]:
+    if alone and group.rank > 0:
+        return [1.0]
+    times = list[float]()
+    for _ in range(calls):
+        if not alone:
+            group.barrier()
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return times

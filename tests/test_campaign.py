@@ -36,7 +36,7 @@ from unisono.tuning.calibrate import (
 )
 from unisono.tuning.campaign import FAMILIES, Campaign, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
-from unisono.tuning.parameters import PRIORS, Link, Parameters
+from unisono.tuning.parameters import PRIORS, Link, Parameters, curve, from_json
 from unisono.tuning.store import Measurement, Store
 from unisono.tuning.table import compiled, loaded
 
@@ -224,7 +224,18 @@ def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
 
 
 class MadeUpProbes:
-    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s."""
+    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s.
+
+    Of `pairs` pairs of ranks, `room` have all of that at once.
+    """
+
+    def __init__(self, pairs: int = 1, room: float = 1.0) -> None:
+        self.pairs = pairs
+        self.room = room
+
+    def together(self, nbytes: int, pairs: int) -> float:
+        assert pairs <= self.pairs
+        return 2.5e-6 + nbytes / 1e9 * max(1.0, pairs / self.room)
 
     def exchange(self, nbytes: int) -> float:
         return 2.5e-6 + nbytes / 1e9
@@ -252,6 +263,18 @@ def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> N
     assert link.step_s(64 << 10) == pytest.approx(MadeUpProbes().exchange(64 << 10), rel=0.1)
     assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
     assert found.links["tcp"] == PRIORS.links["tcp"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "room", "found"),
+    [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
+)
+def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room: float, found: float) -> None:
+    calibration = calibrate(MadeUpProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
+    assert calibration.link.pairs == pytest.approx(found, rel=0.01)
+    known = updated(PRIORS, calibration)
+    assert known.link("tcp", "network") is calibration.link
+    assert known.link("tcp") is PRIORS.link("tcp")
 
 
 class CrowdedRanks:
@@ -307,6 +330,23 @@ def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_me
     rows = {row.algorithm: row.predicted_s for row in explain(asked, known).candidates}
     for name in algorithms["allgather"]:
         assert rows[name] == pytest.approx(Unequal(asked_of).time_s("allgather", name, nbytes), rel=0.1), name
+
+
+def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
+    def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
+        hosts = tuple((first, first + 1) for first in range(0, size, 2))
+        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), Known(None, known))
+        return {each.algorithm: each.predicted_s for each in found.candidates}
+
+    rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 2, SHORT)
+    before = with_rounds(PRIORS, "tcp", rounds)
+    thrice = curve((nbytes, 3 * predicted(before, nbytes)["full_lane"]) for nbytes in (64, 1 << 20))  # type: ignore[operator]
+    after = with_rounds(PRIORS, "tcp", rounds._replace(calls={"allreduce": {"full_lane": thrice}}))
+    for nbytes in (8, 64, 9000, 1 << 20, 1 << 24):
+        old, new = predicted(before, nbytes), predicted(after, nbytes)
+        assert new.pop("full_lane") == pytest.approx(3 * (old.pop("full_lane") or 0.0))
+        assert new == old
+    assert predicted(after, 9000, size=6) == predicted(before, 9000, size=6)
 
 
 def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
@@ -372,6 +412,16 @@ def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
     ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
+
+
+def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--json"]
+    ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (kept,) = (tmp_path / "cache" / "unisono").glob("*.json")
+    found = from_json(json.loads(kept.read_text()))
+    assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
+    assert [(each.ranks, each.ranks_per_host) for each in found.rounds["shm"]] == [(3, 3)]
 
 
 def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from hosts import HostsJob, needs_namespaces
 
 import unisono as un
 from unisono.bench.namespaces import ip, network
+from unisono.collectives import probes
+from unisono.tuning.parameters import PRIORS, from_json, to_json
 
 pytestmark = needs_namespaces
 Say = Callable[[Any], None]
@@ -27,6 +30,8 @@ MANY_CALLS_S = 150.0
 HEARTBEAT_S = 2.0
 # What carries messages between hosts, and the option for it.
 WAYS = {"tcp": "auto", "ucx": "shm,ucx,tcp"}
+# Bytes of the longer messages that pairs exchange at once, and of how many at least.
+LARGE_PROBE, FEWEST_ROUNDS = 1 << 20, 5
 # What headers of the network and of our own, control links and acknowledgements may add to the bytes of messages.
 OVERHEAD = 1.25
 
@@ -88,6 +93,44 @@ def test_a_hierarchical_reduction_sends_between_leaders_only_on_unequal_hosts(ho
             assert bool(outside) == (rank in leaders)
             assert set(outside) <= leaders
             assert all(sent[peer][0] == "tcp" for peer in outside)
+
+
+def calibrate_links(world: un.Communicator, say: Say) -> None:
+    """Say what a calibration of the links knows, and how many messages of 1 MiB so many pairs have exchanged."""
+    exchanged = []
+    together = probes._Probes.together
+
+    def watched(own: Any, nbytes: int, pairs: int) -> float:
+        before, seconds = sent_to(own._pair), together(own, nbytes, pairs)
+        sent = sum(after - before.get(peer, ("", 0))[1] for peer, (_, after) in sent_to(own._pair).items())
+        exchanged.append((pairs, sent // LARGE_PROBE))
+        return seconds
+
+    probes._Probes.together = watched  # type: ignore[method-assign]
+    probes.rounds_calibrated = lambda comm, known, short: known  # type: ignore[assignment]
+    say((to_json(probes.calibrated(world, PRIORS, short=True)), exchanged))
+    world.barrier()
+
+
+@pytest.mark.parametrize("ranks", [[2, 2], [1, 2], [3, 1, 2], [1, 1]])
+def test_links_are_calibrated_inside_hosts_and_between_as_many_pairs_as_two_of_them_have(
+    ranks: list[int], hosts: list[str], tmp_path: Path
+) -> None:
+    with HostsJob(calibrate_links, hosts, ranks, tmp_path) as job:
+        found, exchanged = zip(*job.hear_all(), strict=True)
+    known = from_json(found[0])
+    assert all(from_json(each) == known for each in found)
+    measured = {name for name, link in known.links.items() if link.step.nbytes}
+    assert measured == ({"shm", "tcp/network"} if ranks[0] > 1 else {"tcp/network"})
+    last = sum(ranks) - max(ranks[1:])  # here the last host is the one that has most ranks, but for the first
+    both = min(ranks[0], max(ranks[1:])) > 1
+    for rank, counts in enumerate(exchanged):
+        place = rank - last if rank >= last else rank
+        takes_part = both and place < 2 and (rank >= last or rank < ranks[0])
+        assert {pairs for pairs, _ in counts} == ({1, 2} if takes_part else set()), rank
+        assert all((count >= FEWEST_ROUNDS) == (pairs > place) for pairs, count in counts if count), rank
+        assert not takes_part or any(count for pairs, count in counts if pairs == 2), rank
+    assert both or known.links["tcp/network"].pairs == math.inf
 
 
 def judge_collectives(world: un.Communicator, say: Say) -> None:

@@ -69,6 +69,14 @@ def test_rounds_are_those_of_about_as_many_ranks_or_none() -> None:
     assert found.rounds_of("tcp", 4, 4) is None
 
 
+def test_rounds_of_ranks_on_one_host_are_not_those_of_several() -> None:
+    flat = Curve((8,), (1e-6,))
+    of_one, of_two = (RoundCosts(4, per_host, 0.0, 0.0, *5 * [flat]) for per_host in (4, 2))
+    found = PRIORS._replace(rounds={"tcp": (of_one, of_two)})
+    assert [found.rounds_of("tcp", 4, per_host) for per_host in (4, 3, 2, 1)] == [of_one, of_two, of_two, of_two]
+    assert PRIORS._replace(rounds={"tcp": (of_one,)}).rounds_of("tcp", 4, 2) is None
+
+
 def test_a_round_of_messages_between_a_share_and_a_vector_is_between_the_two() -> None:
     shared, whole = Curve((1, 64), (4e-6, 4e-6)), Curve((1, 64), (1e-6, 1e-6))
     rounds = RoundCosts(16, 16, 0.0, 0.0, shared, whole, *3 * [shared])

@@ -1,10 +1,10 @@
 """Calibration: the parameters of a kind of link, and of memory, from what a few probes measure.
 
-Probes are handed in, so this is pure. A probe is a round between two ranks, or work of one; its time is the same on all
-ranks of the job by the time it is used. What rounds cost among all ranks of a job follows from whole collectives, which
-differ in one thing each: how many rounds there are, whether what arrives is combined, whether a rank sends to all
-others at once, whether messages are whole vectors, and whether there is a root. Whole calls of each algorithm, at few
-sizes, then tell what it is like beside that.
+Probes are handed in, so this is pure. A probe is a round between two ranks, or between several pairs of ranks of two
+hosts at once, or work of one rank; its time is the same on all ranks of the job by the time it is used. What rounds
+cost among all ranks of a job follows from whole collectives, which differ in one thing each: how many rounds there are,
+whether what arrives is combined, whether a rank sends to all others at once, whether messages are whole vectors, and
+whether there is a root. Whole calls of each algorithm, at few sizes, then tell what it is like beside that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from unisono.algorithms import costs
-from unisono.tuning.parameters import PRIORS, Curve, Link, Parameters, RoundCosts, curve
+from unisono.tuning.parameters import PRIORS, UNBOUNDED, Curve, Link, Parameters, RoundCosts, at_level, curve
 from unisono.tuning.race import typical_s
 
 # Bytes of messages: of the short form, which takes less than a second, and of the long one.
@@ -28,13 +28,24 @@ _TURNS, _ENOUGH_S = 3, 4e-3
 _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
 _SMALL, _LARGE = 8, 1 << 20
+# Pairs that take longer together than one alone, by more than this, share a link.
+_ROOM = 1.25
 
 
 class Probes(Protocol):
-    """What measures; all results in seconds."""
+    """What measures; all results in seconds.
+
+    Attributes:
+        pairs: how many pairs of ranks there are that can exchange messages at once, between two hosts; 1 on one host.
+    """
+
+    pairs: int
 
     def exchange(self, nbytes: int) -> float:
         """Return the time of a round in which two ranks send each other a message."""
+
+    def together(self, nbytes: int, pairs: int) -> float:
+        """Return the time of a round in which so many of the pairs do so at once, and of ending it together."""
 
     def one_way(self, nbytes: int) -> float:
         """Return half the time of a message there and another one back."""
@@ -57,22 +68,39 @@ class Calibration(NamedTuple):
     copy: Curve
 
 
-def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[str]) -> Calibration:
-    """Return the parameters of a kind of link, whose messages have `sizes`, and of reductions of `dtypes`."""
+def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[str], level: str = "") -> Calibration:
+    """Return the parameters of a link at a level, whose messages have `sizes`, and of reductions of `dtypes`."""
     prior = PRIORS.links[link]
     step = curve((nbytes, probes.exchange(nbytes)) for nbytes in sizes)
     overhead_s = max(0.0, (probes.burst(_SMALL, _BURST) - probes.burst(_SMALL, 1)) / (_BURST - 1))
     reduce = {dtype: _rate(partial(probes.reduce, dtype)) for dtype in dtypes}
     small_s, large_s = step.at(_SMALL), step.at(_LARGE)
     measured = prior._replace(
+        name=at_level(link, level),
         # A round takes at least as long as a message needs to arrive; what is above that is work.
         latency_s=min(probes.one_way(_SMALL), small_s),
         overhead_s=min(overhead_s, small_s),
         per_byte_s=(large_s - small_s) / _LARGE,
         reduce_per_byte_s=reduce[dtypes[0]].at(_LARGE) / _LARGE,
         step=step,
+        pairs=pairs_at_once(probes),
     )
     return Calibration(measured, reduce, _rate(probes.copy))
+
+
+def pairs_at_once(probes: Probes) -> float:
+    """Return how many pairs of ranks send at once, each at full bandwidth, by how much longer it takes all there are.
+
+    What short messages take is not the bandwidth's. The result is `UNBOUNDED` if all find room, or nearly so.
+    """
+    if probes.pairs < 2:
+        return UNBOUNDED
+
+    def transfer_s(pairs: int) -> float:
+        return max(_SHORTEST_S, probes.together(_LARGE, pairs) - probes.together(_SMALL, pairs))
+
+    longer = transfer_s(probes.pairs) / transfer_s(1)
+    return max(1.0, probes.pairs / longer) if longer > _ROOM else UNBOUNDED
 
 
 def calibrate_rounds(

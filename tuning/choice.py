@@ -3,28 +3,30 @@
 The choice depends only on what is equal on all ranks, so all ranks choose alike without a message. A name that is
 forced comes first; then a table, if one has times for such calls; then the model.
 
-What a flat algorithm sends may take the slowest link, and all of it is priced so. A composition knows which of its
-phases stay inside hosts, and its costs add up; so the cheapest algorithm of each phase is found by itself.
+Of a flat algorithm it is known which part of its cost lies between hosts, of consecutive ranks; and how many ranks of a
+host send there at once, as they may share its link. A composition knows which of its phases stay inside hosts, and its
+costs add up; so the cheapest algorithm of each phase is found by itself.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.algorithms.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.crossing import Crossing
 from unisono.algorithms.hosts import Hosts, Levels, levels_of
 from unisono.algorithms.phases import Composition, PhaseKind, total
 from unisono.algorithms.registry import candidates_of, find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
-from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown
-from unisono.tuning.parameters import PRIORS, UNMEASURED, Link, Parameters
+from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown, split
+from unisono.tuning.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:
     from unisono.tuning.table import Reading, Table
@@ -99,6 +101,11 @@ class Question:
     def ranks_per_host(self) -> int:
         """The most ranks on one host; all of them, if hosts are not known."""
         return max(map(len, self.hosts), default=self.size)
+
+    @property
+    def level(self) -> str:
+        """The level of the slowest link, where there are several hosts."""
+        return NETWORK if len(self.hosts) > 1 else ""
 
 
 @record
@@ -283,12 +290,13 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
     algorithm, links, params = find(question.collective, row.algorithm), known.parameters, dict(row.params)
     refusal = _refusal(algorithm, question, is_named)
     phases: tuple[tuple[str, str], ...] = ()
-    link = links.link(question.link)
+    link = links.link(question.link, question.level)
     if not isinstance(algorithm, Composition):
         cost = algorithm.cost_of(question.size, params)
         predicted = None if cost is None else _predicted_s(algorithm, cost, question, links)
     elif refusal is None:
         phases, cost, predicted = _composed(algorithm, question, links, params)
+        predicted *= _composed_factor(algorithm, question, links, params)
     else:
         cost, predicted = None, None
     segment_nbytes = params.get(SEGMENT) or question.segment_nbytes or link.segment_nbytes
@@ -301,7 +309,7 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
     rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
     reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
     if rounds is None:
-        return predicted_s(cost, question.nbytes, known.link(question.link), question.crowd, reduce)
+        return _by_links(algorithm, cost, question, known, reduce)
     contract = CONTRACTS[question.collective]
     by_rounds_s = partial(
         predicted_by_rounds_s,
@@ -319,6 +327,27 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
     return seconds * factor_at(calls, partial(by_rounds_s, there), question.nbytes)
 
 
+def _by_links(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters, reduce: Curve) -> float:
+    """Return the prediction of a flat algorithm by what the links inside hosts and between them cost."""
+    crossing = _crossing(algorithm, question)
+    links = known.link(question.inside), known.link(question.link, question.level)
+    inside_s, across_s = (
+        predicted_s(part, question.nbytes, link, question.crowd, reduce, crossing.at_once)
+        for part, link in zip(split(cost, crossing), links, strict=True)
+    )
+    return inside_s + across_s
+
+
+def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
+    """Return what of an algorithm lies between hosts: everything, if they are not known or no runs of ranks."""
+    if len(question.hosts) < 2:
+        return Crossing(1, 1, 1)
+    levels = levels_of(question.hosts, question.size)
+    if not levels.is_ascending:
+        return Crossing(1, 1, levels.widest[0])
+    return algorithm.crossing(question.size, levels.widest[0])
+
+
 def _composed(
     algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
@@ -328,12 +357,25 @@ def _composed(
     costs = [algorithm.between(levels)]
     predicted = predicted_s(costs[0], question.nbytes, links.link(question.inside), question.crowd)
     for phase in algorithm.phases:
-        link = links.link(question.inside if phase.is_inside else question.link)
+        link = links.link(question.inside) if phase.is_inside else links.link(question.link, question.level)
         among = (named[phase.parameter],) if phase.parameter in named else phase.algorithms
         seconds, names[phase.parameter], cost = _fastest(phase, among, levels, question, link)
         costs.append(cost)
         predicted += seconds
     return tuple(names.items()), total(costs), predicted
+
+
+def _composed_factor(algorithm: Composition, question: Question, known: Parameters, named: Mapping[str, Any]) -> float:
+    """Return how many times as long as the phases a composition takes, if it was called on as many ranks and hosts."""
+    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
+    if rounds is None or (rounds.ranks, rounds.ranks_per_host) != (question.size, question.ranks_per_host):
+        return 1.0
+    calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
+    if calls is None:
+        return 1.0
+    return factor_at(
+        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), known, named)[2], question.nbytes
+    )
 
 
 def _fastest(
@@ -345,7 +387,10 @@ def _fastest(
         NoAlgorithmError: no cost is known of any.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
-    predicted = {name: predicted_s(cost, question.nbytes, link, question.crowd) for name, cost in costs.items()}
+    at_once = levels.widest[0] if phase.by_all else 1
+    predicted = {
+        name: predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once) for name, cost in costs.items()
+    }
     if not predicted:
         raise NoAlgorithmError(f"the costs of {', '.join(among)} as {phase.parameter} are not known")
     name = min(predicted, key=predicted.__getitem__)

@@ -2,6 +2,8 @@
 
 A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
 and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
+Where more ranks of a host send to other hosts at once than the link carries pairs, the most loaded resource of a round
+is not a rank's own port but the way out of its host: their messages take as long as one of all their bytes.
 Where whole rounds were measured, by the bytes of a message, they take the place of constants (PLogP): between two ranks
 or, which knows best what ranks that share cores cost each other, among as many as there are. Algorithms of the same
 closed form still differ, by the order in which their ranks wait for each other; so where whole calls of an algorithm
@@ -16,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from unisono.algorithms.algorithm import Algorithm, Cost
+from unisono.algorithms.crossing import Crossing
 from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
 
 # A rank that shares its core waits for a turn of each of the others, and then finds nothing of its own in the caches.
@@ -24,13 +27,19 @@ _COLD = 4
 
 _MOST_SEGMENTS = 4096
 
+# Of parts of rounds: what logarithms may be off by.
+_ROUNDING = 1e-9
 
-def predicted_s(cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce: Curve = UNMEASURED) -> float:
+
+def predicted_s(
+    cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce: Curve = UNMEASURED, at_once: int = 1
+) -> float:
     """Return the predicted seconds of what costs so much on vectors of `nbytes`, not pipelined.
 
     `crowd` is the number of ranks for each core, and at least 1; `reduce` is the measured time of combining, by bytes;
-    without knots, the link's own rate holds. A rank that sends whole vectors has as many messages; one that sends parts
-    of them, one in each round. All of them are taken to be equally long.
+    without knots, the link's own rate holds. `at_once` ranks of a host send to other hosts at once. A rank that sends
+    whole vectors has as many messages; one that sends parts of them, one in each round. All of them are taken to be
+    equally long.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
@@ -38,7 +47,32 @@ def predicted_s(cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce:
     turn_s, cold = (crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
     work_s = messages * message_s + nbytes * cost.reduced * reduce_per_byte_s(link, message_nbytes, reduce)
-    return cost.rounds * (link.latency_s + turn_s) + crowd * work_s
+    alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))
+    # Who shares a core with others sends after them, and so does who shares a link: not twice.
+    waits_s = messages * max(0.0, shared_s - crowd * alone_s)
+    return cost.rounds * (link.latency_s + turn_s) + crowd * work_s + waits_s
+
+
+def _transfer_s(link: Link, nbytes: float) -> float:
+    """Return the seconds that a message takes beyond latency and work."""
+    return max(0.0, link.step_s(nbytes) - link.latency_s - link.overhead_s)
+
+
+def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
+    """Return what a cost is inside hosts, and between them; together they are the whole."""
+    across = Cost(
+        rounds=math.ceil(cost.rounds * crossing.rounds - _ROUNDING),
+        sent=cost.sent * crossing.sent,
+        reduced=cost.reduced * crossing.sent,
+        most_messages=round(cost.most_messages * crossing.sent),
+    )
+    inside = Cost(
+        rounds=cost.rounds - across.rounds,
+        sent=cost.sent - across.sent,
+        reduced=cost.reduced - across.reduced,
+        most_messages=cost.most_messages - across.most_messages,
+    )
+    return inside, across
 
 
 def predicted_by_rounds_s(

@@ -156,6 +156,15 @@ class RoundCosts(NamedTuple):
         return float(whole_s * (shared_s / whole_s) ** part)
 
 
+# The level between hosts, where a transport is measured apart from the ranks of one host.
+NETWORK = "network"
+
+
+def at_level(transport: str, level: str = "") -> str:
+    """Return the name under which a link of a transport at a level is known; without a level, at all of them."""
+    return f"{transport}/{level}" if level else transport
+
+
 # How many times as many ranks there may be as there were when rounds were measured, or as few.
 _ALIKE = 2.0
 
@@ -164,7 +173,7 @@ class Parameters(NamedTuple):
     """All that was measured on a machine.
 
     Attributes:
-        links: by transport, such as "shm" or, where a level was measured apart, transport and level, as "shm/l3".
+        links: by transport, such as "shm" or, where a level was measured apart, transport and level, as "tcp/network".
         reduce: seconds of combining two vectors, by dtype and by the bytes of one of them.
         copy: seconds of copying, by bytes.
         rounds: of all ranks of a job, by transport; one for each number of ranks that was measured.
@@ -181,17 +190,21 @@ class Parameters(NamedTuple):
         Raises:
             UsageError: the transport is not there.
         """
-        found = self.links.get(f"{transport}/{level}") or self.links.get(transport)
+        found = self.links.get(at_level(transport, level)) or self.links.get(transport)
         if found is None:
             raise UsageError(f"there are no parameters of a link {transport!r}: there are {', '.join(self.links)}")
         return found
 
     def rounds_of(self, transport: str, ranks: int, ranks_per_host: int) -> RoundCosts | None:
-        """Return the costs of rounds among about so many ranks; None if none were measured near them."""
+        """Return the costs of rounds among about so many ranks; None if none were measured near them.
+
+        What was measured on one host tells nothing of several, and the other way round.
+        """
 
         def distance(each: RoundCosts) -> float:
-            apart = (abs(math.log(ranks / each.ranks)), abs(math.log(ranks_per_host / each.ranks_per_host)))
-            return max(apart)
+            if (each.ranks == each.ranks_per_host) != (ranks == ranks_per_host):
+                return math.inf
+            return max(abs(math.log(ranks / each.ranks)), abs(math.log(ranks_per_host / each.ranks_per_host)))
 
         nearest = min(self.rounds.get(transport, ()), key=distance, default=None)
         return nearest if nearest is not None and distance(nearest) <= math.log(_ALIKE) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +16,17 @@ from unisono.bench.sizes import format_size
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.terminal import console
 from unisono.collectives.communicator import Communicator
+from unisono.collectives.environment import detect
+from unisono.collectives.init import init
 from unisono.collectives.probes import calibrated, rounds_calibrated
 from unisono.collectives.trials import Trials
 from unisono.errors import CollectiveTimeoutError
 from unisono.launchers.launch import launch
 from unisono.options import Options
+from unisono.timers import after
 from unisono.tuning.choice import Known, candidate
 from unisono.tuning.identity import calibrated as cached, fingerprint, keep
-from unisono.tuning.parameters import PRIORS, Parameters, to_json
+from unisono.tuning.parameters import PRIORS, UNBOUNDED, Parameters, to_json
 from unisono.tuning.race import typical_s
 
 # Whole collectives by which the model is checked, a ring and a butterfly, and their bytes.
@@ -67,7 +71,18 @@ class _Measured(NamedTuple):
     checks: tuple[tuple[str, Check], ...] = ()
 
 
-def _measured(known: _Measured, transport: str, ranks: int, short: bool) -> _Measured:
+def _measured_in_job(known: _Measured, short: bool) -> _Measured:
+    """Return what is known with what the ranks of the job measure that this process is one of; rank 0's counts."""
+    limit_s = _LIMITS_S["short" if short else "long"]
+    giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
+    # Any rank may be the one that hangs.
+    with init() as world, after(limit_s, world.abort, giving_up):
+        link = world.explain("allreduce", _CHECKED[0]).question.link
+        parameters, checks = measure(world, known.parameters, short)
+    return _Measured(parameters, tuple((link, each) for each in checks))
+
+
+def _measured_here(known: _Measured, transport: str, ranks: int, short: bool) -> _Measured:
     """Return what is known with what so many ranks measure over a transport.
 
     Raises:
@@ -98,6 +113,9 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
     Messages and memory are measured between two ranks that have a core each, and rounds of collectives among as many
     ranks as -n says, as they share the cores.
 
+    Under torchrun, mpirun, srun or unisono run it measures the links and the rounds of the ranks of that job, whatever
+    -n and --transport are: between hosts, too, and there how many pairs of ranks have the full bandwidth at once.
+
     What has not been measured over a transport, by a number of ranks, within five minutes (one with --short) is given
     up, and what was measured before is kept.
 
@@ -105,14 +123,25 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
     """
     machine = fingerprint()
     found = before = _Measured(cached(machine) or PRIORS)
+    in_job = detect(os.environ)
+    if in_job.size > 1:
+        found = _measured_in_job(before, short)
+        if in_job.rank == 0:
+            _tell(found, keep(machine, found.parameters), as_json)
+        return
     path: Path | None = None
     try:
         for name in ("shm", "tcp") if transport == "all" else (transport,):
             for ranks in (2, *(each for each in counts if each > 2)):
-                found = _measured(found, name, ranks, short)
+                found = _measured_here(found, name, ranks, short)
     finally:
         if found is not before:
             path = keep(machine, found.parameters)
+    _tell(found, path, as_json)
+
+
+def _tell(found: _Measured, path: Path | None, as_json: bool) -> None:
+    """Print what was measured, and where it is kept."""
     parameters, checks = found
     if as_json:
         click.echo(json.dumps(to_json(parameters), indent=2))
@@ -127,13 +156,14 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
 
 def _links(parameters: Parameters) -> Table:
     table = Table(title="Links")
-    for heading in ("link", "latency µs", "overhead µs", "GB/s", "measured"):
+    for heading in ("link", "latency µs", "overhead µs", "GB/s", "pairs at once", "measured"):
         table.add_column(heading, justify="left" if heading in ("link", "measured") else "right")
     for name, link in parameters.links.items():
         rate = f"{1e-9 / link.per_byte_s:.2f}" if link.per_byte_s else ""
         knots = link.step.nbytes
         measured = f"{len(knots)} sizes, to {format_size(knots[-1])}" if knots else "no: a prior"
-        table.add_row(name, f"{link.latency_s * 1e6:.2f}", f"{link.overhead_s * 1e6:.2f}", rate, measured)
+        pairs = "" if link.pairs == UNBOUNDED else f"{link.pairs:.1f}"
+        table.add_row(name, f"{link.latency_s * 1e6:.2f}", f"{link.overhead_s * 1e6:.2f}", rate, pairs, measured)
     return table
 
 

@@ -33,7 +33,7 @@ from unisono.tuning.campaign import Campaign, Settings
 from unisono.tuning.choice import Known
 from unisono.tuning.identity import calibrated as calibrated_here, describe, fingerprint, keep as keep_calibration
 from unisono.tuning.lint import lint
-from unisono.tuning.parameters import PRIORS, Parameters
+from unisono.tuning.parameters import PRIORS, Parameters, at_level
 from unisono.tuning.store import Measurement, Store, merged
 from unisono.tuning.table import Table, compiled, differences, dumped, loaded, to_json
 
@@ -100,7 +100,8 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
     """Return what is known, with what is not known yet of the link and the rounds of these ranks."""
     asked = comm.explain("allreduce", 8).question
-    if known.links.get(asked.link) == PRIORS.links.get(asked.link):
+    link = at_level(asked.link, asked.level)
+    if known.links.get(link) == PRIORS.links.get(link):
         return calibrated(comm, known, short=True)
     rounds = known.rounds_of(asked.link, asked.size, asked.ranks_per_host)
     if rounds is None or rounds.ranks != asked.size:
