@@ -91,6 +91,7 @@ class Algorithm:
         same_bits: whether all ranks get the same bits for floating-point reductions.
         in_place: whether INPUT and OUTPUT may be the same memory.
         segmentable: whether running it over several segments overlaps its groups usefully.
+        steady: whether all ranks send in every round, so that segments overlap nothing, and only keep blocks in caches.
         mapped: whether it needs memory that peers can map.
         varying: whether the builder takes `varying=True`, for shares of the ranks that differ in length.
         is_cost_exact: whether the cost is exact, or else an upper bound, as of phases with different busiest ranks.
@@ -111,6 +112,7 @@ class Algorithm:
     same_bits: bool = True
     in_place: bool = True
     segmentable: bool = True
+    steady: bool = False
     mapped: bool = False
     varying: bool = False
     is_cost_exact: bool = True

@@ -102,6 +102,7 @@ ALLGATHER: dict[str, Algorithm] = {
         reference=CHAN,
         commutative_only=False,
         varying=True,
+        steady=True,
     ),
     "recursive_doubling": Algorithm(
         collective="allgather",
@@ -113,6 +114,7 @@ ALLGATHER: dict[str, Algorithm] = {
         commutative_only=False,
         varying=True,
         supports=needs_power_of_two,
+        steady=True,
     ),
     "bruck": Algorithm(
         collective="allgather",
@@ -133,6 +135,7 @@ ALLGATHER: dict[str, Algorithm] = {
         commutative_only=False,
         varying=True,
         supports=needs_even,
+        steady=True,
     ),
     "direct": Algorithm(
         collective="allgather",
@@ -154,6 +157,7 @@ ALLGATHER: dict[str, Algorithm] = {
         reference=TRAEFF,
         commutative_only=False,
         varying=True,
+        steady=True,
     ),
     "read": Algorithm(
         collective="allgather",

@@ -39,6 +39,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_ring,
         reference=CHAN,
         order="fixed",
+        steady=True,
     ),
     "recursive_doubling": Algorithm(
         collective="allreduce",
@@ -49,6 +50,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         reference=THAKUR,
         commutative_only=False,
         order="fixed",
+        steady=True,
     ),
     "bidirectional_ring": Algorithm(
         collective="allreduce",
@@ -57,6 +59,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_rings,
         reference=JAIN,
         order="fixed",
+        steady=True,
     ),
     "multi_lane_ring": Algorithm(
         collective="allreduce",
@@ -65,6 +68,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         cost=costs.allreduce_rings,
         reference=MULTI_LANE,
         order="fixed",
+        steady=True,
     ),
     "recursive_multiplying": Algorithm(
         collective="allreduce",
@@ -75,6 +79,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         reference=RUEFENACHT,
         commutative_only=False,
         order="fixed",
+        steady=True,
     ),
     "rabenseifner": Algorithm(
         collective="allreduce",
@@ -85,6 +90,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         reference=RABENSEIFNER,
         commutative_only=False,
         order="fixed",
+        steady=True,
     ),
     "circulant": Algorithm(
         collective="allreduce",
@@ -94,6 +100,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         crossing=crossing.evenly,
         reference=TRAEFF,
         order="fixed",
+        steady=True,
     ),
     "reduce_broadcast": Algorithm(
         collective="allreduce",
@@ -263,6 +270,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         reference=CHAN,
         order="fixed",
         varying=True,
+        steady=True,
     ),
     "pairwise": Algorithm(
         collective="reduce_scatter",
@@ -283,6 +291,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         reference=TRAEFF,
         order="fixed",
         varying=True,
+        steady=True,
     ),
     "recursive_halving": Algorithm(
         collective="reduce_scatter",
@@ -293,6 +302,7 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         reference=THAKUR,
         order="fixed",
         varying=True,
+        steady=True,
     ),
     "direct": Algorithm(
         collective="reduce_scatter",

@@ -40,6 +40,7 @@ def algorithm(
     same_bits: bool = True,
     in_place: bool = True,
     segmentable: bool = True,
+    steady: bool = False,
     mapped: bool = False,
     is_cost_exact: bool = True,
     by_name_only: bool = False,
@@ -68,6 +69,7 @@ def algorithm(
         same_bits: as in `Algorithm`.
         in_place: as in `Algorithm`.
         segmentable: as in `Algorithm`.
+        steady: as in `Algorithm`.
         mapped: as in `Algorithm`.
         is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
         by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
@@ -98,6 +100,7 @@ def algorithm(
             same_bits=same_bits,
             in_place=in_place,
             segmentable=segmentable,
+            steady=steady,
             mapped=mapped,
             varying="varying" in signature(build).parameters,
             is_cost_exact=is_cost_exact,

@@ -178,6 +178,21 @@ def test_segments_carry_about_as_much_as_is_asked_for() -> None:
     assert choose(replace(ASKED, nbytes=8 << 20, algorithm="ring", segment_nbytes=per_block // 8)).segments == 8
 
 
+def test_blocks_that_caches_hold_travel_whole_where_all_ranks_send_all_the_time() -> None:
+    whole = LINKS["shm"].whole_nbytes
+    ring = replace(ASKED, link="shm", size=4, algorithm="ring")
+    assert choose(replace(ring, nbytes=4 * whole)).segments == 1
+    assert choose(replace(ring, nbytes=8 * whole)).segments == 2 * whole // LINKS["shm"].segment_nbytes
+    assert choose(replace(ring, nbytes=4 * whole, segment_nbytes=whole // 4)).segments == 4
+    assert choose(replace(ring, nbytes=4 * whole, link="tcp")).segments > 4
+    assert choose(replace(ring, nbytes=4 * whole, algorithm="chain")).segments > 4
+
+
+def test_a_single_round_is_not_cut_into_segments() -> None:
+    assert choose(Question("allgather", 64 << 20, 2, "shm", algorithm="ring")).segments == 1
+    assert choose(Question("broadcast", 64 << 20, 2, "tcp", algorithm="chain")).segments == 1
+
+
 def test_what_does_not_overlap_is_not_cut_into_segments() -> None:
     assert choose(Question("barrier", 1 << 30, 8, "tcp", segment_nbytes=1)).segments == 1
 

@@ -26,6 +26,7 @@ from unisono.algorithms.registry import find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import UsageError
 from unisono.tuning.choice import SEGMENT, Candidate, Known, Question, candidate, looked_at
+from unisono.tuning.model import usual_segment_nbytes
 from unisono.tuning.race import Lap, Outcome, Rules, interval, quantile, race
 from unisono.tuning.store import Context, Measurement
 from unisono.tuning.table import between
@@ -282,9 +283,14 @@ class Campaign:
         if given is not None:
             return int(given)
         if parameter == SEGMENT:
-            return self._trials.known.parameters.link(self._trials.question(collective, nbytes).link).segment_nbytes
+            return self._usual_segment_nbytes(collective, nbytes, variant)
         default = inspect.signature(find(collective, variant.algorithm).build).parameters[parameter].default
         return int(default) if isinstance(default, int) else 1
+
+    def _usual_segment_nbytes(self, collective: str, nbytes: int, variant: Variant) -> int:
+        question, algorithm = self._trials.question(collective, nbytes), find(collective, variant.algorithm)
+        cost = algorithm.cost_of(question.size, dict(variant.params))
+        return usual_segment_nbytes(algorithm, cost, nbytes, self._trials.known.parameters.link(question.link))
 
     # Races.
 

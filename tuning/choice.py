@@ -25,7 +25,15 @@ from unisono.algorithms.registry import candidates_of, find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
-from unisono.tuning.model import factor_at, predicted_by_rounds_s, predicted_s, segments, shown, split
+from unisono.tuning.model import (
+    factor_at,
+    predicted_by_rounds_s,
+    predicted_s,
+    segments,
+    shown,
+    split,
+    usual_segment_nbytes,
+)
 from unisono.tuning.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:
@@ -299,8 +307,8 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
         predicted *= _composed_factor(algorithm, question, links, params)
     else:
         cost, predicted = None, None
-    segment_nbytes = params.get(SEGMENT) or question.segment_nbytes or link.segment_nbytes
-    parts = segments(algorithm, cost, question.nbytes, segment_nbytes)
+    usual_nbytes = usual_segment_nbytes(algorithm, cost, question.nbytes, link)
+    parts = segments(algorithm, cost, question.nbytes, params.get(SEGMENT) or question.segment_nbytes or usual_nbytes)
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, row.params)
 
 

@@ -134,5 +134,14 @@ def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbyte
     """
     if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
-    message_nbytes = min(nbytes, nbytes * cost.sent / cost.rounds)
-    return max(1, min(_MOST_SEGMENTS, math.ceil(message_nbytes / segment_nbytes)))
+    return max(1, min(_MOST_SEGMENTS, math.ceil(_block_nbytes(cost, nbytes) / segment_nbytes)))
+
+
+def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:
+    """Return how much of a block travels at once by a link, where nobody has said."""
+    is_whole = algorithm.steady and cost is not None and _block_nbytes(cost, nbytes) <= link.whole_nbytes
+    return link.whole_nbytes if is_whole else link.segment_nbytes
+
+
+def _block_nbytes(cost: Cost, nbytes: int) -> float:
+    return min(nbytes, nbytes * cost.sent / max(1, cost.rounds))

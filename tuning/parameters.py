@@ -93,6 +93,7 @@ class Link(NamedTuple):
         per_byte_s: of each byte sent (beta; the gap per byte).
         reduce_per_byte_s: of each byte combined (gamma), where `Parameters.reduce` has not measured it.
         segment_nbytes: how much of a block travels at once in a pipelined plan.
+        whole_nbytes: blocks of no more travel whole where all ranks send all the time, as caches hold them.
         step: seconds of a round in which every rank sends one message and receives one, by the bytes of the message,
             with all latency and work but no reduction; if it has knots, it stands for the first three constants.
         ports: how many messages a rank can have under way, each at full bandwidth.
@@ -106,6 +107,7 @@ class Link(NamedTuple):
     per_byte_s: float
     reduce_per_byte_s: float = 1 / 20e9
     segment_nbytes: int = 256 << 10
+    whole_nbytes: int = 256 << 10
     step: Curve = UNMEASURED
     ports: int = 1
     pairs: float = UNBOUNDED
@@ -212,7 +214,7 @@ class Parameters(NamedTuple):
 
 PRIORS = Parameters(
     {
-        "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9),
+        "shm": Link("shm", 0.3e-6, 0.1e-6, 1 / 10e9, whole_nbytes=8 << 20),
         "tcp": Link("tcp", 10e-6, 2e-6, 1 / 2e9),
         "ucx": Link("ucx", 5e-6, 1e-6, 1 / 4e9),
         "mpi": Link("mpi", 5e-6, 2e-6, 1 / 4e9),
@@ -338,7 +340,7 @@ def curve_from_json(found: object, where: str) -> Curve:
 _ROUND_NUMBERS = ("ranks", "ranks_per_host", "call_s", "rooted_call_s")
 _ROUND_CURVES = ("step", "whole", "further", "reduce", "reduce_apart")
 _NO_NUMBER = ("name", "step")
-_WHOLE = ("segment_nbytes", "ports", "ranks", "ranks_per_host")
+_WHOLE = ("segment_nbytes", "whole_nbytes", "ports", "ranks", "ranks_per_host")
 _AT_LEAST_ONE = (*_WHOLE, "pairs")
 
 
