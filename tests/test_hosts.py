@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hosts import HostsJob, needs_namespaces
 import unisono as un
 from unisono.bench.namespaces import ip, network
 from unisono.collectives import probes
+from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import PRIORS, from_json, to_json
 
 pytestmark = needs_namespaces
@@ -131,6 +133,26 @@ def test_links_are_calibrated_inside_hosts_and_between_as_many_pairs_as_two_of_t
         assert all((count >= FEWEST_ROUNDS) == (pairs > place) for pairs, count in counts if count), rank
         assert not takes_part or any(count for pairs, count in counts if pairs == 2), rank
     assert both or known.links["tcp/network"].pairs == math.inf
+
+
+def calibrate_calls(world: un.Communicator, say: Say) -> None:
+    found = probes.rounds_calibrated(world, PRIORS, short=True, collectives=("allreduce", "barrier"))
+    say((to_json(found), world.explain("allreduce", 8).question))
+    world.barrier()
+
+
+def test_a_short_calibration_calls_compositions_which_are_predicted_so(hosts: list[str], tmp_path: Path) -> None:
+    with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
+        found, (asked, *_) = zip(*job.hear_all(), strict=True)
+    known = from_json(found[0])
+    assert all(from_json(each) == known for each in found)
+    (rounds,) = known.rounds["tcp"]
+    assert (rounds.ranks, rounds.ranks_per_host) == (4, 2)
+    names = {collective: set(calls) for collective, calls in rounds.calls.items()}
+    assert names == {"allreduce": {"hierarchical", "full_lane"}, "barrier": {"hierarchical"}}
+    for each in explain(replace(asked, nbytes=32), Known(None, known)).candidates:
+        if each.phases:
+            assert each.predicted_s == pytest.approx(rounds.calls["allreduce"][each.algorithm].at(32))
 
 
 def judge_collectives(world: un.Communicator, say: Say) -> None:

@@ -338,12 +338,10 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
 def _by_links(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters, reduce: Curve) -> float:
     """Return the prediction of a flat algorithm by what the links inside hosts and between them cost."""
     crossing = _crossing(algorithm, question)
-    links = known.link(question.inside), known.link(question.link, question.level)
-    inside_s, across_s = (
-        predicted_s(part, question.nbytes, link, question.crowd, reduce, crossing.at_once)
-        for part, link in zip(split(cost, crossing), links, strict=True)
-    )
-    return inside_s + across_s
+    inside, across = split(cost, crossing)
+    near, far = known.link(question.inside), known.link(question.link, question.level)
+    inside_s = predicted_s(inside, question.nbytes, near, question.crowd, reduce)
+    return inside_s + predicted_s(across, question.nbytes, far, question.crowd, reduce, crossing.at_once)
 
 
 def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
