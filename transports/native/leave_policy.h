@@ -23,7 +23,7 @@ class LeavePolicy {
  public:
   // What is shorter always goes through slots. What is combined comes in short pieces, of which ranks that wait for
   // each other's messages gain less.
-  static constexpr std::size_t least_nbytes = 512 << 10;
+  static constexpr std::size_t least_nbytes = 256 << 10;
   static constexpr std::size_t least_combined_nbytes = 1 << 20;
   static constexpr bool may_leave(std::size_t nbytes, Receipt receipt) {
     return receipt != Receipt::none && nbytes >= (receipt == Receipt::kept ? least_nbytes : least_combined_nbytes);
