@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 from unisono.collectives.calls import Calls
 from unisono.collectives.device_arrays import DeviceArrays
@@ -36,6 +36,8 @@ from unisono.transports.cuda.staging import await_event
 
 # How long closing waits for the device.
 _FAREWELL_S = 2.0
+# The arrays that it was not done with when their communicator ended: behind work of a rank that was killed, for ever.
+_LATE: list[Arrival] = []
 
 
 class DeviceCalls:
@@ -66,6 +68,8 @@ class DeviceCalls:
         self._by_ipc: ByIpc | None = None
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
+        # Also where nobody closes the communicator, arrays are not freed while they are in use.
+        finalize(self, _keep_late, self._arriving).atexit = False
 
     def prepared(self, prepare: Callable[[DeviceArrays], Checked]) -> DeviceCall:
         """Return the call that `prepare` makes on arrays of its own; raises what that does."""
@@ -121,10 +125,11 @@ class DeviceCalls:
         """End what goes on, after the executor has been closed, and give everything back that was taken."""
         self._turns.close()
         deadline = time.monotonic() + _FAREWELL_S
-        with suppress(CollectiveTimeoutError):  # what is late then is kept for ever
+        with suppress(CollectiveTimeoutError):
             while self._arriving:
                 await_event(self._arriving[0].device, self._arriving[0].event, deadline)
                 self._arriving.popleft()
+        _keep_late(self._arriving)
         self._works.drop_ended()
         for route in (self._by_ipc, self._staged):
             if route is not None:
@@ -180,6 +185,10 @@ class DeviceCalls:
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, rest_s(deadline))
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged
+
+
+def _keep_late(arriving: Iterable[Arrival]) -> None:
+    _LATE[:] = [each for each in (*_LATE, *arriving) if not each.is_over()]
 
 
 def _recorded(device: Device, stream: Stream) -> Event:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -183,6 +186,72 @@ def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float
 @pytest.mark.parametrize("kind", ["pooled", "managed"])
 def test_memory_that_has_no_handle_is_taken_too(ranks: NativeRanks, kind: str) -> None:
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
+
+
+class Freed:
+    """Memory that is freed as soon as nothing holds it, whatever its stream is to do."""
+
+    def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
+        self._device, self._memory = gpu.device(), gpu.memory(8 * count)
+        data = (self._memory.pointer, False)
+        self.__cuda_array_interface__ = {
+            **{"data": data, "shape": (count,), "typestr": "<f8", "stream": int(stream), "version": 3}
+        }
+
+    def __del__(self) -> None:
+        self._device.free(self._memory)
+
+
+def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: None) -> None:
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+    with devices.replaced(gpu.device), hear:
+        stream, world = gpu.device().new_stream(), un.init(un.Options(transports="shm"))
+        x = Freed(gpu, 300_000, stream)
+        array, communicator = weakref.ref(x), weakref.ref(world)
+        world.allreduce(x, out=x)
+        del x, world
+        gc.collect()
+        assert communicator() is None
+        assert array() is not None
+        gpu.synchronize()
+        assert trapped == []
+    gpu.close()
+
+
+def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
+    """Call until somebody is killed, and free everything; say what came of it, and what the device trapped."""
+    gpu, trapped = Gpu(world.rank, gives_up=gives_up), list[str]()
+    sys.unraisablehook = lambda unraised: trapped.append(repr(unraised.exc_value))
+    error = ""
+    with devices.replaced(gpu.device):
+        stream, comm = gpu.device().new_stream(), world.dup()
+        try:
+            for number in itertools.count():
+                comm.allreduce(Freed(gpu, 300_000, stream), out=Freed(gpu, 300_000, stream), timeout_s=DEADLINE_S)
+                if number == 1:
+                    say("ready")
+        except un.UnisonoError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        comm.close()
+        del comm
+        gc.collect()
+        say((error, trapped))
+
+
+@pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_a_rank_that_is_killed_is_lost_and_no_array_is_freed_that_is_in_use(
+    tmp_path: Path, transports: str, *, gives_up: bool
+) -> None:
+    with Job(lost_at_work, 3, tmp_path, gives_up, transports=transports) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        for error, trapped in job.hear_all(but=1):
+            assert error.startswith("PeerLostError"), error
+            assert "rank 1" in error
+            assert trapped == []
+        job.exit_code(1)
 
 
 # --- messages, plans and groups ------------------------------------------------------------------------------------

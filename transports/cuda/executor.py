@@ -148,8 +148,12 @@ class SegmentRun:
             pass
         if not all(lane.is_finished() for lane in self._lanes):
             return False
-        self._device.record(self._channel.last, self._stream)
+        self.leave_off()
         return True
+
+    def leave_off(self) -> None:
+        """Issue nothing more; what has been issued is the last use of the channel."""
+        self._device.record(self._channel.last, self._stream)
 
     def waits_for(self) -> set[int]:
         """Return the peers whose flags are waited for."""

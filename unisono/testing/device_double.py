@@ -46,6 +46,7 @@ class Gpu(GpuState):
         uuid: what the device is called in all processes.
         reaches: the uuids of other devices whose memory can be opened here.
         exports: whether it can export memory at all.
+        gives_up: whether records of a process that has ended count as having happened; else nothing behind them runs.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:

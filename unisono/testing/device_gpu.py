@@ -78,10 +78,12 @@ class GpuState:
         uuid: str = "double-0",
         reaches: Collection[str] = (),
         exports: bool = True,
+        gives_up: bool = True,
     ) -> None:
         if unknown := set(lenient) - set(LENIENCIES):
             raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
         self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
+        self._gives_up = gives_up
         self.lock = threading.RLock()
         self._lenient = frozenset(lenient)
         self._handles = itertools.count(16)
@@ -219,7 +221,7 @@ class GpuState:
         if of_page not in self._pages:
             self._pages[of_page] = EventPage.opened(handle)
         page = self._pages[of_page]
-        event = self._add_event(EventState(page, handle.number))
+        event = self._add_event(EventState(page, handle.number, ends_with_owner=self._gives_up))
         self._opened_events.add(event.handle)
         return event
 
