@@ -41,6 +41,7 @@ SMALL = {"slab_nbytes": 1024}
 COUNTS = (0, 1, 7, 1000)
 SEED = 7
 PATIENCE_S = 20.0
+WHY = "they have no peer access, or CUDA_VISIBLE_DEVICES hides it from this process"
 
 
 def calls_of_all(size: int) -> list[DeviceCall]:
@@ -255,12 +256,18 @@ def test_ranks_refuse_alike_what_one_of_them_cannot_do(two: NativeRanks) -> None
     here, there = {"uuid": "a"}, {"uuid": "b"}
     for gpus, wanted in (
         ([here, here], None),
-        ([here, there], "rank 0: device b, of rank 1, cannot be reached from a"),
-        ([{**here, "reaches": ["b"]}, there], "rank 1: device a, of rank 0, cannot be reached from b"),
+        ([here, there], f"rank 0: device b, of rank 1, cannot be reached from a: {WHY}"),
+        ([{**here, "reaches": ["b"]}, there], f"rank 1: device a, of rank 0, cannot be reached from b: {WHY}"),
         ([{**here, "reaches": ["b"]}, {**there, "reaches": ["a"]}], None),
         ([here, {**here, "exports": False}], "rank 1: this device cannot export memory"),
     ):
         assert two.run(meet, gpus) == [wanted, wanted]
+
+
+def test_ranks_of_one_process_on_different_devices_refuse() -> None:
+    gpus = [{"uuid": "a", "reaches": ["b"]}, {"uuid": "b", "reaches": ["a"]}]
+    wanted = "rank 0: rank 1 is in this process too, but on another device, b"
+    assert LocalRanks(2, deadline_s=WAIT_S).run(lambda executor: meet(executor, gpus)) == [wanted] * 2
 
 
 def refused(executor: Any) -> list[str | None]:

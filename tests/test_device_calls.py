@@ -363,6 +363,7 @@ def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
         "packed": {"x": Changed(x, strides=(48, 8))},
         "mask": {"x": Changed(x, mask=np.zeros(6, bool))},
         "read-only": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0], True))},
+        "misaligned": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0] + 4, False))},
         "no address of a device": {"x": Changed(x, data=(np.zeros(6).ctypes.data, False))},
     }[what]
     try:
@@ -391,6 +392,7 @@ WRONG = {
     "packed": "x is not contiguous, and only its library could pack it",
     "mask": "masks are not reduced",
     "read-only": "out is read-only",
+    "misaligned": "out is not aligned: its elements do not begin at multiples of 8 bytes",
     "no address of a device": "its address is one of the host",
 }
 

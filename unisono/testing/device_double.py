@@ -147,9 +147,9 @@ class DeviceDouble:
         with self._issuing():
             return self._gpu.stream(stream).is_capturing
 
-    def new_event(self) -> Event:
+    def new_event(self, *, shared: bool = False) -> Event:
         with self._issuing():
-            return self._gpu.new_event()
+            return self._gpu.new_event(shared)
 
     def export_event(self, event: Event) -> bytes:
         with self._issuing():
