@@ -31,6 +31,7 @@ FORMAT = 1
 BUDGET_S = 460.0
 DYING_S = 5.0  # is waited for what was killed; the driver can keep it for longer
 REPORT_S = 30.0
+BUILD_S = 200.0  # without it, nothing is measured
 SAID_LINES = 15  # of a stage's own words are kept
 PACKAGE = "unisono.bench.gpu_stages"
 
@@ -217,7 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = asked.out or RESULTS / f"gpu-{datetime.date.today().isoformat()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     chosen = [stage for stage in STAGES if not asked.only or stage.name in asked.only.split(",")]
-    _adopt_orphans()
     run = Run(out, asked.budget)
     with tempfile.TemporaryDirectory(prefix="unisono-gpu-") as scratch:
         python, folder = asked.python, Path(scratch)
@@ -227,8 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         well = True
         if python is None:
             python = environment(folder / "environment")
-            well = run.stage("build", 110, build_command(python, folder), environ)
-        for stage in chosen if well else []:
+            well = run.stage("build", BUILD_S, build_command(python, folder), environ)
+        # What the machine is, is told in any case; it is asked by this tree as it stands.
+        for stage in chosen if well else [stage for stage in chosen if stage.module == "machine"]:
             options = stage.small if asked.small else stage.arguments
             well &= run.stage(
                 stage.name, stage.budget_s, [python, "-m", f"{PACKAGE}.{stage.module}", *options], environ
@@ -250,4 +251,5 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    _adopt_orphans()
     sys.exit(main())

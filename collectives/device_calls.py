@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from weakref import WeakMethod, finalize
 from unisono.collectives.calls import Calls
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.device_routes import ByIpc, HostCalls, Route, Staged, rest_s
-from unisono.collectives.device_work import Arrival, DeviceCall, DeviceWork
+from unisono.collectives.device_work import Arrival, DeviceCall, DeviceWork, keep_late
 from unisono.collectives.prepared import Checked
 from unisono.collectives.turns import TurnOperation, Turns
 from unisono.collectives.work import Works
@@ -36,8 +36,6 @@ from unisono.transports.cuda.staging import await_event
 
 # How long closing waits for the device.
 _FAREWELL_S = 2.0
-# The arrays that it was not done with when their communicator ended: behind work of a rank that was killed, for ever.
-_LATE: list[Arrival] = []
 
 
 class DeviceCalls:
@@ -69,7 +67,7 @@ class DeviceCalls:
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
         # Also where nobody closes the communicator, arrays are not freed while they are in use.
-        finalize(self, _keep_late, self._arriving).atexit = False
+        finalize(self, keep_late, self._arriving).atexit = False
 
     def prepared(self, prepare: Callable[[DeviceArrays], Checked]) -> DeviceCall:
         """Return the call that `prepare` makes on arrays of its own; raises what that does."""
@@ -129,7 +127,7 @@ class DeviceCalls:
             while self._arriving:
                 await_event(self._arriving[0].device, self._arriving[0].event, deadline)
                 self._arriving.popleft()
-        _keep_late(self._arriving)
+        keep_late(self._arriving)
         self._works.drop_ended()
         for route in (self._by_ipc, self._staged):
             if route is not None:
@@ -185,10 +183,6 @@ class DeviceCalls:
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, rest_s(deadline))
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged
-
-
-def _keep_late(arriving: Iterable[Arrival]) -> None:
-    _LATE[:] = [each for each in (*_LATE, *arriving) if not each.is_over()]
 
 
 def _recorded(device: Device, stream: Stream) -> Event:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.prepared import Checked
@@ -52,6 +52,22 @@ class Arrival:
     def is_over(self) -> bool:
         """Return whether the device has done all of the call; does not block."""
         return self.is_issued and self.device.done(self.event)
+
+
+class InUse(Protocol):
+    """Memory that a device uses."""
+
+    def is_over(self) -> bool:
+        """Return whether it is done with it; does not block."""
+
+
+# What a device was not done with when its communicator ended: behind work of a rank that was killed, for ever.
+_LATE: list[InUse] = []
+
+
+def keep_late(pending: Iterable[InUse]) -> None:
+    """Keep alive what a device uses, of a communicator that ends."""
+    _LATE[:] = [each for each in (*_LATE, *pending) if not each.is_over()]
 
 
 class DeviceWork(Work[Result]):

@@ -102,6 +102,18 @@ def test_a_stage_in_which_ours_fails_has_not_ended_well(tmp_path: Path, monkeypa
     assert "NO_DEVICE" in failed["failure"]
 
 
+def test_the_machine_is_told_even_if_nothing_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "build_command", lambda python, folder: [sys.executable, "-c", "raise SystemExit(3)"])
+    out = tmp_path / "results.json"
+    assert gpu.main(["--out", str(out), "--only", "machine,kernels"]) == 1
+    document = json.loads(out.read_text())
+    assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
+        ("build", "code 3"),
+        ("machine", "code 0"),
+    ]
+    assert "packages" in {record["name"] for record in records(document, "machine")}
+
+
 HANGS = """
 import subprocess, sys, time
 print('{"kind": "test", "name": "first"}', flush=True)

@@ -23,7 +23,7 @@ from deadlines import DEADLINE_S
 from native_ranks import Job, NativeRanks
 
 import unisono as un
-from unisono.collectives import device_arrays
+from unisono.collectives import device_arrays, device_messages, device_work
 from unisono.collectives.device_array import DeviceArray
 from unisono.collectives.foreign import from_dlpack
 from unisono.testing.device_arrays import DoubleArray, device_double, read
@@ -215,8 +215,31 @@ def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: No
         assert communicator() is None
         assert array() is not None
         gpu.synchronize()
+        device_work.keep_late([])
+        assert array() is None
         assert trapped == []
     gpu.close()
+
+
+def given_up(world: un.Communicator) -> list[str]:
+    """Send, and give up before the device has copied anything; return what it traps."""
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+
+    def is_late(*_: Any) -> None:
+        raise un.CollectiveTimeoutError("it is late")
+
+    late = mock.patch.object(device_messages, "await_event", is_late)
+    with devices.replaced(gpu.device), hear, world.dup() as comm:
+        stream = gpu.device().new_stream()
+        with late, pytest.raises(un.CollectiveTimeoutError):
+            comm.send(Freed(gpu, 300_000, stream), 1 - comm.rank)
+        gc.collect()
+    return trapped
+
+
+def test_a_send_that_is_given_up_frees_nothing_that_is_in_use(by_ipc: NativeRanks) -> None:
+    assert by_ipc.run_calls(given_up) == [[], []]
 
 
 def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
