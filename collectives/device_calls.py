@@ -91,12 +91,14 @@ class DeviceCalls:
         self._keep(arrival)
         turn = self._turns.take()
         job = partial(self._carry_out, call, ready, arrival, announcement, time.monotonic() + limit_s)
-        operation = TurnOperation(self._executor, turn.ended, str(announced.signature))
+        name = str(announced.signature)
+        operation = TurnOperation(self._executor, turn.ended, name)
         if here:
             turn.do(job)
         else:
             self._turns.do_later(turn, job)
-        return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival))
+        check = partial(self._executor.check, name)
+        return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check))
 
     def route(self, collective: str) -> str:
         """Return for people how arrays of a device get to other ranks; nothing before the first call has found out."""

@@ -188,6 +188,11 @@ def test_memory_that_has_no_handle_is_taken_too(ranks: NativeRanks, kind: str) -
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
 
 
+def rests(gpu: Gpu) -> None:
+    """Let a device do nothing more by itself, nor when it is asked for an event."""
+    gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
+
+
 class Freed:
     """Memory that is freed as soon as nothing holds it, whatever its stream is to do."""
 
@@ -210,6 +215,7 @@ def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: No
         x = Freed(gpu, 300_000, stream)
         array, communicator = weakref.ref(x), weakref.ref(world)
         world.allreduce(x, out=x)
+        rests(gpu)
         del x, world
         gc.collect()
         assert communicator() is None
@@ -274,6 +280,31 @@ def test_a_rank_that_is_killed_is_lost_and_no_array_is_freed_that_is_in_use(
             assert error.startswith("PeerLostError"), error
             assert "rank 1" in error
             assert trapped == []
+        job.exit_code(1)
+
+
+def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any], None]) -> None:
+    """Make a call of which all is issued, while the device of rank 1 does nothing; say what comes of it."""
+    gpu = Gpu(world.rank, background=world.rank == 0, gives_up=False)
+    if world.rank == 1:
+        rests(gpu)
+    with devices.replaced(gpu.device):
+        stream = gpu.device().new_stream()
+        work = world.allreduce(Freed(gpu, 1000, stream), wait=False)
+        work.wait()
+        say("issued")
+        try:
+            work.synchronize(DEADLINE_S)
+        except un.UnisonoError as error:
+            say(type(error).__name__)
+        world.close()
+
+
+def test_work_behind_that_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
+    with Job(wait_for_work_that_is_never_done, 2, tmp_path, transports=WAYS["by IPC"]) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        assert job.hear(0) == "PeerLostError"
         job.exit_code(1)
 
 

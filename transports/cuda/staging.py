@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from unisono.errors import CollectiveTimeoutError
+from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.base import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream
 
 # The time between two looks at an event grows from the first to the second.
 _SHORT_LOOK_S, _LONG_LOOK_S = 5e-6, 500e-6
+# What the device has of a call when another rank is lost is done in this time, or not at all.
+_GRACE_S = 0.1
 
 # Memory of the device: the address of its first byte, and how many there are. At 0 there is none: nothing is copied.
 Piece: TypeAlias = tuple[int, int]
@@ -159,16 +161,23 @@ class _Slot:
             self._device.end_event(event)
 
 
-def await_event(device: Device, event: Event, deadline: float) -> None:
+def await_event(device: Device, event: Event, deadline: float, check: Callable[[], None] = lambda: None) -> None:
     """Block until the last record of an event has happened.
 
     Raises:
         CollectiveTimeoutError: it has not by the deadline, by `time.monotonic`.
+        Any error of `check`, if it has not soon after: what is behind the work of a rank that is lost may never happen.
     """
-    pause_s = _SHORT_LOOK_S
+    pause_s, lost = _SHORT_LOOK_S, None
     while not device.done(event):
+        if lost is None:
+            try:
+                check()
+            except UnisonoError as error:
+                lost, deadline = error, min(deadline, time.monotonic() + _GRACE_S)
         if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+            late = CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+            raise lost or late
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONG_LOOK_S)
 
