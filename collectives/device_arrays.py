@@ -139,7 +139,13 @@ class DeviceArrays:
         self._device = device
         self._used.append((kind, x))
         self.owners.append(memory.owner)
-        return memory.view()
+        view = memory.view()
+        if not view.flags.aligned:  # which would end the context of the device, and all work there
+            raise UsageError(
+                f"{name} is not aligned: its elements do not begin at multiples of {view.dtype.alignment} bytes, "
+                "where alone a GPU takes them: pass a copy"
+            )
+        return view
 
 
 def device_kind_of(x: Any) -> DeviceKind | None:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 from unisono.collectives.calls import Calls
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.device_routes import ByIpc, HostCalls, Route, Staged, rest_s
-from unisono.collectives.device_work import Arrival, DeviceCall, DeviceWork
+from unisono.collectives.device_work import Arrival, DeviceCall, DeviceWork, keep_late
 from unisono.collectives.prepared import Checked
 from unisono.collectives.turns import TurnOperation, Turns
 from unisono.collectives.work import Works
@@ -66,6 +66,8 @@ class DeviceCalls:
         self._by_ipc: ByIpc | None = None
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
+        # Also where nobody closes the communicator, arrays are not freed while they are in use.
+        finalize(self, keep_late, self._arriving).atexit = False
 
     def prepared(self, prepare: Callable[[DeviceArrays], Checked]) -> DeviceCall:
         """Return the call that `prepare` makes on arrays of its own; raises what that does."""
@@ -89,12 +91,14 @@ class DeviceCalls:
         self._keep(arrival)
         turn = self._turns.take()
         job = partial(self._carry_out, call, ready, arrival, announcement, time.monotonic() + limit_s)
-        operation = TurnOperation(self._executor, turn.ended, str(announced.signature))
+        name = str(announced.signature)
+        operation = TurnOperation(self._executor, turn.ended, name)
         if here:
             turn.do(job)
         else:
             self._turns.do_later(turn, job)
-        return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival))
+        check = partial(self._executor.check, name)
+        return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check))
 
     def route(self, collective: str) -> str:
         """Return for people how arrays of a device get to other ranks; nothing before the first call has found out."""
@@ -121,10 +125,11 @@ class DeviceCalls:
         """End what goes on, after the executor has been closed, and give everything back that was taken."""
         self._turns.close()
         deadline = time.monotonic() + _FAREWELL_S
-        with suppress(CollectiveTimeoutError):  # what is late then is kept for ever
+        with suppress(CollectiveTimeoutError):
             while self._arriving:
                 await_event(self._arriving[0].device, self._arriving[0].event, deadline)
                 self._arriving.popleft()
+        keep_late(self._arriving)
         self._works.drop_ended()
         for route in (self._by_ipc, self._staged):
             if route is not None:

@@ -14,11 +14,13 @@ import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
 from unisono.collectives.arrays import Operand
 from unisono.collectives.device_arrays import DeviceArrays
+from unisono.collectives.device_work import keep_late
 from unisono.collectives.parcels import Incoming, Outgoing
 from unisono.collectives.work import Work, Works
 from unisono.errors import CollectiveTimeoutError
@@ -59,7 +61,9 @@ class DeviceMessages:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._storing: deque[_Storing] = deque()
+        self._copying: deque[_Copying] = deque()
+        # Also where nobody closes the communicator, memory is not given back while it is in use.
+        finalize(self, keep_late, self._copying).atexit = False
         self.to_host_nbytes = self.to_device_nbytes = 0
 
     def outgoing(self, x: Any, dest: int, limit_s: float) -> Outgoing:
@@ -73,7 +77,7 @@ class DeviceMessages:
         operand = memory.source(x)
         where = _memory_type(memory.device, operand)
         if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes):
-            operand, where = self._fetched(memory, operand), MemoryType.HOST
+            return Outgoing(self._fetched(memory, operand, limit_s), MemoryType.HOST)
         _await_streams(memory, limit_s)
         return Outgoing(operand, where)
 
@@ -92,38 +96,39 @@ class DeviceMessages:
         _await_streams(memory, limit_s)
         return _Direct(self, memory, target, out, where)
 
-    def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Storing:
+    def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Copying:
         """Issue the copy of pinned memory to `target` to the caller's stream, and keep both alive until it is done."""
-        device, stream = memory.device, memory.streams()[0]
-        if host.nbytes:
-            device.copy(target.flat.ctypes.data, host.ctypes.data, host.nbytes, stream)
-        storing = _Storing(device, device.new_event(), (memory, host))
-        device.record(storing.event, stream)
         self.to_device_nbytes += host.nbytes
-        self.keep(storing)
+        storing = _copied(memory, target.flat, host, kept=host)
+        self._keep(storing)
         return storing
 
-    def _fetched(self, memory: DeviceArrays, operand: Operand) -> Operand:
-        """Return the elements on the host, where they are when the stream has come so far."""
-        device, flat = memory.device, _Pinned.like(operand, memory.device)
-        if flat.nbytes:
-            device.copy(flat.ctypes.data, operand.flat.ctypes.data, flat.nbytes, memory.streams()[0])
+    def _fetched(self, memory: DeviceArrays, operand: Operand, limit_s: float) -> Operand:
+        """Return the elements on the host, when the device has copied them there."""
+        flat = _Pinned.like(operand, memory.device)
+        fetching = _copied(memory, flat, operand.flat, kept=flat)
         self.to_host_nbytes += flat.nbytes
+        try:
+            fetching.wait(time.monotonic() + limit_s)
+        except CollectiveTimeoutError:
+            self._keep(fetching)
+            raise
         return Operand(flat, operand.dtype, operand.shape, operand.order)
 
-    def keep(self, storing: _Storing) -> None:
-        """Keep the arrays of a copy to the device alive until it is done."""
-        while self._storing and self._storing[0].is_over():
-            self._storing.popleft()
-        self._storing.append(storing)
+    def _keep(self, copying: _Copying) -> None:
+        """Keep what a copy reads and writes alive until it is done."""
+        while self._copying and self._copying[0].is_over():
+            self._copying.popleft()
+        self._copying.append(copying)
 
     def close(self) -> None:
-        """Wait for the copies to the device, but no longer than seconds; what is late then is kept for ever."""
+        """Wait for the copies, but no longer than seconds."""
         deadline = time.monotonic() + _FAREWELL_S
         with suppress(CollectiveTimeoutError):
-            while self._storing:
-                self._storing[0].wait(deadline)
-                self._storing.popleft()
+            while self._copying:
+                self._copying[0].wait(deadline)
+                self._copying.popleft()
+        keep_late(self._copying)
 
 
 class _ToDevice(Incoming):
@@ -135,7 +140,7 @@ class _ToDevice(Incoming):
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
         super().__init__(target, out)
-        self.storing: _Storing | None = None
+        self.storing: _Copying | None = None
         self._messages = messages
         self._memory = memory
         self._target = target
@@ -204,8 +209,8 @@ class _ReceiveWork(Work[Any]):
         return result
 
 
-class _Storing:
-    """A copy to the device that has been issued, what it reads and writes, and the event that says that it is done."""
+class _Copying:
+    """A copy that has been issued, what it reads and writes, and the event that says that it is done."""
 
     def __init__(self, device: Device, event: Event, kept: object) -> None:
         self.event = event
@@ -220,6 +225,16 @@ class _Storing:
 
     def wait(self, deadline: float) -> None:
         await_event(self._device, self.event, deadline)
+
+
+def _copied(memory: DeviceArrays, target: AnyArray, source: AnyArray, kept: AnyArray) -> _Copying:
+    """Issue a copy to the caller's stream, of which `kept` is the side that is on the host."""
+    device, stream = memory.device, memory.streams()[0]
+    if source.nbytes:
+        device.copy(target.ctypes.data, source.ctypes.data, source.nbytes, stream)
+    copying = _Copying(device, device.new_event(), (memory, kept))
+    device.record(copying.event, stream)
+    return copying
 
 
 def _memory_type(device: Device, operand: Operand) -> MemoryType | None:

@@ -51,6 +51,8 @@ class Route(Protocol):
     def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: float) -> None:
         """Issue all of a call behind the events `ready`, and record `finished` behind that; blocks for other ranks.
 
+        If it fails, `finished` is behind what had been issued by then: until it happens, the arrays are in use.
+
         Raises:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
@@ -91,18 +93,23 @@ class ByIpc:
         """See `Route.issue`."""
         for event in ready:
             self._device.wait(self._stream, event)
-        for part in call.checked.parts:
-            made = self._calls.find(part.kind)
-            operation = self._collectives.start(
-                made.signature,
-                made.extents[0],
-                _address(part.source),
-                _address(part.target),
-                self._stream,
-                selected_by(part.kind.algorithm).algorithm,
-            )
-            operation.wait(rest_s(deadline))
-        self._device.record(finished, self._stream)
+        try:
+            for part in call.checked.parts:
+                self._issue(part, deadline)
+        finally:
+            self._device.record(finished, self._stream)
+
+    def _issue(self, part: Part, deadline: float) -> None:
+        made = self._calls.find(part.kind)
+        operation = self._collectives.start(
+            made.signature,
+            made.extents[0],
+            _address(part.source),
+            _address(part.target),
+            self._stream,
+            selected_by(part.kind.algorithm).algorithm,
+        )
+        operation.wait(rest_s(deadline))
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes that have gone this way, by peer."""
@@ -110,8 +117,8 @@ class ByIpc:
 
     def close(self, deadline: float) -> None:
         """See `Route.close`."""
-        self._collectives.close(rest_s(deadline))
-        self._device.end_stream(self._stream)
+        if self._collectives.close(rest_s(deadline)):
+            self._device.end_stream(self._stream)
 
 
 class Staged:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.prepared import Checked
@@ -54,16 +54,40 @@ class Arrival:
         return self.is_issued and self.device.done(self.event)
 
 
+class InUse(Protocol):
+    """Memory that a device uses."""
+
+    def is_over(self) -> bool:
+        """Return whether it is done with it; does not block."""
+
+
+# What a device was not done with when its communicator ended: behind work of a rank that was killed, for ever.
+_LATE: list[InUse] = []
+
+
+def keep_late(pending: Iterable[InUse]) -> None:
+    """Keep alive what a device uses, of a communicator that ends."""
+    _LATE[:] = [each for each in (*_LATE, *pending) if not each.is_over()]
+
+
 class DeviceWork(Work[Result]):
     """A call on arrays of a GPU. They must not be changed nor read before the streams wait for its end: see `wait`."""
 
-    __slots__ = ("_arrival",)
+    __slots__ = ("_arrival", "_check")
 
     def __init__(
-        self, works: Works, operation: Operation, limit_s: float, finish: Callable[[], Result], arrival: Arrival
+        self,
+        works: Works,
+        operation: Operation,
+        limit_s: float,
+        finish: Callable[[], Result],
+        arrival: Arrival,
+        check: Callable[[], None],
     ) -> None:
+        """Make the work of a call; ``check()`` raises what has befallen other ranks."""
         super().__init__(works, operation, None, limit_s, lambda _: finish())
         self._arrival = arrival
+        self._check = check
         self.is_counted = False
 
     def done(self) -> bool:
@@ -84,10 +108,11 @@ class DeviceWork(Work[Result]):
         """Do what `wait` does, and wait until the device has done all of the call.
 
         Raises:
-            CollectiveTimeoutError: it has not in time; the call goes on. Any other error as `wait`.
+            CollectiveTimeoutError: it has not in time; the call goes on.
+            PeerLostError: it has not, and another rank has been lost. Any other error as `wait`.
         """
         limit_s = self._limit_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         result = self.wait(timeout_s)
-        await_event(self._arrival.device, self._arrival.event, deadline)
+        await_event(self._arrival.device, self._arrival.event, deadline, self._check)
         return result

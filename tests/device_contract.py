@@ -146,7 +146,7 @@ def check_contributions_are_lifted_as_the_definition_says(bench: Bench) -> None:
 
 
 def check_handles_do_not_open_in_their_process(bench: Bench) -> None:
-    made, event = bench.device.allocate(N), bench.device.new_event()
+    made, event = bench.device.allocate(N), bench.device.new_event(shared=True)
     with pytest.raises(TransportUnavailableError):
         bench.device.open(bench.device.export(made))
     with pytest.raises(TransportUnavailableError):
@@ -198,7 +198,7 @@ CHECKS = {name.removeprefix("check_"): check for name, check in globals().items(
 def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
     """Rank 0 exports what rank 1 opens, uses behind an event, closes and opens again; return what went wrong."""
     bench = make()
-    device, event = bench.device, bench.device.new_event()
+    device, event = bench.device, bench.device.new_event(shared=True)
     whole = device.allocate(1 << 16)
     for turn in range(2):
         if world.rank == 0:
@@ -228,7 +228,7 @@ def share_memory_and_an_event(world: Any, make: Callable[[], Bench]) -> str:
 def order_of_processes(world: Any, make: Callable[[], Bench], waits: bool) -> str:
     """Rank 1 reads what rank 0 writes, with a wait or without; return the trap, if there is one."""
     bench = make()
-    device, event = bench.device, bench.device.new_event()
+    device, event = bench.device, bench.device.new_event(shared=True)
     said = ""
     if world.rank == 0:
         whole, ones = device.allocate(N), bench.memory(np.ones(N, np.uint8))
@@ -269,7 +269,7 @@ def break_a_rule_between_processes(world: Any, lenient: tuple[str, ...], what: s
     """Let rank 0 export memory and an event to rank 1, and one of them break a rule; return the trap there."""
     bench = Bench.of_double(lenient=lenient)
     device, said = bench.device, ""
-    whole, event = device.allocate(N), device.new_event()
+    whole, event = device.allocate(N), device.new_event(shared=True)
     handles = world.broadcast_object((device.export(whole), device.export_event(event)), root=0)
     if world.rank == 1:
         device.open(handles[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typing import Any
 import fake_cuda
 import pytest
 from cuda_on_host import library_of
+from rich.console import Console
 
 from unisono.bench import gpu
 from unisono.bench.gpu_stages import report, targets
@@ -87,6 +90,30 @@ def test_ranks_that_are_processes_are_measured(tmp_path: Path) -> None:
     assert found["median_us"] > 0
 
 
+@pytest.mark.usefixtures("on_double")
+def test_a_stage_in_which_ours_fails_has_not_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, "cuInit=100")
+    document = run_stages("processes-2,machine", tmp_path / "results.json")
+    assert {stage["name"]: stage["ended"] for stage in document["stages"]} == {
+        "machine": "code 0",
+        "processes-2": "code 1",
+    }
+    (failed,) = records(document, "allreduce")
+    assert "NO_DEVICE" in failed["failure"]
+
+
+def test_the_machine_is_told_even_if_nothing_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "build_command", lambda python, folder: [sys.executable, "-c", "raise SystemExit(3)"])
+    out = tmp_path / "results.json"
+    assert gpu.main(["--out", str(out), "--only", "machine,kernels"]) == 1
+    document = json.loads(out.read_text())
+    assert [(stage["name"], stage["ended"]) for stage in document["stages"]] == [
+        ("build", "code 3"),
+        ("machine", "code 0"),
+    ]
+    assert "packages" in {record["name"] for record in records(document, "machine")}
+
+
 HANGS = """
 import subprocess, sys, time
 print('{"kind": "test", "name": "first"}', flush=True)
@@ -113,6 +140,39 @@ def test_a_stage_that_hangs_is_ended_with_all_that_it_has_started_and_the_next_o
         time.sleep(0.01)
 
 
+LEAVES = """
+import os, subprocess, sys
+from unisono.bench import gpu
+
+if sys.argv[1:]:
+    subprocess.Popen(["sleep", "100"], start_new_session=True)
+    sys.exit()
+gpu._adopt_orphans()
+ended = gpu.run_until([sys.executable, __file__, "leave"], 50.0, dict(os.environ))
+print(ended.code, gpu._descendants())
+"""
+
+
+def test_what_a_stage_leaves_behind_does_not_disturb_the_next_one(tmp_path: Path) -> None:
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "0 set()"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:subprocess:ResourceWarning")
+def test_what_the_driver_does_not_let_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DYING_S", 0.1)
+    kill, spared = os.kill, set[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: spared.add(pid))
+        ended = gpu.run_until(["sleep", "100"], 0.1, dict(os.environ))
+    (pid,) = spared
+    kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert ended.code is None
+
+
 def test_no_stage_begins_when_the_time_is_over(tmp_path: Path) -> None:
     run = gpu.Run(tmp_path / "results.json", 0.0)
     assert not run.stage("late", 10.0, ["/nowhere"], {})
@@ -122,9 +182,20 @@ def test_no_stage_begins_when_the_time_is_over(tmp_path: Path) -> None:
 def test_an_environment_sees_what_is_installed_where_it_is_made(tmp_path: Path) -> None:
     python = gpu.environment(tmp_path / "made")
     assert not Path(sys.prefix).samefile(tmp_path / "made")
-    command = [python, "-c", "import sys, numpy; print(sys.prefix)"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == str(tmp_path / "made")
+    said = run_in(python, "import sys, numpy; print(sys.prefix)")
+    assert said == str(tmp_path / "made")
+
+
+def test_an_environment_finds_the_libraries_of_cuda_that_are_packages(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: make cuda")
+    said = run_in(gpu.environment(tmp_path / "made"), "from cuda.bindings import nvrtc; print(nvrtc.nvrtcVersion()[1])")
+    assert said == "13"
+
+
+def run_in(python: Path, program: str) -> str:
+    return subprocess.run(
+        [python, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
 
 
 def kernel(contender: str, gbps: float, **changed: Any) -> dict[str, Any]:
@@ -181,3 +252,13 @@ def test_results_are_shown_as_tables_with_a_reason_for_what_is_not_measured() ->
     assert rows["Reductions, GB/s"] == [["float32"] * 2, ["2"] * 2, ["256 MiB", "1 MiB"], ["4000", ""], ["3900", ""]]
     assert rows["Not measured"] == [["CuPy"], ["not there"]]
     assert rows["Allreduce float32, µs"][-1] == ["12.5"]
+
+
+def test_reasons_are_shown_as_they_are() -> None:
+    why = "not found in [/opt/cuda]: pip install 'unisono[cuda]'"
+    lacking = kernel("CuPy", 1.0, failure=why)
+    failed = {"kind": "test", "name": "b", "outcome": "failure", "said": why}
+    console = Console(width=300, record=True, file=io.StringIO())
+    for table in report.tables({"records": [lacking, failed], "stages": []}):
+        console.print(table)
+    assert console.export_text().count(why) == 2

@@ -217,7 +217,7 @@ def test_the_context_that_was_current_is_so_after_a_call(device: Any) -> None:
 
 
 def test_handles_do_not_open_in_the_exporter(device: Any) -> None:
-    memory, event = device.allocate(1), device.new_event()
+    memory, event = device.allocate(1), device.new_event(shared=True)
     with pytest.raises(TransportUnavailableError, match="cannot be opened by the process that exported it"):
         device.open(device.export(memory))
     with pytest.raises(TransportUnavailableError, match="cannot be opened by the process that exported it"):
@@ -231,7 +231,7 @@ def ring_of_processes(world: Any) -> list[int]:
     from unisono.transports.cuda.driver import CudaDevice
 
     device, next_rank = CudaDevice(), (world.rank + 1) % world.size
-    stream, memory, event = device.new_stream(), device.allocate(64), device.new_event()
+    stream, memory, event = device.new_stream(), device.allocate(64), device.new_event(shared=True)
     handles = world.allgather_object((device.export(memory), device.export_event(event), device.uuid))
     theirs, _, uuid = handles[next_rank]
     assert device.can_reach(uuid)
@@ -294,6 +294,18 @@ def test_the_doctor_tells_of_gpus() -> None:
 
 
 @only_double
+def test_gpus_without_peer_access_are_staged_and_the_doctor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [driver.CudaDevice(ordinal) for ordinal in range(2)]
+    details = {finding.subject: finding.detail for finding in gpu_findings()}
+    assert devices[0].can_reach(devices[1].uuid)
+    assert details["GPU topology"] == "all 2 GPUs read each other's memory"
+    monkeypatch.setenv(fake_cuda.PEERS, "0")
+    details = {finding.subject: finding.detail for finding in gpu_findings()}
+    assert not devices[0].can_reach(devices[1].uuid)
+    assert details["GPU topology"].startswith("staged through the host between GPUs 0 and 1")
+
+
+@only_double
 def test_the_doctor_tells_what_is_missing_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(fake_cuda.FAIL, "cuInit=803")
     driver, nvrtc, gpu, topology, sharing = gpu_findings()
@@ -307,9 +319,14 @@ def test_the_doctor_tells_what_is_missing_and_what_to_do(monkeypatch: pytest.Mon
 
 
 @only_double
-def test_memory_that_another_process_cannot_open_is_found(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
-    monkeypatch.setenv(fake_cuda.FAIL, "cuIpcOpenMemHandle=801")
-    with pytest.raises(TransportUnavailableError, match=r"another process cannot open .* \(NOT_SUPPORTED\)"):
+@pytest.mark.parametrize(("code", "name"), [(801, "NOT_SUPPORTED"), (1, "INVALID_VALUE"), (201, "INVALID_CONTEXT")])
+def test_memory_that_another_process_cannot_open_is_found(
+    monkeypatch: pytest.MonkeyPatch, device: Any, code: int, name: str
+) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, f"cuIpcOpenMemHandle={code}")
+    with pytest.raises(
+        TransportUnavailableError, match=rf"another process cannot open .*TransportUnavailableError.*\({name}\)"
+    ):
         try_sharing(device)
 
 
@@ -337,6 +354,7 @@ def test_a_device_that_cannot_be_used_says_why(
     ("call", "code", "error"),
     [
         *(("cuIpcGetMemHandle", 801, TransportUnavailableError), ("cuMemAlloc", 2, TransportUnavailableError)),
+        *(("cuIpcGetMemHandle", 1, TransportUnavailableError), ("cuIpcGetEventHandle", 400, TransportUnavailableError)),
         *(("cuMemAlloc", 700, InternalError), ("cuLaunchKernel", 719, InternalError)),
         *(("cuModuleLoadData", 222, TransportUnavailableError), ("cuMemcpyAsync", 900, UsageError)),
         *(("cuEventQuery", 700, InternalError), ("cuMemcpyAsync", 12345, InternalError)),
@@ -345,9 +363,10 @@ def test_a_device_that_cannot_be_used_says_why(
 def test_what_the_driver_refuses_is_an_error_of_its_kind(
     monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, call: str, code: int, error: type[Exception]
 ) -> None:
-    memory, event = device.allocate(64), device.new_event()
+    memory, event = device.allocate(64), device.new_event(shared=True)
     actions = {
         "cuIpcGetMemHandle": lambda: device.export(memory),
+        "cuIpcGetEventHandle": lambda: device.export_event(event),
         "cuMemAlloc": lambda: device.allocate(1),
         "cuMemcpyAsync": lambda: device.copy(memory.pointer, memory.pointer + 32, 8, stream),
         "cuEventQuery": lambda: device.done(event),

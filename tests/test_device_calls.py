@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,7 +23,7 @@ from deadlines import DEADLINE_S
 from native_ranks import Job, NativeRanks
 
 import unisono as un
-from unisono.collectives import device_arrays
+from unisono.collectives import device_arrays, device_messages, device_work
 from unisono.collectives.device_array import DeviceArray
 from unisono.collectives.foreign import from_dlpack
 from unisono.testing.device_arrays import DoubleArray, device_double, read
@@ -185,6 +188,126 @@ def test_memory_that_has_no_handle_is_taken_too(ranks: NativeRanks, kind: str) -
     assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
 
 
+def rests(gpu: Gpu) -> None:
+    """Let a device do nothing more by itself, nor when it is asked for an event."""
+    gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
+
+
+class Freed:
+    """Memory that is freed as soon as nothing holds it, whatever its stream is to do."""
+
+    def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
+        self._device, self._memory = gpu.device(), gpu.memory(8 * count)
+        data = (self._memory.pointer, False)
+        self.__cuda_array_interface__ = {
+            **{"data": data, "shape": (count,), "typestr": "<f8", "stream": int(stream), "version": 3}
+        }
+
+    def __del__(self) -> None:
+        self._device.free(self._memory)
+
+
+def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: None) -> None:
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+    with devices.replaced(gpu.device), hear:
+        stream, world = gpu.device().new_stream(), un.init(un.Options(transports="shm"))
+        x = Freed(gpu, 300_000, stream)
+        array, communicator = weakref.ref(x), weakref.ref(world)
+        world.allreduce(x, out=x)
+        rests(gpu)
+        del x, world
+        gc.collect()
+        assert communicator() is None
+        assert array() is not None
+        gpu.synchronize()
+        device_work.keep_late([])
+        assert array() is None
+        assert trapped == []
+    gpu.close()
+
+
+def given_up(world: un.Communicator) -> list[str]:
+    """Send, and give up before the device has copied anything; return what it traps."""
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+
+    def is_late(*_: Any) -> None:
+        raise un.CollectiveTimeoutError("it is late")
+
+    late = mock.patch.object(device_messages, "await_event", is_late)
+    with devices.replaced(gpu.device), hear, world.dup() as comm:
+        stream = gpu.device().new_stream()
+        with late, pytest.raises(un.CollectiveTimeoutError):
+            comm.send(Freed(gpu, 300_000, stream), 1 - comm.rank)
+        gc.collect()
+    return trapped
+
+
+def test_a_send_that_is_given_up_frees_nothing_that_is_in_use(by_ipc: NativeRanks) -> None:
+    assert by_ipc.run_calls(given_up) == [[], []]
+
+
+def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
+    """Call until somebody is killed, and free everything; say what came of it, and what the device trapped."""
+    gpu, trapped = Gpu(world.rank, gives_up=gives_up), list[str]()
+    sys.unraisablehook = lambda unraised: trapped.append(repr(unraised.exc_value))
+    error = ""
+    with devices.replaced(gpu.device):
+        stream, comm = gpu.device().new_stream(), world.dup()
+        try:
+            for number in itertools.count():
+                comm.allreduce(Freed(gpu, 300_000, stream), out=Freed(gpu, 300_000, stream), timeout_s=DEADLINE_S)
+                if number == 1:
+                    say("ready")
+        except un.UnisonoError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        comm.close()
+        del comm
+        gc.collect()
+        say((error, trapped))
+
+
+@pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_a_rank_that_is_killed_is_lost_and_no_array_is_freed_that_is_in_use(
+    tmp_path: Path, transports: str, *, gives_up: bool
+) -> None:
+    with Job(lost_at_work, 3, tmp_path, gives_up, transports=transports) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        for error, trapped in job.hear_all(but=1):
+            assert error.startswith("PeerLostError"), error
+            assert "rank 1" in error
+            assert trapped == []
+        job.exit_code(1)
+
+
+def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any], None]) -> None:
+    """Make a call of which all is issued, while the device of rank 1 does nothing; say what comes of it."""
+    gpu = Gpu(world.rank, background=world.rank == 0, gives_up=False)
+    if world.rank == 1:
+        rests(gpu)
+    with devices.replaced(gpu.device):
+        stream = gpu.device().new_stream()
+        work = world.allreduce(Freed(gpu, 1000, stream), wait=False)
+        work.wait()
+        say("issued")
+        try:
+            work.synchronize(DEADLINE_S)
+        except un.UnisonoError as error:
+            say(type(error).__name__)
+        world.close()
+
+
+def test_work_behind_that_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
+    with Job(wait_for_work_that_is_never_done, 2, tmp_path, transports=WAYS["by IPC"]) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        assert job.hear(0) == "PeerLostError"
+        job.exit_code(1)
+
+
 # --- messages, plans and groups ------------------------------------------------------------------------------------
 
 
@@ -294,6 +417,7 @@ def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
         "packed": {"x": Changed(x, strides=(48, 8))},
         "mask": {"x": Changed(x, mask=np.zeros(6, bool))},
         "read-only": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0], True))},
+        "misaligned": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0] + 4, False))},
         "no address of a device": {"x": Changed(x, data=(np.zeros(6).ctypes.data, False))},
     }[what]
     try:
@@ -322,6 +446,7 @@ WRONG = {
     "packed": "x is not contiguous, and only its library could pack it",
     "mask": "masks are not reduced",
     "read-only": "out is read-only",
+    "misaligned": "out is not aligned: its elements do not begin at multiples of 8 bytes",
     "no address of a device": "its address is one of the host",
 }
 

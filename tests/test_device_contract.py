@@ -167,6 +167,13 @@ def only_dedicated_memory_is_exported(lenient: tuple[str, ...]) -> None:
         device.export(gpu.memory(N, "pooled"))
 
 
+def only_shared_events_are_exported(lenient: tuple[str, ...]) -> None:
+    _, device, _, _ = scene(lenient)
+    device.export_event(device.new_event(shared=True))
+    with pytest.raises(DeviceTrapError, match="not made to be shared"):
+        device.export_event(device.new_event())
+
+
 RULES: dict[str, Callable[[tuple[str, ...]], None]] = {
     "eager": work_is_late,
     "in_order": streams_have_no_order,
@@ -180,6 +187,7 @@ RULES: dict[str, Callable[[tuple[str, ...]], None]] = {
     "captures": captured_streams_are_left_alone,
     "aborted": nothing_is_issued_after_an_abort,
     "exports_any": only_dedicated_memory_is_exported,
+    "exports_unshared": only_shared_events_are_exported,
 }
 BETWEEN_PROCESSES = {
     "opens_twice": (1, "open already"),

@@ -24,10 +24,11 @@ def _torch(name: str, way: str, **variables: str) -> Library:
     return Library(name, "torch_cuda", TORCHRUN, "RANK", variables=named, binds=False)
 
 
+OURS = "unisono"
 LIBRARIES = {
     library.name: library
     for library in (
-        Library("unisono", "unisono_cuda", UNISONO_RUN, "UNISONO_RANK", binds=False),
+        Library(OURS, "unisono_cuda", UNISONO_RUN, "UNISONO_RANK", binds=False),
         _torch("gloo", "gloo", **MOST),
         _torch("symm_mem one-shot", "one_shot", **MOST),
         _torch("symm_mem two-shot", "two_shot"),
@@ -38,11 +39,16 @@ LIBRARIES = {
 
 
 class Teller:
-    """Tells the rows of a size as soon as those of a larger one come, so that they are not lost with the stage."""
+    """Tells the rows of a size as soon as those of a larger one come, so that they are not lost with the stage.
+
+    Attributes:
+        has_ours: whether none that has been told is a failure of Unisono.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._told: set[int] = set()
+        self.has_ours = True
         self.driver = Driver(settings, self)
 
     def step(self, doing: str) -> None:
@@ -56,6 +62,7 @@ class Teller:
         for row in found:
             if row.nbytes not in self._told:
                 _tell(row, self._settings.ranks)
+                self.has_ours &= row.library != OURS or not row.failure
         self._told |= {row.nbytes for row in found}
 
 
@@ -68,7 +75,7 @@ def _tell(row: Row, ranks: int) -> None:
 
 
 def main() -> int:
-    """Measure what the command line says, and tell each row."""
+    """Measure what the command line says, and tell each row; return 1 if Unisono has failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("1K:1G:16,16M"))
@@ -83,7 +90,7 @@ def main() -> int:
     teller = Teller(settings)
     teller.driver.run()
     teller.tell_below(math.inf)
-    return 0
+    return 0 if teller.has_ours else 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from unisono.bench.gpu_stages.targets import Record, outcomes
@@ -43,7 +44,7 @@ def _time(record: Record) -> str:
 def _plain(title: str, rows: Sequence[Record], columns: Sequence[str]) -> Table:
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
+        table.add_row(*(escape(str(row[column])) for column in columns))
     return table
 
 
@@ -77,7 +78,7 @@ def _failures(records: Sequence[Record]) -> list[Record]:
 def _targets(records: Sequence[Record]) -> Table:
     table = Table("target", "", "worst", title="Targets", title_justify="left")
     for outcome in outcomes(records):
-        table.add_row(outcome.target, _MET[outcome.met], outcome.worst)
+        table.add_row(outcome.target, _MET[outcome.met], escape(outcome.worst))
     return table
 
 

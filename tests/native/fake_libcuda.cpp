@@ -6,7 +6,8 @@
 // those that tests compile for the host (cuda_on_host.h), in the libraries of FAKE_CUDA_KERNELS, a list with colons.
 //
 // Other variables, read at each call: FAKE_CUDA_FAIL, as "cuInit=100,cuMemAlloc=2", has calls fail by those codes;
-// FAKE_CUDA_VERSION is the version of CUDA that the driver is of; FAKE_CUDA_CAPABILITY that of its devices, as "90".
+// FAKE_CUDA_VERSION is the version of CUDA that the driver is of; FAKE_CUDA_CAPABILITY that of its devices, as "90";
+// FAKE_CUDA_PEERS, 0 or 1, says whether they use each other's memory.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -214,7 +215,7 @@ static int cu_device_get_attribute(int* value, int attribute, int) {
 static int cu_device_can_access_peer(int* can, int device, int peer) {
   ENTER("cuDeviceCanAccessPeer")
   CHECK(device != peer, invalid_device)
-  *can = 1;
+  *can = number_of("FAKE_CUDA_PEERS", 1);
   return success;
 }
 static int cu_device_primary_ctx_retain(void** context, int device) {

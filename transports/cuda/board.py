@@ -1,9 +1,9 @@
 """What a rank tells the other ranks of its host about its device: numbers in memory that all of them have mapped.
 
-Theory of operation. Each rank writes to its own board only, and others look at it. A signal is written in two words:
-first the digest of the call that it belongs to, then its number together with that of the record that it stands for.
-Whoever sees the number sees all that was written before: each word is stored at once, and stores of one thread are
-seen in their order (x86), or what lies between them, the locks of Python and of the driver, keeps them so (aarch64).
+Theory of operation. Each rank writes to its own board only, and others look at it. A signal is one word, which is
+stored at once: its number, a part of the digest of the call that it belongs to, and which event was recorded. Whoever
+sees it sees what was written before the event was recorded: stores of one thread are seen in their order (x86), or
+what lies between them, the locks of the driver, keeps them so (aarch64).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _SOURCE, _TARGET, _GENERATION, _SLAB, _NBYTES, _HANDLE = 0, 1, 2, 3, 4, 5
 _HANDLE_WORDS = 32
 _ACKNOWLEDGED = _HANDLE + _HANDLE_WORDS
 _LOW = (1 << 32) - 1
+_MARK = _LOW // RING
 
 
 class Slab(NamedTuple):
@@ -99,16 +100,17 @@ class Board:
         return self._words[self._at(channel) + _GENERATION]
 
     def signal(self, channel: int, peer: int, number: int, record: int, digest: int) -> None:
-        """Raise signal `number` at `peer`, which stands for a record of this rank."""
-        at = self._slot(channel, peer, number)
-        self._words[at + 1] = digest
-        self._words[at] = (number + 1 & _LOW) << 32 | record & _LOW
+        """Raise signal `number` at `peer`, which stands for a record of this rank, in the call of `digest`."""
+        told = mark_of(digest) * RING + record % RING
+        self._words[self._slot(channel, peer, number)] = (number + 1 & _LOW) << 32 | told
 
     def signalled(self, channel: int, peer: int, number: int) -> tuple[int, int] | None:
-        """Return the record that signal `number` at `peer` stands for, modulo 2^32, and the digest; None if not yet."""
-        at = self._slot(channel, peer, number)
-        word = self._words[at]
-        return (word & _LOW, self._words[at + 1]) if word >> 32 == number + 1 & _LOW else None
+        """Return which event of the ring signal `number` at `peer` stands for, and its mark; None if not yet."""
+        word = self._words[self._slot(channel, peer, number)]
+        if word >> 32 != number + 1 & _LOW:
+            return None
+        mark, event = divmod(word & _LOW, RING)
+        return event, mark
 
     def acknowledge(self, channel: int, peer: int, signals: int) -> None:
         """Tell `peer` that the waits for its first `signals` signals have been issued."""
@@ -122,7 +124,12 @@ class Board:
         return _FIRST_CHANNEL + channel * _channel_words(self._size)
 
     def _slot(self, channel: int, peer: int, number: int) -> int:
-        return self._at(channel) + _ACKNOWLEDGED + self._size + 2 * (peer * RING + number % RING)
+        return self._at(channel) + _ACKNOWLEDGED + self._size + peer * RING + number % RING
+
+
+def mark_of(digest: int) -> int:
+    """Return the part of the digest of a call that a signal has."""
+    return digest & _MARK
 
 
 def at_words(data: bytes) -> list[int]:
@@ -132,4 +139,4 @@ def at_words(data: bytes) -> list[int]:
 
 
 def _channel_words(size: int) -> int:
-    return _ACKNOWLEDGED + size + 2 * RING * size
+    return _ACKNOWLEDGED + size + RING * size

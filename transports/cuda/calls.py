@@ -34,6 +34,9 @@ _UNAVAILABLE = {
     "MPS_SERVER_NOT_READY": "the MPS server is not ready",
     "MPS_MAX_CLIENTS_REACHED": "the MPS server has too many clients",
 }
+# What these calls fail by, where processes are kept apart, differs by driver and container.
+_SHARING = ("cuIpcGet", "cuIpcOpen")
+_APART = "memory and events of the GPU cannot be shared here (containers need the same IPC and process namespaces)"
 _CAPTURED = "the stream records a graph, in which this cannot be done: make the call outside the capture"
 
 
@@ -90,7 +93,7 @@ class Driver:
         said = result.name.removeprefix("CUDA_ERROR_")
         if said.startswith("STREAM_CAPTURE"):
             return UsageError(f"{name}: {_CAPTURED} ({said})")
-        reason = _UNAVAILABLE.get(said)
+        reason = _UNAVAILABLE.get(said, _APART if name.startswith(_SHARING) else None)
         if reason is not None:
             return TransportUnavailableError(f"the driver of the GPU refused {name} ({said}): {reason}")
         return InternalError(f"the driver of the GPU failed in {name}: {said}")

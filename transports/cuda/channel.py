@@ -42,7 +42,7 @@ class Channel:
         self._local = local
         self._device = device
         self.last = device.new_event()
-        self._events = [device.new_event() for _ in range(RING)]
+        self._events = [device.new_event(shared=True) for _ in range(RING)]
         self._peer_events: list[Sequence[Event]] = [()] * size
         self._recorded = 0
         self._told: list[list[tuple[int, int]]] = [[] for _ in range(RING)]  # peers and their signals, by event
@@ -115,17 +115,17 @@ class Channel:
         self._mine.signal(self._number, peer, signal, record, digest)
 
     def follow(self, peer: int, stream: Stream) -> int | None:
-        """Let `stream` wait for the next signal of `peer`, and return its digest; None if it has not come."""
+        """Let `stream` wait for the next signal of `peer`, and return its mark; None if it has not come."""
         found = self._boards[peer].signalled(self._number, self._rank, self._followed[peer])
         if found is None:
             return None
-        record, digest = found
+        event, mark = found
         if not self._peer_events[peer]:
             raise InternalError(f"rank {peer} signalled before it was met")
-        self._device.wait(stream, self._peer_events[peer][record % RING])
+        self._device.wait(stream, self._peer_events[peer][event])
         self._followed[peer] += 1
         self._mine.acknowledge(self._number, peer, self._followed[peer])
-        return digest
+        return mark
 
     def has_left(self, peer: int) -> bool:
         """Return whether `peer` has left."""

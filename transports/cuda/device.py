@@ -128,8 +128,11 @@ class Device(Protocol):
         """Return whether `stream` records a graph, in which nothing runs and nothing may be waited for."""
         ...
 
-    def new_event(self) -> Event:
-        """Return a new event that other processes may open; it has not been recorded."""
+    def new_event(self, *, shared: bool = False) -> Event:
+        """Return a new event, which has not been recorded; one that is `shared` may be exported.
+
+        Of those that are shared, drivers have a limited number, and make them slowly.
+        """
         ...
 
     def export_event(self, event: Event) -> bytes:

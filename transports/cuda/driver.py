@@ -102,7 +102,7 @@ class CudaDevice:
         driver = self._driver
         others = [driver("cuDeviceGet", ordinal) for ordinal in range(driver("cuDeviceGetCount"))]
         found = next((other for other in others if _uuid(driver, other) == uuid), None)
-        # Of one that this process does not see, memory cannot be mapped.
+        # Of one that this process does not see, nothing can be asked.
         return found is not None and (uuid == self.uuid or bool(driver("cuDeviceCanAccessPeer", self._device, found)))
 
     def pin(self, nbytes: int) -> AnyArray:
@@ -136,9 +136,9 @@ class CudaDevice:
             return True
         return bool(status != self._driver.api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
-    def new_event(self) -> Event:
+    def new_event(self, *, shared: bool = False) -> Event:
         known = self._driver.api.CUevent_flags
-        flags = int(known.CU_EVENT_DISABLE_TIMING) | int(known.CU_EVENT_INTERPROCESS)
+        flags = int(known.CU_EVENT_DISABLE_TIMING) | (int(known.CU_EVENT_INTERPROCESS) if shared else 0)
         return Event(int(self._issue("cuEventCreate", flags)))
 
     def export_event(self, event: Event) -> bytes:

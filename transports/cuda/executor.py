@@ -27,6 +27,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import MismatchError, PeerLostError
 from unisono.operations import Lower, Op
 from unisono.transports.base import Call, Extent, Signature, Traffic
+from unisono.transports.cuda.board import mark_of
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.layout import Layout, Place
@@ -148,8 +149,12 @@ class SegmentRun:
             pass
         if not all(lane.is_finished() for lane in self._lanes):
             return False
-        self._device.record(self._channel.last, self._stream)
+        self.leave_off()
         return True
+
+    def leave_off(self) -> None:
+        """Issue nothing more; what has been issued is the last use of the channel."""
+        self._device.record(self._channel.last, self._stream)
 
     def waits_for(self) -> set[int]:
         """Return the peers whose flags are waited for."""
@@ -213,13 +218,13 @@ class SegmentRun:
             PeerLostError: `peer` has left.
         """
         had_left = self._channel.has_left(peer)
-        digest = self._channel.follow(peer, self._stream)
+        mark = self._channel.follow(peer, self._stream)
         me, other = self._members[self._rank], self._members[peer]
-        if digest is None and had_left:
+        if mark is None and had_left:
             raise PeerLostError(f"rank {other} has left, and is waited for in {self._signature}", peer=other)
-        if digest is not None and digest != self._signature.digest:
+        if mark is not None and mark != mark_of(self._signature.digest):
             raise MismatchError(f"rank {me} called {self._signature}, and rank {other} something else", peer=other)
-        return digest is not None
+        return mark is not None
 
     # Memory.
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from unisono.algorithms.plan import Plan
 from unisono.algorithms.registry import algorithms_of, find
@@ -77,6 +78,7 @@ class DeviceCollectives:
         self._traffic: dict[int, Traffic] = {}
         self._failure: UnisonoError | None = None
         self._is_closed = False
+        self._is_over = False  # the device had done its work when this was closed
 
     def refuses(self, collective: str, algorithm: str | None = None) -> str | None:
         """Return why a call cannot be carried out here, or None if it can; equal on all ranks.
@@ -155,7 +157,7 @@ class DeviceCollectives:
         with self._lock:
             if self._failure is None:
                 self._failure = error
-                self._started.clear()
+                self._leave_off()
                 self.executor.fail(error)
 
     def failure(self) -> UnisonoError | None:
@@ -182,27 +184,37 @@ class DeviceCollectives:
             self.device.wait(self._side, self._fork)
         return [stream, self._side]
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Leave: other ranks that still need this one get `PeerLostError`. Waits until the device has done its work.
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """Leave: other ranks that still need this one get `PeerLostError`. Return whether the device's work is done.
 
-        Memory is given back when all ranks have closed. What a rank that has died, or does not close in this time, may
-        still have open stays with the process.
+        Waits for that so long, and gives nothing back otherwise. Memory is given back when all ranks have closed. What
+        a rank that has died, or does not close in this time, may still have open stays with the process.
         """
         with self._lock:
             if self._is_closed:
-                return
+                return self._is_over
             self._is_closed = True
-            self._started.clear()
+            self._leave_off()
             patience_s = timeout_s if self._failure is None else 0.0  # whoever is lost will not close
             self._failure = self._failure or AbortedError("this communicator is closed")
-        if self.refusal is not None or not self._until(self._is_idle, timeout_s):
-            return
+        self._is_over = self._until(self._is_idle, timeout_s)
+        if self.refusal is None and self._is_over:
+            self._give_back(patience_s)
+        return self._is_over
+
+    def _give_back(self, patience_s: float) -> None:
         for channel in self.channels:
             channel.part()
         boards = self._meeting.boards
         boards[self.executor.rank].leave()
         if self._until(lambda: all(board.has_left for board in boards), patience_s):
             self._free()
+
+    def _leave_off(self) -> None:
+        """Issue nothing more of what has been started."""
+        for operation in self._started:
+            operation.leave_off()
+        self._started.clear()
 
     def _is_idle(self) -> bool:
         return all(self.device.done(channel.last) for channel in self.channels)
@@ -324,10 +336,21 @@ class DeviceOperation:
             pass
         if self._running:
             return False
-        if self.bound.segments > 1:
-            self._owner.device.wait(self._stream, self._owner.channels[1].last)
+        self._rejoin()
         self._finished = True
         return True
+
+    def leave_off(self) -> None:
+        """Issue nothing more. What has been issued is over when the stream of the call has come behind it."""
+        with suppress(UnisonoError):  # of a device that has failed
+            for run in self._running.values():
+                run.leave_off()
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        """Let the stream of the call wait for what was issued beside it."""
+        if self._streams and self.bound.segments > 1:
+            self._owner.device.wait(self._stream, self._owner.channels[1].last)
 
     def _begin_segments(self) -> bool:
         """Begin the next segment if its channel is not in use; return whether it was."""

@@ -79,10 +79,14 @@ class Meeting:
         """Map the boards, make the channels, and return the events of each."""
         for peer, each in enumerate(found):
             self.boards.append(board if peer == self._rank else _board(each, len(found)))
-            if not self._device.can_reach(each["uuid"]):
-                uuid = each["uuid"]
+            uuid = each["uuid"]
+            if local[peer] and uuid != self._device.uuid:
+                # Their addresses are of two contexts, of which none sees the memory of the other unasked.
+                raise TransportUnavailableError(f"rank {peer} is in this process too, but on another device, {uuid}")
+            if not self._device.can_reach(uuid):
                 raise TransportUnavailableError(
-                    f"device {uuid}, of rank {peer}, cannot be reached from {self._device.uuid}"
+                    f"device {uuid}, of rank {peer}, cannot be reached from {self._device.uuid}: they have no peer "
+                    "access, or CUDA_VISIBLE_DEVICES hides it from this process"
                 )
         for number in range(CHANNELS):
             self.channels.append(Channel(number, self._rank, self.boards, local, self._device))

@@ -23,7 +23,7 @@ def try_sharing(device: Device) -> None:
     Raises:
         TransportUnavailableError: it could not, or not within `TIMEOUT_S` seconds; says why.
     """
-    memory, event, stream = device.allocate(2 * len(PATTERN)), device.new_event(), device.new_stream()
+    memory, event, stream = device.allocate(2 * len(PATTERN)), device.new_event(shared=True), device.new_stream()
     pinned = device.pin(len(PATTERN))
     pinned[:] = bytearray(PATTERN)
     device.copy(memory.pointer, pinned.ctypes.data, len(PATTERN), stream)
@@ -93,7 +93,7 @@ def main() -> None:
 
     device = CudaDevice(int(sys.argv[1]))
     memory, theirs = device.open(_told()), device.open_event(_told())
-    event, stream = device.new_event(), device.new_stream()
+    event, stream = device.new_event(shared=True), device.new_stream()
     device.wait(stream, theirs)
     device.copy(memory.pointer + len(PATTERN), memory.pointer, len(PATTERN), stream)
     device.record(event, stream)

@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from unisono.errors import CollectiveTimeoutError
+from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.base import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream
 
 # The time between two looks at an event grows from the first to the second.
 _SHORT_LOOK_S, _LONG_LOOK_S = 5e-6, 500e-6
+# What the device has of a call when another rank is lost is done in this time, or not at all.
+_GRACE_S = 0.1
 
 # Memory of the device: the address of its first byte, and how many there are. At 0 there is none: nothing is copied.
 Piece: TypeAlias = tuple[int, int]
@@ -60,7 +62,7 @@ class Staging:
         Args:
             segments: the parts of a call; no part writes what a later one reads.
             ready: events that have been recorded, behind which all copies are ordered.
-            finished: an event that is recorded when all has been issued.
+            finished: an event that is recorded when all has been issued, or all that was until an error.
             deadline: when to give up, by `time.monotonic`.
 
         Raises:
@@ -70,18 +72,17 @@ class Staging:
         # That holds for copies from the host too, each of which is issued when a copy to the host has been seen to end.
         for event in ready:
             self._device.wait(self._down, event)
-        self._fetch(0, segments)
-        for index, segment in enumerate(segments):
-            self._fetch(index + 1, segments)
-            slot = self._slots[index % 2]
-            await_event(self._device, slot.fetched, deadline)
-            await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
-            target = slot.target.of(_nbytes(segment.writes))
-            segment.exchange(slot.source.of(_nbytes(segment.reads)), target)
-            self.to_device_nbytes += target.nbytes
-            self._copy(segment.writes, target, self._up, to_host=False)
-            self._device.record(slot.stored, self._up)
-        self._device.record(finished, self._up)
+        try:
+            self._fetch(0, segments)
+            for index, segment in enumerate(segments):
+                self._fetch(index + 1, segments)
+                self._pass_on(segment, self._slots[index % 2], deadline)
+        except BaseException:
+            for slot in self._slots:  # what is on its way to the host, nobody has seen end
+                self._device.wait(self._up, slot.fetched)
+            raise
+        finally:
+            self._device.record(finished, self._up)
 
     def close(self, deadline: float) -> None:
         """Give everything back, when the device has done what was issued, or at the deadline as it is."""
@@ -94,6 +95,16 @@ class Staging:
             slot.close()
         for stream in (self._down, self._up):
             self._device.end_stream(stream)
+
+    def _pass_on(self, segment: Segment, slot: _Slot, deadline: float) -> None:
+        """Exchange a segment when it has come to the host, and issue the copies of the result."""
+        await_event(self._device, slot.fetched, deadline)
+        await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
+        target = slot.target.of(_nbytes(segment.writes))
+        segment.exchange(slot.source.of(_nbytes(segment.reads)), target)
+        self.to_device_nbytes += target.nbytes
+        self._copy(segment.writes, target, self._up, to_host=False)
+        self._device.record(slot.stored, self._up)
 
     def _fetch(self, index: int, segments: Sequence[Segment]) -> None:
         """Issue the copies of a segment to the host, if there is such a segment."""
@@ -150,16 +161,23 @@ class _Slot:
             self._device.end_event(event)
 
 
-def await_event(device: Device, event: Event, deadline: float) -> None:
+def await_event(device: Device, event: Event, deadline: float, check: Callable[[], None] = lambda: None) -> None:
     """Block until the last record of an event has happened.
 
     Raises:
         CollectiveTimeoutError: it has not by the deadline, by `time.monotonic`.
+        Any error of `check`, if it has not soon after: what is behind the work of a rank that is lost may never happen.
     """
-    pause_s = _SHORT_LOOK_S
+    pause_s, lost = _SHORT_LOOK_S, None
     while not device.done(event):
+        if lost is None:
+            try:
+                check()
+            except UnisonoError as error:
+                lost, deadline = error, min(deadline, time.monotonic() + _GRACE_S)
         if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+            late = CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
+            raise lost or late
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONG_LOOK_S)
 

@@ -46,6 +46,7 @@ class Gpu(GpuState):
         uuid: what the device is called in all processes.
         reaches: the uuids of other devices whose memory can be opened here.
         exports: whether it can export memory at all.
+        gives_up: whether records of a process that has ended count as having happened; else nothing behind them runs.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:
@@ -146,9 +147,9 @@ class DeviceDouble:
         with self._issuing():
             return self._gpu.stream(stream).is_capturing
 
-    def new_event(self) -> Event:
+    def new_event(self, *, shared: bool = False) -> Event:
         with self._issuing():
-            return self._gpu.new_event()
+            return self._gpu.new_event(shared)
 
     def export_event(self, event: Event) -> bytes:
         with self._issuing():

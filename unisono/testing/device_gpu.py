@@ -40,6 +40,7 @@ LENIENCIES = {
     "uses_ended": "events may be used after they were given back",
     "aborted": "work may be issued after an abort",
     "exports_any": "memory that was not allocated by itself may be exported",
+    "exports_unshared": "an event that was not made to be shared may be exported",
 }
 
 _PINNED_HISTORY_WORDS = 4096
@@ -78,10 +79,12 @@ class GpuState:
         uuid: str = "double-0",
         reaches: Collection[str] = (),
         exports: bool = True,
+        gives_up: bool = True,
     ) -> None:
         if unknown := set(lenient) - set(LENIENCIES):
             raise ValueError(f"there are no such leniencies: {', '.join(unknown)}")
         self.uuid, self.reaches, self.exports = uuid, frozenset(reaches), exports
+        self._gives_up = gives_up
         self.lock = threading.RLock()
         self._lenient = frozenset(lenient)
         self._handles = itertools.count(16)
@@ -90,6 +93,7 @@ class GpuState:
         self._gone: deque[int] = deque()
         self._events: dict[int, EventState] = {}
         self._opened_events: set[int] = set()
+        self._shared_events: set[int] = set()
         self._streams: dict[tuple[int, int], StreamState] = {}
         self._page = EventPage.new()
         self._pages: dict[Handle, EventPage] = {}
@@ -200,14 +204,18 @@ class GpuState:
             self._streams[place] = self._new_stream()
         return self._streams[place]
 
-    def new_event(self) -> Event:
+    def new_event(self, shared: bool) -> Event:
         """Return a new event."""
-        return self._add_event(self._page.new_event())
+        event = self._add_event(self._page.new_event())
+        if shared:
+            self._shared_events.add(event.handle)
+        return event
 
     def export_event(self, event: Event) -> bytes:
         """Return the handle of an event of this process."""
         if event.handle in self._opened_events:
             raise DeviceTrapError("an event of another process was exported")
+        self.rule("exports_unshared", event.handle in self._shared_events, "the event was not made to be shared")
         return self._page.handle(self.event(event).index).pack()
 
     def open_event(self, data: bytes) -> Event:
@@ -219,7 +227,7 @@ class GpuState:
         if of_page not in self._pages:
             self._pages[of_page] = EventPage.opened(handle)
         page = self._pages[of_page]
-        event = self._add_event(EventState(page, handle.number))
+        event = self._add_event(EventState(page, handle.number, ends_with_owner=self._gives_up))
         self._opened_events.add(event.handle)
         return event
 
@@ -227,6 +235,7 @@ class GpuState:
         """Give an event back."""
         state = self.event(event)
         del self._events[event.handle]
+        self._shared_events.discard(event.handle)
         if event.handle in self._opened_events:
             self._opened_events.discard(event.handle)
         else:

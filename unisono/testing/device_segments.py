@@ -99,8 +99,9 @@ class Segment:
 class EventState:
     """An event, in a page of the process that made it: the records that were issued, and that have happened."""
 
-    def __init__(self, page: EventPage, index: int) -> None:
+    def __init__(self, page: EventPage, index: int, *, ends_with_owner: bool = True) -> None:
         self._page = page
+        self._ends_with_owner = ends_with_owner
         self.index = index
         self._words = page.slot(index)
 
@@ -130,8 +131,8 @@ class EventState:
         self._words[_HAPPENED] = max(int(self._words[_HAPPENED]), number)
 
     def has_happened(self, number: int) -> bool:
-        """Return whether a record has happened; those of a process that has ended are given up by the driver."""
-        return int(self._words[_HAPPENED]) >= number or self._page.has_owner_ended()
+        """Return whether a record has happened, or its process has ended where that is as good."""
+        return int(self._words[_HAPPENED]) >= number or (self._ends_with_owner and self._page.has_owner_ended())
 
     def end(self) -> None:
         """Give it back."""

@@ -1,0 +1,44 @@
+"""Staging through the host: what is in flight when an exchange fails stays in use until it has happened."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from unisono.errors import CollectiveTimeoutError, PeerLostError
+from unisono.testing.device_double import Gpu
+from unisono.transports.cuda.staging import Segment, Staging, await_event
+
+N = 1000
+PATIENCE_S = 20.0
+
+
+def passes(source: Any, target: Any) -> None:
+    target[:] = source
+
+
+def fails(source: Any, target: Any) -> None:
+    raise PeerLostError("rank 1 has been lost")
+
+
+def late(source: Any, target: Any) -> None:
+    raise CollectiveTimeoutError("rank 1 is late")
+
+
+@pytest.mark.parametrize("exchanges", [(fails, passes), (passes, late), (passes, passes, fails, passes)])
+def test_what_was_issued_before_an_error_is_over_when_the_call_is(exchanges: tuple[Any, ...]) -> None:
+    gpu = Gpu(1, background=False)
+    device = gpu.device()
+    staging, finished, stream = Staging(device), device.new_event(), device.new_stream()
+    source, target, other = (device.allocate(4 * N).pointer for _ in range(3))
+    segments = [Segment([(source + i * N, N)], [(target + i * N, N)], exchange) for i, exchange in enumerate(exchanges)]
+    with pytest.raises((PeerLostError, CollectiveTimeoutError)):
+        staging.run(segments, [], finished, time.monotonic() + PATIENCE_S)
+    device.wait(stream, finished)
+    for memory in (source, target):
+        device.copy(memory, other, 4 * N, stream)  # a trap, if that is not ordered behind what is in flight
+    await_event(device, finished, time.monotonic() + PATIENCE_S)
+    staging.close(time.monotonic() + PATIENCE_S)
+    gpu.close()
