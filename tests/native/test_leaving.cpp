@@ -59,7 +59,10 @@ bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice) {
       to.consume(some);
       received += some;
     }
-    sent += from.write(data.data() + sent, nbytes - sent);
+    if (sent < nbytes)
+      sent += from.write(data.data() + sent, nbytes - sent);
+    else
+      from.flush();  // what has been refused, maybe
   }
   CHECK(eventually([&] { return from.flush(); }) && to.front() == nullptr && got == data);
   return left;
@@ -74,7 +77,7 @@ void long_messages_arrive_whether_they_were_left_or_not() {
     for (int i = 0; i < both_ways; ++i)
       left += carry(*pair.a, *pair.b, data, dice) + carry(*pair.b, *pair.a, data, dice);
   }
-  CHECK((left != 0) == kernel_reads());
+  CHECK(kernel_reads() ? left > both_ways : left == 1 || left == 2);  // at most once on each side, which then knows
 }
 
 void what_is_short_or_sent_by_a_rank_that_does_not_receive_goes_through_slots() {
