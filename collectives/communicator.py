@@ -270,8 +270,9 @@ class Communicator(Groups, Objects, Messages):
             UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
             NoAlgorithmError: no algorithm carries out such a call.
         """
-        if nbytes < 0 or dtype not in DTYPES:
-            raise UsageError(f"nbytes must not be negative, and dtype one of {', '.join(DTYPES)}")
+        nbytes = checked_integer(nbytes, "nbytes", 0, _INT64[1])
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if is_by_function(op):
             raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)

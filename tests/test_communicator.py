@@ -414,6 +414,20 @@ def test_a_communicator_knows_its_place_and_all_choose_alike(four: NativeRanks) 
     assert len({row[5] for row in told}) == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((np.ones(8, "float32"),), "nbytes must be an integer"),
+        ((-1,), "nbytes must be an integer"),
+        ((1e6,), "nbytes must be an integer"),
+        ((8, "float23"), "dtype must be one of bool, .*not 'float23'"),
+    ],
+)
+def test_what_cannot_be_explained_is_told(asked: tuple[Any, ...], said: str) -> None:
+    with un.init() as alone, pytest.raises(un.UsageError, match=said):
+        alone.explain("allreduce", *asked)
+
+
 def broadcast_from_a_numpy_integer(world: un.Communicator) -> float:
     return float(world.broadcast(np.full(3, world.rank, "float32"), np.int64(1))[0])
 
