@@ -26,7 +26,7 @@ from unisono.algorithms.registry import find
 from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import UsageError
 from unisono.tuning.choice import SEGMENT, Candidate, Known, Question, candidate, looked_at
-from unisono.tuning.model import usual_segment_nbytes
+from unisono.tuning.model import segments, usual_segment_nbytes
 from unisono.tuning.race import Lap, Outcome, Rules, interval, quantile, race
 from unisono.tuning.store import Context, Measurement
 from unisono.tuning.table import between
@@ -271,8 +271,9 @@ class Campaign:
             for name in algorithm.parameters()
             if name in _COORDINATES
         }
-        if algorithm.segmentable and nbytes >= _LEAST_SEGMENTED and not isinstance(algorithm, Composition):
-            found[SEGMENT] = [size for size in _SEGMENTS if size <= nbytes]
+        if nbytes >= _LEAST_SEGMENTED and not isinstance(algorithm, Composition):
+            cost = algorithm.cost_of(ranks, dict(best.params))
+            found[SEGMENT] = [size for size in _SEGMENTS if segments(algorithm, cost, nbytes, size) > 1]
         return [
             (name, sorted({*values, self._value(collective, nbytes, best, name)})) for name, values in found.items()
         ]
