@@ -143,6 +143,7 @@ bool ShmChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/)
   counters_.sent_nbytes += header.nbytes;
   measured_ = false;
   writing_ = {};
+  begun_at_ = published_;
   referred_ = whole.data != nullptr && (send_reference(header, whole.data) || leave(header, whole));
   if (out_left_ == 0 || referred_) publish_slot();
   return true;
@@ -162,7 +163,7 @@ bool ShmChannel::leave(const Header& header, Whole whole) {
   LeavePolicy::Times took{};
   for (std::size_t use = 0; use < took.size(); ++use) {
     const std::uint32_t read_ns = out_->slots_ns[use].load(std::memory_order_relaxed);
-    took[use] = {read_ns == 0 ? 0 : read_ns + written_ns_, out_->left_ns[use].load(std::memory_order_relaxed)};
+    took[use] = {read_ns == 0 ? 0 : read_ns + ahead_ns_, out_->left_ns[use].load(std::memory_order_relaxed)};
   }
   measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took);
   if (measured_) return false;
@@ -247,7 +248,10 @@ void ShmChannel::publish_slot() {
   slot.turn.store(published_, std::memory_order_release);
   slot_open_ = false;
   wake_peer_if(out_->receiver_waits);
-  if (measured_ && out_left_ == 0) written_ns_ = RecentTimes::of(writing_, label_.header.nbytes);
+  if (measured_ && (published_ - begun_at_ == slots || out_left_ == 0)) {
+    ahead_ns_ = RecentTimes::of(writing_, label_.header.nbytes);
+    measured_ = false;
+  }
 }
 
 void ShmChannel::wake_peer_if(const std::atomic<std::uint32_t>& waits) const {
@@ -263,7 +267,7 @@ const Header* ShmChannel::front() {
   in_left_ = in_header_.nbytes;
   message_open_ = true;
   combined_ = true;
-  reading_ = {};
+  if (in_left_ >= LeavePolicy::least_nbytes) message_began_ = Clock::now();
   counters_.received_messages += 1;
   counters_.received_nbytes += in_left_;
   return take_slot() ? &in_header_ : nullptr;
@@ -344,7 +348,6 @@ std::span<const std::byte> ShmChannel::staged() {
 bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
   const iovec here{data, nbytes};
   const iovec there{reinterpret_cast<void*>(*left_by_peer_ + slot_used_), nbytes};
-  copied_at_ = Clock::now();
   if (::process_vm_readv(peer_process_, &here, 1, &there, 1, 0) != static_cast<ssize_t>(nbytes)) {
     refuse();
     return false;
@@ -376,7 +379,6 @@ bool ShmChannel::is_left() { return message_open_ && take_slot() && left_by_peer
 void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
   in_left_ -= nbytes;
-  if (left_by_peer_ && slot_used_ == copied_to_) reading_ += Clock::now() - copied_at_;
   if (slot_used_ < slot_nbytes_) return;
   if (slot_taken_at_) note_read();
   if (in_left_ == 0) end_message();
@@ -400,18 +402,16 @@ std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
 // Tells the sender how long it took to read a slot.
 void ShmChannel::note_read() {
   const auto way = static_cast<std::size_t>(slot_stored_);
-  const auto took = Clock::now() - *std::exchange(slot_taken_at_, std::nullopt);
-  reading_ += took;
-  read_[way].add(RecentTimes::of(took, slot_nbytes_));
+  read_[way].add(RecentTimes::of(Clock::now() - *std::exchange(slot_taken_at_, std::nullopt), slot_nbytes_));
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
-// Tells the sender how long it took to read a long message.
+// Tells the sender how long it took to read a long message, with all that this rank has sent meanwhile.
 void ShmChannel::end_message() {
   message_open_ = false;
   if (in_header_.nbytes < LeavePolicy::least_nbytes) return;
   leaves_.see(in_header_.nbytes, combined_, left_by_peer_.has_value());
-  const std::uint32_t took = RecentTimes::of(reading_, in_header_.nbytes);
+  const std::uint32_t took = RecentTimes::of(Clock::now() - message_began_, in_header_.nbytes);
   (left_by_peer_ ? in_->left_ns : in_->slots_ns)[combined_].store(took, std::memory_order_relaxed);
 }
 

@@ -146,9 +146,10 @@ class ShmChannel final : public Channel {
   const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
   bool may_leave_ = true;
   LeavePolicy leaves_;
-  bool measured_ = false;             // how long the message takes by slots
+  bool measured_ = false;             // how long it takes to write as much of the message as there is room for
+  std::uint64_t begun_at_ = 0;        // slots published before the message
   Clock::duration writing_{};         // of it
-  std::uint32_t written_ns_ = 0;      // for 64 KiB of the last such message
+  std::uint32_t ahead_ns_ = 0;        // what that took of the last such message, for each 64 KiB of all of it
   Stores stored_ = Stores::ordinary;  // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
@@ -168,9 +169,8 @@ class ShmChannel final : public Channel {
   std::optional<std::uint64_t> left_by_peer_;  // the address of the message in its memory
   std::size_t copied_from_ = 0;                // what of it was copied last
   std::size_t copied_to_ = 0;
-  Clock::time_point copied_at_;
-  Clock::duration reading_{};  // of the message
-  bool combined_ = false;      // it is read where it lies, and not moved
+  Clock::time_point message_began_;  // if it is long
+  bool combined_ = false;            // it is read where it lies, and not moved
   std::vector<std::byte> stage_;
   std::array<RecentTimes, store_ways> read_;
   StorePolicy copies_;
