@@ -9,8 +9,9 @@
 namespace unisono {
 namespace {
 
-// One time of so many the way is taken that seems worse, and fewer the worse it seems; at first they take turns.
-constexpr double times_per_trial = 32;
+// One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
+// then trials are frequent, as memory that has just been given is slow either way.
+constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
 constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
 // The other way must be better by this factor.
@@ -63,9 +64,10 @@ bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
   if (other != 0 && other < better * clearly_better) return second_ = !second_;
   const double worse = better == 0 ? 1 : std::clamp(other / better, 1.0, rarest_trials);
   if (trials_left_ == 0) {
-    if (++since_trial_ < times_per_trial * burst_ * worse) return second_;
+    if (++since_trial_ < times_between_ * burst_ * worse) return second_;
     since_trial_ = 0;
     trials_left_ = burst_;
+    times_between_ = std::min(2 * times_between_, times_per_trial);
   }
   --trials_left_;
   return !second_;

@@ -61,6 +61,7 @@ class Choice {
   std::uint32_t made_ = 0;
   std::uint32_t since_trial_ = 0;
   std::uint32_t trials_left_ = 0;
+  std::uint32_t times_between_ = 4;  // trials, which get rarer
   bool second_ = false;
 };
 
