@@ -107,9 +107,10 @@ def rounds_calibrated(
     def least_s(*call: Any) -> float:
         return min(run_s(*call) for _ in range(_RUNS["short" if short else "long"]))
 
-    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in _fitting(comm)]
+    fitting = _fitting(comm)
+    sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in fitting]
     found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
-    shares = [n for n in _OF_CALLS if n in _fitting(comm) and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+    shares = [n for n in _OF_CALLS if n in fitting and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
     algorithms = _predicted(trials, collectives, compositions_only=short)
     calls = calibrate_calls(run_s, algorithms, [nbytes * comm.size for nbytes in shares])
     return with_rounds(known, asked.link, found._replace(calls=calls))
