@@ -141,9 +141,6 @@ bool ShmChannel::begin(const Header& header, Whole whole, MemoryType /*memory*/)
   out_left_ = header.nbytes;
   counters_.sent_messages += 1;
   counters_.sent_nbytes += header.nbytes;
-  measured_ = false;
-  writing_ = {};
-  begun_at_ = published_;
   referred_ = whole.data != nullptr && (send_reference(header, whole.data) || leave(header, whole));
   if (out_left_ == 0 || referred_) publish_slot();
   return true;
@@ -166,7 +163,11 @@ bool ShmChannel::leave(const Header& header, Whole whole) {
     took[use] = {read_ns == 0 ? 0 : read_ns + ahead_ns_, out_->left_ns[use].load(std::memory_order_relaxed)};
   }
   measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took);
-  if (measured_) return false;
+  if (measured_) {
+    writing_ = {};
+    begun_at_ = published_;
+    return false;
+  }
   left_ = whole.data;
   const auto address = reinterpret_cast<std::uint64_t>(left_);
   label_.nbytes = SlotLabel::left;
@@ -266,8 +267,10 @@ const Header* ShmChannel::front() {
   in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
-  combined_ = true;
-  if (in_left_ >= LeavePolicy::least_nbytes) message_began_ = Clock::now();
+  if (in_left_ >= LeavePolicy::least_nbytes) {
+    combined_ = true;
+    message_began_ = Clock::now();
+  }
   counters_.received_messages += 1;
   counters_.received_nbytes += in_left_;
   return take_slot() ? &in_header_ : nullptr;
