@@ -301,7 +301,7 @@ void slots_are_filled_exactly_whatever_the_alignment() {
       copy_streaming(to.data() + begin, from.data() + source, nbytes);
     else
       policy.fill(to.data() + begin, from.data() + source, nbytes,
-                  round % 4 == 1 ? Stores::streaming : Stores::ordinary);
+                  {round % 4 == 1 ? Stores::streaming : Stores::ordinary, round % 8 < 4});
     fence_streaming_stores();
     CHECK(to[begin - 1] == std::byte{77} && to[begin + nbytes] == std::byte{77});
     CHECK(std::memcmp(to.data() + begin, from.data() + source, nbytes) == 0);

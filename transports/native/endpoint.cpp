@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "quiet_thread.h"
+#include "scheduling.h"
 
 namespace unisono {
 namespace {
@@ -144,7 +145,8 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
   const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
     collective_.start(call, memory, sequence, channels_);
-    for (; rounds != 0 && !collective_.done(); --rounds) collective_.advance();
+    for (; rounds != 0 && !collective_.done(); --rounds)
+      if (!collective_.advance()) relax();
   } catch (const std::exception&) {
     error_ = std::current_exception();  // dealt with when the request is driven
   }
@@ -175,7 +177,8 @@ std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSit
   try {
     begin_message(*request);
     PointToPoint* operation = request->operation_.get();
-    for (; operation != nullptr && rounds != 0 && !operation->done(); --rounds) operation->advance();
+    for (; operation != nullptr && rounds != 0 && !operation->done(); --rounds)
+      if (!operation->advance()) relax();
   } catch (const std::exception&) {
     error_ = std::current_exception();  // dealt with when the request is driven
   }

@@ -36,14 +36,6 @@ constexpr auto longest_sleep = 20ms;
 // A channel that a peer has opened before it left may not have been taken in yet.
 constexpr auto admission_time = 300ms;
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", seconds);

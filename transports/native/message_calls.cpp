@@ -102,7 +102,8 @@ class MessageCalls {
 
  private:
   std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
-    const bool is_short = message.posting.parcel.header.nbytes <= most_held_nbytes;
+    const std::size_t most_nbytes = is_waited_for ? most_held_nbytes : most_begun_nbytes;
+    const bool is_short = message.posting.parcel.header.nbytes <= most_nbytes;
     auto request = target_->try_now(message, {}, !is_short ? 0 : is_waited_for ? held_rounds : 1);
     if (!request) return target_->start(message, call_site());
     if (request->outcome() == Outcome::pending) target_->set_site(*request, call_site());

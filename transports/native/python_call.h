@@ -55,9 +55,12 @@ bool interrupted();
 // The outcome as a number; raises what a signal's handler has raised.
 int outcome_of(Outcome outcome);
 
-// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds.
-inline constexpr std::uint32_t held_rounds = 50;
-inline constexpr std::size_t most_held_nbytes = 64 << 10;
+// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds, and for
+// the largest some tens of them.
+inline constexpr std::uint32_t held_rounds = 200;
+inline constexpr std::size_t most_held_nbytes = 1 << 20;
+// The bytes of the largest message that is begun in the call that starts it.
+inline constexpr std::size_t most_begun_nbytes = 64 << 10;
 
 // What holds the memory of a call.
 struct Owners {

@@ -1,4 +1,4 @@
-// How the kernel treats a thread that wakes while another one computes on its core.
+// How a thread shares its core with others.
 #pragma once
 
 #include <sched.h>
@@ -10,6 +10,16 @@
 
 namespace unisono {
 
+// For a thread that looks again and again: lets others of the same core, and what it has stored itself, go first.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// How the kernel treats a thread that wakes while another one computes on its core.
 // Patient: it runs when the other has had its turn. Prompt: it runs at once, for it asks for short turns, and Linux
 // (6.12 and later) lets who does so go first; its share of the core is that of any other.
 enum class Waking : std::uint8_t { patient, prompt };

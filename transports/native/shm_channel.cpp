@@ -30,6 +30,8 @@ constexpr std::size_t cell_capacity = 4 << 10;
 constexpr std::size_t all_rings_nbytes = 3 << 20;
 constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
+// So does a message of so much: what it brings along fills second-level caches anyway.
+constexpr std::size_t long_nbytes = 2 << 20;
 // What has not been consumed, what is left over at the end of the ring, and another fragment.
 static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
 // How much of a message that was left is copied to the stage at once, or anywhere.
@@ -125,7 +127,7 @@ bool ShmChannel::open_slot() {
   if (published_ - known_consumed_ >= slots) return false;
   slot_open_ = true;
   slot_filled_ = 0;
-  stored_ = Stores::ordinary;
+  stored_ = {};
   return true;
 }
 
@@ -184,7 +186,8 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
   if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
-  if (ring_next_ + nbytes > ring_nbytes_) ring_next_ = 0;
+  const std::size_t used = label_.header.nbytes < long_nbytes ? ring_nbytes_ : least_ring_nbytes;
+  if (ring_next_ + nbytes > used) ring_next_ = 0;
   const std::uint32_t place = ring_next_;
   std::memcpy(label_.small, &place, sizeof place);
   ring_next_ += static_cast<std::uint32_t>((nbytes + cache_line - 1) / cache_line * cache_line);
@@ -197,7 +200,8 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   while (taken < nbytes && open_slot()) {
     if (slot_filled_ == 0) fragment_ = place_fragment(std::min(out_left_, slot_capacity));
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
-    stored_ = stores_.choose(part, read_times());
+    stored_ = stores_.choose(part, [this] { return read_times(); });
+    stored_.timed |= measured_;
     writing_ += stores_.fill(fragment_ + slot_filled_, data + taken, part, stored_);
     slot_filled_ += part;
     taken += part;
@@ -240,7 +244,9 @@ bool ShmChannel::write_refused() {
 
 void ShmChannel::publish_slot() {
   if (!referred_)
-    label_.nbytes = static_cast<std::uint32_t>(slot_filled_) | (stored_ == Stores::streaming ? SlotLabel::streamed : 0);
+    label_.nbytes = static_cast<std::uint32_t>(slot_filled_) |
+                    (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) |
+                    (stored_.timed ? SlotLabel::timed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
   // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
   ShmSlot& slot = out_->slot(published_);
@@ -295,8 +301,8 @@ bool ShmChannel::take_slot() {
 }
 
 void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
-  slot_nbytes_ = label.nbytes & ~SlotLabel::streamed;
-  if (slot_nbytes_ >= least_timed_nbytes) {
+  slot_nbytes_ = label.nbytes & ~(SlotLabel::streamed | SlotLabel::timed);
+  if ((label.nbytes & SlotLabel::timed) != 0 && slot_nbytes_ != 0) {
     slot_stored_ = (label.nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
     slot_taken_at_ = Clock::now();
   }

@@ -54,6 +54,7 @@ struct SlotLabel {
   static constexpr std::uint32_t reference = ~std::uint32_t{0};      // instead of `nbytes`: `small` is a reference
   static constexpr std::uint32_t left = reference - 1;               // likewise: it is an address
   static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
+  static constexpr std::uint32_t timed = streamed >> 1;              // likewise: reading it is to be timed
   Header header;                                                     // of the message that it belongs to
   std::uint32_t nbytes;                                              // of the fragment
   std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
@@ -150,7 +151,7 @@ class ShmChannel final : public Channel {
   std::uint64_t begun_at_ = 0;        // slots published before the message
   Clock::duration writing_{};         // of it
   std::uint32_t ahead_ns_ = 0;        // what that took of the last such message, for each 64 KiB of all of it
-  Stores stored_ = Stores::ordinary;  // what is last in the open slot
+  Way stored_;                        // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
 

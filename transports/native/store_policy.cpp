@@ -9,11 +9,14 @@
 namespace unisono {
 namespace {
 
+// What is shorter is stored in the ordinary way.
+constexpr std::size_t least_chosen_nbytes = 8 << 10;
+// One fill of so many is timed.
+constexpr std::uint32_t fills_per_time = 8;
 // One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
 // then trials are frequent, as memory that has just been given is slow either way.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
-constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
 // The other way must be better by this factor.
 constexpr double clearly_better = 0.93;
 
@@ -79,27 +82,27 @@ std::uint32_t StorePolicy::cost(Stores stores, const ReadTimes& read) const {
   return written == 0 || read[way] == 0 ? 0 : written + read[way];
 }
 
-Stores StorePolicy::choose(std::size_t nbytes, const ReadTimes& read) {
-  if (!has_streaming_stores || nbytes < least_timed_nbytes) return Stores::ordinary;
+bool StorePolicy::is_chosen(std::size_t nbytes) { return has_streaming_stores && nbytes >= least_chosen_nbytes; }
+
+Way StorePolicy::decide(const ReadTimes& read) {
   const bool streams = streaming_.is_second(cost(Stores::ordinary, read), cost(Stores::streaming, read));
-  return streams ? Stores::streaming : Stores::ordinary;
+  usual_ = streaming_.second_is_better() ? Stores::streaming : Stores::ordinary;
+  if (streaming_.settled()) untimed_left_ = fills_per_time - 1;
+  return {streams ? Stores::streaming : Stores::ordinary, true};
 }
 
-std::chrono::nanoseconds StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores) {
-  if (nbytes < least_timed_nbytes) {
-    std::memcpy(dst, src, nbytes);
-    return {};
-  }
+std::chrono::nanoseconds StorePolicy::fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way) {
   using Clock = std::chrono::steady_clock;
-  const auto before = Clock::now();
-  if (stores == Stores::streaming) {
+  const auto before = way.timed ? Clock::now() : Clock::time_point();
+  if (way.stores == Stores::streaming) {
     copy_streaming(dst, src, nbytes);
     fence_streaming_stores();
   } else {
     std::memcpy(dst, src, nbytes);
   }
+  if (!way.timed) return {};
   const std::chrono::nanoseconds took = Clock::now() - before;
-  observe(stores, took, nbytes);
+  observe(way.stores, took, nbytes);
   return took;
 }
 
@@ -107,7 +110,7 @@ void StorePolicy::copy(std::byte* dst, const std::byte* src, std::size_t nbytes)
   constexpr std::size_t most_at_once = 64 << 10;
   for (std::size_t done = 0; done < nbytes; done += most_at_once) {
     const std::size_t part = std::min(nbytes - done, most_at_once);
-    fill(dst + done, src + done, part, choose(part, {1, 1}));  // reading takes as long either way
+    fill(dst + done, src + done, part, choose(part, [] { return ReadTimes{1, 1}; }));  // read equally fast
   }
 }
 

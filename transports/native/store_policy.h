@@ -6,7 +6,8 @@
 // as fast, but what they stored comes from further away. Which is better depends on the processor, and a virtual
 // machine's cores may be moved from one situation to the other at any time. So both ways are tried again and again: the
 // writer times its fills, the reader tells how long it took over them, and the way with the smaller sum is used. Of the
-// last few times the smallest decides, because whatever interrupts one only makes it longer.
+// last few times the smallest decides, because whatever interrupts one only makes it longer. Reading the clock, and what
+// the reader has told, takes a tenth of a short fill: so most of them are not timed.
 //
 // So it is with results that nobody reads for now: if caches hold that memory, ordinary stores find it there and are as
 // fast, and if they do not, these first read all of it for nothing.
@@ -27,8 +28,12 @@ void fence_streaming_stores();
 
 enum class Stores : std::uint8_t { ordinary, streaming };
 inline constexpr std::size_t store_ways = 2;
-// What is shorter is stored in the ordinary way, and not timed.
-inline constexpr std::size_t least_timed_nbytes = 8 << 10;
+
+// What is done with a fill.
+struct Way {
+  Stores stores = Stores::ordinary;
+  bool timed = false;
+};
 
 // The smallest of the last few times, in nanoseconds for each 64 KiB.
 class RecentTimes {
@@ -55,8 +60,14 @@ class Choice {
   explicit Choice(std::uint32_t burst) : burst_(burst) {}
   // Returns whether it is the second. A cost is 0 as long as it is not known.
   bool is_second(std::uint32_t first_cost, std::uint32_t second_cost);
+  // Whether both ways have been tried, and the second is the better one.
+  bool settled() const { return made_ >= first_trials; }
+  bool second_is_better() const { return second_; }
 
  private:
+  // At first both ways take turns so often.
+  static constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
+
   std::uint32_t burst_;
   std::uint32_t made_ = 0;
   std::uint32_t since_trial_ = 0;
@@ -69,11 +80,17 @@ class StorePolicy {
  public:
   using ReadTimes = std::array<std::uint32_t, store_ways>;
 
-  // How `nbytes` are to be stored next. `read` is how long the reader takes, by the way of storing; 0: it is not known.
-  Stores choose(std::size_t nbytes, const ReadTimes& read);
-  // Fills memory that a peer has read since it was filled the last time. Returns the time that it took, if it was
-  // taken.
-  std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Stores stores);
+  // How `nbytes` are to be stored next. `read` returns how long the reader takes, by the way of storing (0: it is not
+  // known), and is asked only where that decides something.
+  template <class Read>
+  Way choose(std::size_t nbytes, const Read& read) {
+    if (!is_chosen(nbytes)) return {};
+    if (untimed_left_ == 0) return decide(read());
+    --untimed_left_;
+    return {usual_, false};
+  }
+  // Fills memory that a peer has read since it was filled the last time. Returns the time that it took, if it is timed.
+  std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way);
   // Copies to memory that nobody reads for now, in the way that is faster itself.
   void copy(std::byte* dst, const std::byte* src, std::size_t nbytes);
   // Takes in how long a fill took.
@@ -82,10 +99,14 @@ class StorePolicy {
   }
 
  private:
+  static bool is_chosen(std::size_t nbytes);
+  Way decide(const ReadTimes& read);
   std::uint32_t cost(Stores stores, const ReadTimes& read) const;
 
   std::array<RecentTimes, store_ways> written_;
   Choice streaming_{1};
+  Stores usual_ = Stores::ordinary;
+  std::uint32_t untimed_left_ = 0;  // fills until the next one that is timed
 };
 
 }  // namespace unisono
