@@ -14,7 +14,8 @@ constexpr std::size_t least_chosen_nbytes = 8 << 10;
 // One fill of so many is timed.
 constexpr std::uint32_t fills_per_time = 8;
 // One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
-// then trials are frequent, as memory that has just been given is slow either way.
+// then trials are frequent, as memory that has just been given is slow either way; and so they are after each change of
+// mind, which a slow moment may have caused.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
 // The other way must be better by this factor.
@@ -64,7 +65,11 @@ bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
   if (made_ < first_trials) return made_++ / burst_ % 2 != 0;
   const double better = second_ ? second_cost : first_cost;
   const double other = second_ ? first_cost : second_cost;
-  if (other != 0 && other < better * clearly_better) return second_ = !second_;
+  if (other != 0 && other < better * clearly_better) {
+    since_trial_ = 0;
+    times_between_ = fewest_between;
+    return second_ = !second_;
+  }
   const double worse = better == 0 ? 1 : std::clamp(other / better, 1.0, rarest_trials);
   if (trials_left_ == 0) {
     if (++since_trial_ < times_between_ * burst_ * worse) return second_;

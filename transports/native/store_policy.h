@@ -67,12 +67,13 @@ class Choice {
  private:
   // At first both ways take turns so often.
   static constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
+  static constexpr std::uint32_t fewest_between = 4;
 
   std::uint32_t burst_;
   std::uint32_t made_ = 0;
   std::uint32_t since_trial_ = 0;
   std::uint32_t trials_left_ = 0;
-  std::uint32_t times_between_ = 4;  // trials, which get rarer
+  std::uint32_t times_between_ = fewest_between;  // trials, which get rarer
   bool second_ = false;
 };
 
