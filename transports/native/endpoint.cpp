@@ -18,8 +18,9 @@ using namespace std::chrono_literals;
 constexpr auto verdict_time = 2500ms;
 // How long a library may take to let go of the memory of calls that have failed.
 constexpr auto letting_go_time = 200ms;
-// Looks for progress before waiting, where whoever is waited for may want this core.
+// Looks for progress before waiting, where whoever is waited for may want this core, and where each takes a system call.
 constexpr std::uint32_t crowded_rounds = 2;
+constexpr std::uint32_t kernel_rounds = 50;
 
 Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
   return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
@@ -70,8 +71,10 @@ std::int32_t Endpoint::member(std::int32_t job_rank) const {
 
 void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) {
   const std::uint32_t patience = std::max(patience_.load(), channel->patience());
+  const bool asks_kernel = looks_ask_kernel_.load() || channel->asks_kernel();
   channels_.add(lane, std::move(channel));
   patience_ = patience;
+  looks_ask_kernel_ = asks_kernel;
   doorbell_.ring();
 }
 
@@ -133,6 +136,11 @@ void Endpoint::wake_leader() const {
   if (asleep_.load()) doorbell_.ring();
 }
 
+std::uint32_t Endpoint::affordable(std::uint32_t rounds) const {
+  if (crowded_) return std::min(rounds, crowded_rounds);
+  return looks_ask_kernel_.load(std::memory_order_relaxed) ? std::min(rounds, kernel_rounds) : rounds;
+}
+
 bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const CallSite& site, std::uint32_t rounds,
                        std::unique_ptr<Request>& request) {
   if (!lead_->try_take()) return false;
@@ -140,7 +148,7 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     give_up_lead();
     return false;
   }
-  if (crowded_) rounds = std::min(rounds, crowded_rounds);
+  rounds = affordable(rounds);
   const std::uint32_t sequence = next_sequence_++;
   const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
@@ -170,7 +178,7 @@ std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSit
     give_up_lead();
     return nullptr;
   }
-  if (crowded_) rounds = std::min(rounds, crowded_rounds);
+  rounds = affordable(rounds);
   auto request = std::make_unique<Request>(*this, site);
   request->message_ = message;
   messages_.push_back(request.get());

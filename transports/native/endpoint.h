@@ -186,6 +186,7 @@ class Endpoint {
 
   std::int32_t job_rank(std::int32_t member) const;
   // Handing in.
+  std::uint32_t affordable(std::uint32_t rounds) const;
   bool is_free_for_more() const { return handed_in_.load() == 0 && !closed_ && !control_->failed(); }
   void hand_in(Request& request);
   void wake_leader() const;
@@ -242,6 +243,7 @@ class Endpoint {
   std::atomic<bool> closed_{false};
   std::atomic<bool> asleep_{false};         // whoever leads
   std::atomic<std::uint32_t> patience_{0};  // the most of its channels
+  std::atomic<bool> looks_ask_kernel_{false};  // at any of its channels
   std::atomic<std::uint64_t> ended_{0};
   std::atomic<bool> memory_forsaken_{false};
 
