@@ -18,7 +18,8 @@ using namespace std::chrono_literals;
 constexpr auto verdict_time = 2500ms;
 // How long a library may take to let go of the memory of calls that have failed.
 constexpr auto letting_go_time = 200ms;
-// Looks for progress before waiting, where whoever is waited for may want this core, and where each takes a system call.
+// Looks for progress before waiting, where whoever is waited for may want this core, and where each takes a system
+// call.
 constexpr std::uint32_t crowded_rounds = 2;
 constexpr std::uint32_t kernel_rounds = 50;
 

@@ -241,8 +241,8 @@ class Endpoint {
   Doorbell doorbell_;
   std::unique_ptr<Lead> lead_;
   std::atomic<bool> closed_{false};
-  std::atomic<bool> asleep_{false};         // whoever leads
-  std::atomic<std::uint32_t> patience_{0};  // the most of its channels
+  std::atomic<bool> asleep_{false};            // whoever leads
+  std::atomic<std::uint32_t> patience_{0};     // the most of its channels
   std::atomic<bool> looks_ask_kernel_{false};  // at any of its channels
   std::atomic<std::uint64_t> ended_{0};
   std::atomic<bool> memory_forsaken_{false};

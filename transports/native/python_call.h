@@ -55,8 +55,8 @@ bool interrupted();
 // The outcome as a number; raises what a signal's handler has raised.
 int outcome_of(Outcome outcome);
 
-// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds, and for
-// the largest some tens of them.
+// Rounds, and the bytes of the largest operand, for which a call keeps the interpreter's lock: some microseconds, and
+// for the largest some tens of them.
 inline constexpr std::uint32_t held_rounds = 200;
 inline constexpr std::size_t most_held_nbytes = 1 << 20;
 // The bytes of the largest message that is begun in the call that starts it.

@@ -26,8 +26,8 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
 constexpr std::size_t cell_capacity = 4 << 10;
-// What is longer comes as quickly by the processor's own foresight, which it has from the fifth line or so on, and slower
-// if that is disturbed.
+// What is longer comes as quickly by the processor's own foresight, which it has from the fifth line or so on, and
+// slower if that is disturbed.
 constexpr std::size_t most_fetched_nbytes = 1 << 10;
 // The more peers a rank has, the less of each ring it uses: for all together about so much.
 constexpr std::size_t all_rings_nbytes = 3 << 20;

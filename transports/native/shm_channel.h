@@ -148,11 +148,11 @@ class ShmChannel final : public Channel {
   const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
   bool may_leave_ = true;
   LeavePolicy leaves_;
-  bool measured_ = false;             // how long it takes to write as much of the message as there is room for
-  std::uint64_t begun_at_ = 0;        // slots published before the message
-  Clock::duration writing_{};         // of it
-  std::uint32_t ahead_ns_ = 0;        // what that took of the last such message, for each 64 KiB of all of it
-  Way stored_;                        // what is last in the open slot
+  bool measured_ = false;       // how long it takes to write as much of the message as there is room for
+  std::uint64_t begun_at_ = 0;  // slots published before the message
+  Clock::duration writing_{};   // of it
+  std::uint32_t ahead_ns_ = 0;  // what that took of the last such message, for each 64 KiB of all of it
+  Way stored_;                  // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
 
@@ -163,7 +163,7 @@ class ShmChannel final : public Channel {
   std::size_t slot_nbytes_ = 0;
   std::size_t slot_used_ = 0;
   std::size_t cell_fetched_ = 0;  // bytes of a cell that are asked for while a message is awaited
-  std::size_t in_left_ = 0;  // bytes of the message not yet consumed
+  std::size_t in_left_ = 0;       // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
   Stores slot_stored_ = Stores::ordinary;

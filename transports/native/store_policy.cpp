@@ -9,8 +9,6 @@
 namespace unisono {
 namespace {
 
-// What is shorter is stored in the ordinary way.
-constexpr std::size_t least_chosen_nbytes = 8 << 10;
 // One fill of so many is timed.
 constexpr std::uint32_t fills_per_time = 8;
 // One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
@@ -20,12 +18,6 @@ constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
 // The other way must be better by this factor.
 constexpr double clearly_better = 0.93;
-
-#if defined(__x86_64__)
-constexpr bool has_streaming_stores = true;
-#else
-constexpr bool has_streaming_stores = false;
-#endif
 
 }  // namespace
 
@@ -86,8 +78,6 @@ std::uint32_t StorePolicy::cost(Stores stores, const ReadTimes& read) const {
   const std::uint32_t written = written_[way].smallest();
   return written == 0 || read[way] == 0 ? 0 : written + read[way];
 }
-
-bool StorePolicy::is_chosen(std::size_t nbytes) { return has_streaming_stores && nbytes >= least_chosen_nbytes; }
 
 Way StorePolicy::decide(const ReadTimes& read) {
   const bool streams = streaming_.is_second(cost(Stores::ordinary, read), cost(Stores::streaming, read));

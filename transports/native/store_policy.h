@@ -6,8 +6,8 @@
 // as fast, but what they stored comes from further away. Which is better depends on the processor, and a virtual
 // machine's cores may be moved from one situation to the other at any time. So both ways are tried again and again: the
 // writer times its fills, the reader tells how long it took over them, and the way with the smaller sum is used. Of the
-// last few times the smallest decides, because whatever interrupts one only makes it longer. Reading the clock, and what
-// the reader has told, takes a tenth of a short fill: so most of them are not timed.
+// last few times the smallest decides, because whatever interrupts one only makes it longer. Reading the clock, and
+// what the reader has told, takes a tenth of a short fill: so most of them are not timed.
 //
 // So it is with results that nobody reads for now: if caches hold that memory, ordinary stores find it there and are as
 // fast, and if they do not, these first read all of it for nothing.
@@ -20,6 +20,12 @@
 #include <cstdint>
 
 namespace unisono {
+
+#if defined(__x86_64__)
+inline constexpr bool has_streaming_stores = true;
+#else
+inline constexpr bool has_streaming_stores = false;
+#endif
 
 // Copies by stores that go past the caches, where the processor has them. What they stored becomes visible to others
 // in any order until `fence_streaming_stores`.
@@ -85,7 +91,7 @@ class StorePolicy {
   // known), and is asked only where that decides something.
   template <class Read>
   Way choose(std::size_t nbytes, const Read& read) {
-    if (!is_chosen(nbytes)) return {};
+    if (!has_streaming_stores || nbytes < least_chosen_nbytes) return {};
     if (untimed_left_ == 0) return decide(read());
     --untimed_left_;
     return {usual_, false};
@@ -100,7 +106,9 @@ class StorePolicy {
   }
 
  private:
-  static bool is_chosen(std::size_t nbytes);
+  // What is shorter is stored in the ordinary way.
+  static constexpr std::size_t least_chosen_nbytes = 8 << 10;
+
   Way decide(const ReadTimes& read);
   std::uint32_t cost(Stores stores, const ReadTimes& read) const;
 
