@@ -257,9 +257,10 @@ class LeaksThreads(Double):
 class LeaksMemory(Double):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        # Pages of its own: what Python allocates may come from what this process has freed before.
-        pages = mmap.mmap(-1, 1 << 17)
-        pages.write(b"x" * (1 << 17))
+        # Pages of its own, for what Python allocates may come from what this process has freed before; and more than
+        # what the process may give back meanwhile of what earlier tests have used.
+        pages = mmap.mmap(-1, 1 << 20)
+        pages.write(b"x" * (1 << 20))
         kept.append(pages)
 
 

@@ -158,6 +158,8 @@ class Endpoint {
   void go_on(Request& request, double timeout_s);
   // Looks once for progress.
   Outcome poll(Request& request);
+  // Looks for progress so many times, or until the request has ended, unless another thread does.
+  void look(const Request& request, std::uint32_t rounds);
   // Waits until the request has ended, one way or another; `timeout_s` is counted from now.
   Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
   // How many requests have ended so far, once it is not `seen` any more, or when `most` has passed.

@@ -85,6 +85,13 @@ Outcome Endpoint::poll(Request& request) {
   return request.outcome();
 }
 
+void Endpoint::look(const Request& request, std::uint32_t rounds) {
+  if (!lead_->try_take()) return;
+  for (rounds = affordable(rounds); rounds != 0 && request.outcome() == Outcome::pending; --rounds)
+    if (!drive()) relax();
+  give_up_lead();
+}
+
 Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {
   set_deadline(request, timeout_s);
   auto next_signal_check = Clock::now() + signal_check_period;

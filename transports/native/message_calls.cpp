@@ -83,10 +83,14 @@ class MessageCalls {
     const auto limit_s = limit_of(timeout_s);
     if (!out_going || !in_coming || !limit_s || elements_of(*out_going).overlap(elements_of(*in_coming))) return false;
     const auto began = std::chrono::steady_clock::now();
-    const auto receiving = begun(*in_coming, false);
-    complete(*begun(*out_going, true), *out_going, x, *limit_s);
+    Begun receiving = begin(*in_coming, false);
+    Begun sending = begin(*out_going, false);
+    if (is_short(*in_coming, true)) target_->look(*receiving.request, held_rounds);
+    tell_site(receiving);
+    tell_site(sending);
+    complete(*sending.request, *out_going, x, *limit_s);
     const double left_s = *limit_s - Seconds(std::chrono::steady_clock::now() - began).count();
-    complete(*receiving, *in_coming, out, std::max(0.0, left_s));
+    complete(*receiving.request, *in_coming, out, std::max(0.0, left_s));
     return true;
   }
 
@@ -101,13 +105,33 @@ class MessageCalls {
   }
 
  private:
+  struct Begun {
+    std::unique_ptr<Request> request;
+    bool has_site;
+  };
+
+  static bool is_short(const Message& message, bool is_waited_for) {
+    return message.posting.parcel.header.nbytes <= (is_waited_for ? most_held_nbytes : most_begun_nbytes);
+  }
+
+  Begun begin(const Message& message, bool is_waited_for) {
+    const bool is_tried = is_short(message, is_waited_for);
+    auto request = target_->try_now(message, {}, !is_tried ? 0 : is_waited_for ? held_rounds : 1);
+    if (request) return {std::move(request), false};
+    return {target_->start(message, call_site()), true};
+  }
+
+  // Finding out where in the program a call stands takes as long as a short message: so only of one that has not ended.
+  void tell_site(Begun& begun) {
+    if (!begun.has_site && begun.request->outcome() == Outcome::pending)
+      target_->set_site(*begun.request, call_site());
+    begun.has_site = true;
+  }
+
   std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
-    const std::size_t most_nbytes = is_waited_for ? most_held_nbytes : most_begun_nbytes;
-    const bool is_short = message.posting.parcel.header.nbytes <= most_nbytes;
-    auto request = target_->try_now(message, {}, !is_short ? 0 : is_waited_for ? held_rounds : 1);
-    if (!request) return target_->start(message, call_site());
-    if (request->outcome() == Outcome::pending) target_->set_site(*request, call_site());
-    return request;
+    Begun begun = begin(message, is_waited_for);
+    tell_site(begun);
+    return std::move(begun.request);
   }
 
   // The array stays for ever if the message fails and a library may still use its memory.
