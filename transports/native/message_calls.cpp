@@ -123,8 +123,7 @@ class MessageCalls {
 
   // Finding out where in the program a call stands takes as long as a short message: so only of one that has not ended.
   void tell_site(Begun& begun) {
-    if (!begun.has_site && begun.request->outcome() == Outcome::pending)
-      target_->set_site(*begun.request, call_site());
+    if (!begun.has_site && begun.request->outcome() == Outcome::pending) target_->set_site(*begun.request, call_site());
     begun.has_site = true;
   }
 
