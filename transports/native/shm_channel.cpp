@@ -35,6 +35,8 @@ constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
 // So does a message of so much: what it brings along fills second-level caches anyway.
 constexpr std::size_t long_nbytes = 2 << 20;
+// Of which so much is there at least, once it is used; whole pages.
+constexpr std::size_t populated_at_once = 128 << 10;
 // What has not been consumed, what is left over at the end of the ring, and another fragment.
 static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
 // How much of a message that was left is copied to the stage at once, or anywhere.
@@ -191,10 +193,22 @@ std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
   const std::size_t used = label_.header.nbytes < long_nbytes ? ring_nbytes_ : least_ring_nbytes;
   if (ring_next_ + nbytes > used) ring_next_ = 0;
+  if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
   const std::uint32_t place = ring_next_;
   std::memcpy(label_.small, &place, sizeof place);
   ring_next_ += static_cast<std::uint32_t>((nbytes + cache_line - 1) / cache_line * cache_line);
   return out_ring_ + place;
+}
+
+// Asks for many pages of the ring at once: to touch them one by one takes several times as long, on either side. Where
+// the kernel does not know that, they come as they are touched.
+void ShmChannel::populate_ring(std::size_t nbytes) {
+  const std::size_t until =
+      std::min((nbytes + populated_at_once - 1) / populated_at_once * populated_at_once, most_ring_nbytes);
+#ifdef MADV_POPULATE_WRITE
+  ::madvise(out_ring_ + ring_populated_, until - ring_populated_, MADV_POPULATE_WRITE);
+#endif
+  ring_populated_ = until;
 }
 
 std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {

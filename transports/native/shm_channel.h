@@ -99,6 +99,7 @@ class ShmChannel final : public Channel {
   bool open_slot();
   // Where a fragment of the open slot is to lie.
   std::byte* place_fragment(std::size_t nbytes);
+  void populate_ring(std::size_t nbytes);
   bool send_reference(const Header& header, const std::byte* whole);
   bool leave(const Header& header, Whole whole);
   void note_refusal();
@@ -141,6 +142,7 @@ class ShmChannel final : public Channel {
   std::size_t slot_filled_ = 0;
   const std::size_t ring_nbytes_;  // that are used
   std::uint32_t ring_next_ = 0;
+  std::size_t ring_populated_ = 0;  // bytes whose pages are there
   SlotLabel label_{};
   std::size_t out_left_ = 0;  // bytes of the message not yet taken
   bool slot_open_ = false;
