@@ -23,6 +23,13 @@ constexpr auto letting_go_time = 200ms;
 constexpr std::uint32_t crowded_rounds = 2;
 constexpr std::uint32_t kernel_rounds = 50;
 
+// Looks so many times for progress of what has begun, or until it is done.
+template <class Begun>
+void look_at(Begun& operation, std::uint32_t rounds) {
+  for (; rounds != 0 && !operation.done(); --rounds)
+    if (!operation.advance()) relax();
+}
+
 Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {
   return {0, nbytes, static_cast<std::uint32_t>(dtype), tag, 0, kind_point_to_point};
 }
@@ -149,13 +156,11 @@ bool Endpoint::try_now(const CompiledCall& call, const Memory& memory, const Cal
     give_up_lead();
     return false;
   }
-  rounds = affordable(rounds);
   const std::uint32_t sequence = next_sequence_++;
   const std::size_t record = control_->recorder().begin(communicator_, sequence, call.digest, call.description, site);
   try {
     collective_.start(call, memory, sequence, channels_);
-    for (; rounds != 0 && !collective_.done(); --rounds)
-      if (!collective_.advance()) relax();
+    look_at(collective_, affordable(rounds));
   } catch (const std::exception&) {
     error_ = std::current_exception();  // dealt with when the request is driven
   }
@@ -179,15 +184,12 @@ std::unique_ptr<Request> Endpoint::try_now(const Message& message, const CallSit
     give_up_lead();
     return nullptr;
   }
-  rounds = affordable(rounds);
   auto request = std::make_unique<Request>(*this, site);
   request->message_ = message;
   messages_.push_back(request.get());
   try {
     begin_message(*request);
-    PointToPoint* operation = request->operation_.get();
-    for (; operation != nullptr && rounds != 0 && !operation->done(); --rounds)
-      if (!operation->advance()) relax();
+    if (request->operation_ != nullptr) look_at(*request->operation_, affordable(rounds));
   } catch (const std::exception&) {
     error_ = std::current_exception();  // dealt with when the request is driven
   }

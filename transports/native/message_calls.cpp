@@ -115,8 +115,8 @@ class MessageCalls {
   }
 
   Begun begin(const Message& message, bool is_waited_for) {
-    const bool is_tried = is_short(message, is_waited_for);
-    auto request = target_->try_now(message, {}, !is_tried ? 0 : is_waited_for ? held_rounds : 1);
+    const std::uint32_t rounds = is_waited_for ? held_rounds : 1;
+    auto request = target_->try_now(message, {}, is_short(message, is_waited_for) ? rounds : 0);
     if (request) return {std::move(request), false};
     return {target_->start(message, call_site()), true};
   }
@@ -128,9 +128,9 @@ class MessageCalls {
   }
 
   std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
-    Begun begun = begin(message, is_waited_for);
-    tell_site(begun);
-    return std::move(begun.request);
+    Begun made = begin(message, is_waited_for);
+    tell_site(made);
+    return std::move(made.request);
   }
 
   // The array stays for ever if the message fails and a library may still use its memory.

@@ -35,8 +35,9 @@ constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
 // So does a message of so much: what it brings along fills second-level caches anyway.
 constexpr std::size_t long_nbytes = 2 << 20;
-// Of which so much is there at least, once it is used; whole pages.
+// The pages of a ring come so many bytes at a time.
 constexpr std::size_t populated_at_once = 128 << 10;
+static_assert(most_ring_nbytes % populated_at_once == 0 && populated_at_once % page == 0);
 // What has not been consumed, what is left over at the end of the ring, and another fragment.
 static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
 // How much of a message that was left is copied to the stage at once, or anywhere.
@@ -203,8 +204,7 @@ std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
 // Asks for many pages of the ring at once: to touch them one by one takes several times as long, on either side. Where
 // the kernel does not know that, they come as they are touched.
 void ShmChannel::populate_ring(std::size_t nbytes) {
-  const std::size_t until =
-      std::min((nbytes + populated_at_once - 1) / populated_at_once * populated_at_once, most_ring_nbytes);
+  const std::size_t until = (nbytes + populated_at_once - 1) / populated_at_once * populated_at_once;
 #ifdef MADV_POPULATE_WRITE
   ::madvise(out_ring_ + ring_populated_, until - ring_populated_, MADV_POPULATE_WRITE);
 #endif
