@@ -87,6 +87,9 @@ class Given(NamedTuple):
 class Caller:
     """What the collectives of a communicator have in common."""
 
+    # The caches are where `KnownFirst` finds them without looking them up.
+    __slots__ = ("__dict__", "__weakref__", "_cache", "_messages")
+
     def __init__(self, executor: Executor, place: Place, options: Options, known: Known = NOTHING) -> None:
         self.rank = executor.rank
         self.size = executor.size

@@ -37,20 +37,17 @@ void ChannelTable::add(std::int64_t lane, std::unique_ptr<Channel> channel) {
   entry.channel.store(owned_channels_.back().get(), std::memory_order_release);
 }
 
-ChannelEntry& ChannelTable::at(std::int64_t lane, std::int64_t peer) {
+ChannelEntry& ChannelTable::make_place(std::int64_t lane, std::int64_t peer) {
   if (lane < receiving_lane || lane >= most_lanes || peer < 0 || static_cast<std::size_t>(peer) >= size_)
     throw std::invalid_argument("there can be no such channel");
   std::atomic<Peers*>& place = lanes_[static_cast<std::size_t>(lane - receiving_lane)];
-  Peers* peers = place.load(std::memory_order_acquire);
+  const std::lock_guard lock(mutex_);
+  Peers* peers = place.load(std::memory_order_relaxed);
   if (peers == nullptr) {
-    const std::lock_guard lock(mutex_);
-    peers = place.load(std::memory_order_relaxed);
-    if (peers == nullptr) {
-      owned_lanes_.push_back(std::make_unique<Peers>(size_));
-      peers = owned_lanes_.back().get();
-      for (std::size_t i = 0; i < size_; ++i) (*peers)[i].peer = static_cast<std::int32_t>(i);
-      place.store(peers, std::memory_order_release);
-    }
+    owned_lanes_.push_back(std::make_unique<Peers>(size_));
+    peers = owned_lanes_.back().get();
+    for (std::size_t i = 0; i < size_; ++i) (*peers)[i].peer = static_cast<std::int32_t>(i);
+    place.store(peers, std::memory_order_release);
   }
   return (*peers)[static_cast<std::size_t>(peer)];
 }

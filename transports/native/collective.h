@@ -60,7 +60,12 @@ class ChannelTable {
   // Throws std::invalid_argument if there can be no such channel or there is one.
   void add(std::int64_t lane, std::unique_ptr<Channel> channel);
   // The place of a channel; throws std::invalid_argument if there can be none.
-  ChannelEntry& at(std::int64_t lane, std::int64_t peer);
+  ChannelEntry& at(std::int64_t lane, std::int64_t peer) {
+    const auto index = static_cast<std::size_t>(lane - receiving_lane);
+    if (index < lanes_.size() && static_cast<std::size_t>(peer) < size_)
+      if (Peers* peers = lanes_[index].load(std::memory_order_acquire)) return (*peers)[static_cast<std::size_t>(peer)];
+    return make_place(lane, peer);
+  }
   // See `Channel::takes`; nothing if the channel has not been opened.
   std::optional<bool> takes(std::int64_t lane, std::int64_t peer, MemoryType memory, std::uint64_t nbytes);
   std::vector<ChannelTraffic> traffic() const;
@@ -72,6 +77,8 @@ class ChannelTable {
 
  private:
   using Peers = std::vector<ChannelEntry>;
+  ChannelEntry& make_place(std::int64_t lane, std::int64_t peer);
+
   const std::size_t size_;
   mutable std::mutex mutex_;
   std::array<std::atomic<Peers*>, most_lanes + 2> lanes_{};

@@ -5,7 +5,8 @@
 // place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the
 // cache knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method:
 // calls that are not known or not to be waited for, options and results that the cache does not know of, wrong
-// arguments.
+// arguments. The cache is one of the `__slots__` of the class, for it takes a tenth of a call to look an attribute up
+// by its name.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -26,11 +27,11 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
-// What is asked first: the attribute of the communicator that it is, where it expects the parameters of a method, by
+// What is asked first: the slot of the communicator that it is in, where it expects the parameters of a method, by
 // their names, after the name of the method itself, and how it is asked. Parameters that are not here must be as by
 // default.
 struct Cache {
-  const char* attribute;
+  const char* slot;
   std::array<const char*, known_call_arguments> places;
   Known (*run)(PyObject* cache, PyObject* const* arguments);
 };
@@ -52,7 +53,8 @@ struct KnownFirst {
   PyObject_HEAD;
   vectorcallfunc call;
   const Cache* cache;
-  PyObject* attribute;  // interned
+  PyTypeObject* owner;    // of the slot; nullptr before the method is part of a class
+  Py_ssize_t slot_place;  // in an object
   PyObject* method;
   Py_ssize_t parameters;
   Py_ssize_t positional;
@@ -65,6 +67,11 @@ struct KnownFirst {
     for (Py_ssize_t i = 0; i < parameters; ++i)
       if (parameter[i].name == name) return &parameter[i];
     return nullptr;
+  }
+  // The cache of a communicator; nullptr if this is none.
+  PyObject* cache_of(PyObject* communicator) const {
+    if (owner == nullptr || !PyObject_TypeCheck(communicator, owner)) return nullptr;
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<std::byte*>(communicator) + slot_place);
   }
 };
 
@@ -95,11 +102,9 @@ PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_cou
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   PyObject* arguments[known_call_arguments];
   if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
-    PyObject* cache = PyObject_GetAttr(given[0], self.attribute);
-    if (cache == nullptr) return nullptr;
-    const nb::object held = nb::steal(cache);
-    if (takes_notes(cache)) return note(cache, arguments);
-    const Known known = self.cache->run(cache, arguments);
+    const nb::object cache = nb::borrow(self.cache_of(given[0]));
+    if (cache && takes_notes(cache.ptr())) return note(cache.ptr(), arguments);
+    const Known known = cache ? self.cache->run(cache.ptr(), arguments) : Known::no;
     if (known == Known::failed) return nullptr;
     if (known == Known::yes) return Py_NewRef(self.returns_out ? arguments[out_index] : Py_None);
   }
@@ -135,9 +140,9 @@ void describe(KnownFirst& self) {
   self.returns_out = self.find(nb::steal(PyUnicode_InternFromString("out")).ptr()) != nullptr;
 }
 
-const Cache* find_cache(std::string_view attribute) {
-  const auto found = std::find_if(std::begin(caches), std::end(caches),
-                                  [&](const Cache& each) { return each.attribute == attribute; });
+const Cache* find_cache(std::string_view slot) {
+  const auto found =
+      std::find_if(std::begin(caches), std::end(caches), [&](const Cache& each) { return each.slot == slot; });
   if (found == std::end(caches)) throw nb::value_error("there is no such cache");
   return found;
 }
@@ -145,7 +150,7 @@ const Cache* find_cache(std::string_view attribute) {
 PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
   static const char* names[] = {"method", "cache", nullptr};
   PyObject* method = nullptr;
-  const char* cache = caches[0].attribute;
+  const char* cache = caches[0].slot;
   if (!PyArg_ParseTupleAndKeywords(given, named, "O|s:KnownFirst", const_cast<char**>(names), &method, &cache))
     return nullptr;
   return or_error(static_cast<PyObject*>(nullptr), [&] {
@@ -154,7 +159,6 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
     auto& self = *reinterpret_cast<KnownFirst*>(made.ptr());
     self.call = call;
     self.cache = find_cache(cache);
-    self.attribute = PyUnicode_InternFromString(cache);
     self.method = Py_NewRef(method);
     describe(self);
     return made.release().ptr();
@@ -167,12 +171,28 @@ void destroy(PyObject* object) {
     Py_XDECREF(self.parameter[i].name);
     Py_XDECREF(self.parameter[i].if_not_given);
   }
-  Py_XDECREF(self.attribute);
+  Py_XDECREF(self.owner);
   Py_XDECREF(self.method);
   Py_XDECREF(self.if_not_given[0]);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
+}
+
+// `__set_name__`: the method has become part of a class, by which its slot is found.
+PyObject* join(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "__set_name__ takes a class and a name");
+  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  PyObject* found = PyObject_GetAttrString(given[0], self.cache->slot);
+  if (found == nullptr) return nullptr;
+  const nb::object slot = nb::steal(found);
+  if (!Py_IS_TYPE(found, &PyMemberDescr_Type))
+    return PyErr_Format(PyExc_TypeError, "%s must be one of __slots__", self.cache->slot);
+  PyTypeObject* owner = self.owner;
+  self.slot_place = reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset;
+  self.owner = reinterpret_cast<PyTypeObject*>(Py_NewRef(PyDescr_TYPE(found)));
+  Py_XDECREF(owner);
+  Py_RETURN_NONE;
 }
 
 PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
@@ -192,15 +212,21 @@ PyObject* get(PyObject* object, PyObject* name) {
 void bind_known_first(nb::module_& module) {
   static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr},
                                   {}};
+  static PyMethodDef methods[] = {
+      {"__set_name__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(join)), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
                                 {Py_tp_getattro, reinterpret_cast<void*>(get)},
                                 {Py_tp_members, members},
+                                {Py_tp_methods, methods},
                                 {0, nullptr}};
-  static PyType_Spec spec{"unisono.transports._core.KnownFirst", sizeof(KnownFirst), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+  // Python looks up methods quickly only if their type cannot change.
+  constexpr unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_METHOD_DESCRIPTOR |
+                             Py_TPFLAGS_HAVE_VECTORCALL;
+  static PyType_Spec spec{"unisono.transports._core.KnownFirst", sizeof(KnownFirst), 0, flags, slots};
   module.attr("KnownFirst") = nb::steal(PyType_FromSpec(&spec));
 }
 

@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace unisono {
@@ -13,13 +14,13 @@ std::string CallRecord::text() const {
 }
 
 void Recorder::name(std::uint64_t communicator, std::string where) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   names_.insert_or_assign(communicator, std::move(where));
 }
 
 std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                             const std::shared_ptr<const std::string>& description, const CallSite& site) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   const std::size_t index = begun_++ % capacity;
   CallRecord& record = records_[index];
   record.communicator = communicator;
@@ -33,7 +34,7 @@ std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, 
 }
 
 void Recorder::set_site(std::size_t index, const CallSite& site) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   records_[index].site = site;
 }
 
@@ -46,7 +47,7 @@ CallRecord Recorder::record(std::size_t index) const {
 }
 
 std::optional<CallRecord> Recorder::find(std::uint64_t communicator, std::uint64_t sequence) const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   for (std::size_t index = 0; index < capacity; ++index) {
     const CallRecord& found = records_[index];
     if (found.description && found.communicator == communicator && found.sequence == sequence) return record(index);
@@ -55,7 +56,7 @@ std::optional<CallRecord> Recorder::find(std::uint64_t communicator, std::uint64
 }
 
 std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   std::optional<std::size_t> latest;
   for (std::size_t index = 0; index < capacity; ++index) {
     const CallRecord& found = records_[index];
@@ -66,7 +67,7 @@ std::optional<CallRecord> Recorder::last(std::uint64_t communicator) const {
 }
 
 std::optional<CallRecord> Recorder::running() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard held(lock_);
   for (std::uint64_t back = 1; back <= std::min<std::uint64_t>(begun_, capacity); ++back) {
     const std::size_t index = (begun_ - back) % capacity;
     if (!returned_[index].load(std::memory_order_relaxed)) return record(index);

@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+
+#include "scheduling.h"
 
 namespace unisono {
 
@@ -54,7 +55,7 @@ class Recorder {
  private:
   CallRecord record(std::size_t index) const;
 
-  mutable std::mutex mutex_;
+  mutable BriefLock lock_;
   std::array<CallRecord, capacity> records_;
   std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because it needs no lock
   std::uint64_t begun_ = 0;

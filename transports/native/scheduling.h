@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace unisono {
@@ -18,6 +19,19 @@ inline void relax() {
   asm volatile("isb" ::: "memory");
 #endif
 }
+
+// A lock for a few stores: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which is
+// rare, gives its core away until it is not.
+class BriefLock {
+ public:
+  void lock() {
+    while (taken_.exchange(true, std::memory_order_acquire)) ::sched_yield();
+  }
+  void unlock() { taken_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
 
 // How the kernel treats a thread that wakes while another one computes on its core.
 // Patient: it runs when the other has had its turn. Prompt: it runs at once, for it asks for short turns, and Linux
