@@ -224,8 +224,8 @@ void bind_known_first(nb::module_& module) {
                                 {Py_tp_methods, methods},
                                 {0, nullptr}};
   // Python looks up methods quickly only if their type cannot change.
-  constexpr unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_METHOD_DESCRIPTOR |
-                             Py_TPFLAGS_HAVE_VECTORCALL;
+  constexpr unsigned flags =
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL;
   static PyType_Spec spec{"unisono.transports._core.KnownFirst", sizeof(KnownFirst), 0, flags, slots};
   module.attr("KnownFirst") = nb::steal(PyType_FromSpec(&spec));
 }

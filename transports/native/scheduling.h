@@ -20,8 +20,8 @@ inline void relax() {
 #endif
 }
 
-// A lock for a few stores: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which is
-// rare, gives its core away until it is not.
+// A lock for a few stores: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which
+// is rare, gives its core away until it is not.
 class BriefLock {
  public:
   void lock() {

@@ -29,6 +29,7 @@ constexpr std::size_t cell_capacity = 4 << 10;
 // What is longer comes as quickly by the processor's own foresight, which it has from the fifth line or so on, and
 // slower if that is disturbed.
 constexpr std::size_t most_fetched_nbytes = 1 << 10;
+constexpr std::uint32_t looks_per_fetch = 4;
 // The more peers a rank has, the less of each ring it uses: for all together about so much.
 constexpr std::size_t all_rings_nbytes = 3 << 20;
 constexpr std::size_t most_ring_nbytes = 1536 << 10;
@@ -301,8 +302,9 @@ const Header* ShmChannel::front() {
 }
 
 // Asks for the lines of a cell along with the one that says that it is filled, and not only after that: as many as were
-// filled the last time.
-void ShmChannel::fetch_cell() const {
+// filled the last time. Not at every look, for that would take them away from the peer as it fills them.
+void ShmChannel::fetch_cell() {
+  if (cell_fetched_ == 0 || ++looks_ % looks_per_fetch != 0) return;
   const std::byte* cell = in_cells_[released_ % slots].data;
   for (std::size_t line = 0; line < cell_fetched_; line += cache_line) __builtin_prefetch(cell + line);
 }

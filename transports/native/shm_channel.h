@@ -107,7 +107,7 @@ class ShmChannel final : public Channel {
   StorePolicy::ReadTimes read_times() const;
   void publish_slot();
   void note_consumed(std::uint32_t acknowledged);
-  void fetch_cell() const;
+  void fetch_cell();
   bool take_slot();
   void take_fragment(const ShmSlot& slot, const SlotLabel& label);
   std::size_t place_in_ring(const SlotLabel& label) const;
@@ -165,6 +165,7 @@ class ShmChannel final : public Channel {
   std::size_t slot_nbytes_ = 0;
   std::size_t slot_used_ = 0;
   std::size_t cell_fetched_ = 0;  // bytes of a cell that are asked for while a message is awaited
+  std::uint32_t looks_ = 0;       // for a message, while there was a cell to ask for
   std::size_t in_left_ = 0;       // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
