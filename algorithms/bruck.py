@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import distances, place_own
+from unisono.algorithms.lanes import distances, share_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -40,7 +40,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
-    lane: Lane = (place_own(rank),)
+    lane: Lane = ()
     for distance in distances(size, radix):
         steps: list[Step] = []
         for far in range(distance, min(radix * distance, size), distance):
@@ -48,7 +48,7 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
             steps.append(Send((rank - far) % size, output_block(rank, count)))
             steps.append(Recv((rank + far) % size, output_block(rank + far, count)))
         lane += (Group(tuple(steps)),)
-    return Plan("allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+    return Plan("allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
 
 
 def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.lanes import alone, place_own
+from unisono.algorithms.lanes import alone, share_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -81,7 +81,7 @@ def allgather_circulant(size: int, rank: int, root: int = 0, varying: bool = Fal
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
-    lane = (place_own(rank), *_allgather(size, rank))
+    lane = share_own(rank, _allgather(size, rank))
     return Plan("allgather", "circulant", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from unisono.algorithms.checks import check_ranks, check_supported, needs_power_of_two
 from unisono.algorithms.folding import Folding, fold
-from unisono.algorithms.lanes import idle, place_own
+from unisono.algorithms.lanes import idle, share_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -69,7 +69,7 @@ def allgather_recursive_doubling(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_power_of_two(size))
-    lane = (place_own(rank), *allgather_lane(size, rank))
+    lane = share_own(rank, allgather_lane(size, rank))
     return Plan("allgather", "recursive_doubling", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 

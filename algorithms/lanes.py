@@ -51,6 +51,20 @@ def place_own(rank: int) -> Group:
     return Group((Copy(output_block(rank), input_block()),))
 
 
+def share_own(rank: int, lane: Lane) -> Lane:
+    """Return the lane of an allgather whose first group sends the rank's block of OUTPUT, with that put into its place.
+
+    The first group sends it straight from INPUT, so that it need not wait for the copy, nor read what the copy has
+    written, which for a large block would be fetched from memory once more.
+    """
+    if not lane:
+        return (place_own(rank),)
+    first, *others = lane
+    assert isinstance(first, Group)
+    exchange = (Send(step.peer, input_block()) if isinstance(step, Send) else step for step in first.steps)
+    return (Group((*exchange, *place_own(rank).steps)), *others)
+
+
 def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
     """Return the lane that carries out `count` like exchanges, at most `window` of them at a time.
 

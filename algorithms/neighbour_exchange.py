@@ -7,7 +7,7 @@ one neighbour the pair of blocks that it got from the other one: half the rounds
 from __future__ import annotations
 
 from unisono.algorithms.checks import check_ranks, check_supported, needs_even
-from unisono.algorithms.lanes import place_own
+from unisono.algorithms.lanes import share_own
 from unisono.algorithms.plan import (
     Group,
     Lane,
@@ -32,7 +32,7 @@ def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_even(size))
-    lane = (place_own(rank), *_exchanges(size, rank))
+    lane = share_own(rank, _exchanges(size, rank))
     return Plan("allgather", "neighbour_exchange", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.algorithms.checks import check_at_least, check_ranks
-from unisono.algorithms.lanes import place_own
+from unisono.algorithms.lanes import share_own
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -104,8 +104,8 @@ def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
-    lane = (place_own(rank), *allgather_lane(size, rank, rank))
-    return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+    lane = (*_pass_around(1, size, rank, rank), *_pass_around(size - 2, size, rank, rank - 1)) if size > 1 else ()
+    return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
 
 
 def _allreduce(algorithm: str, size: int, rank: int, root: int, tracks: tuple[_Track, ...]) -> Plan:
@@ -155,7 +155,13 @@ def _reduce_scatter(size: int, rank: int, first: int, partial: Buffer, result: S
 
 def allgather_lane(size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
     """Return size - 1 groups that carry block `first` of every rank's OUTPUT, rank plus a constant, to all others."""
+    return _pass_around(size - 1, size, rank, first, track)
+
+
+def _pass_around(times: int, size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
+    """Return `times` groups that pass blocks of OUTPUT on, `first` and those before it, as they have arrived."""
     step = track.direction
     send = Send((rank + step) % size, track.span(Buffer.OUTPUT, first, -step))
     receive = Recv((rank - step) % size, track.span(Buffer.OUTPUT, first - step, -step))
-    return (Repeat(size - 1, (Group((send, receive)),)),) if size > 1 else ()
+    group = Group((send, receive))
+    return (group,) if times == 1 else (Repeat(times, (group,)),) if times > 1 else ()
