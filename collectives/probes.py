@@ -173,6 +173,11 @@ class _Probes:
 
         return self._timed(both_ways, self._pair)
 
+    def around(self, nbytes: int, segment_nbytes: int) -> float:
+        x = np.zeros(nbytes, np.uint8)
+        algorithm = f"ring(segment_nbytes={segment_nbytes})"
+        return self._timed(self._pair.plan("allreduce", x, op="max", out=x, algorithm=algorithm), self._pair)
+
     def reduce(self, dtype: str, nbytes: int) -> float:
         vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, np.dtype(dtype)) for _ in range(2)]
         return self._timed(lambda: reduce_local(*vectors, op="max"), self._pair, alone=True)

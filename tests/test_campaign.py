@@ -36,7 +36,7 @@ from unisono.tuning.calibrate import (
 )
 from unisono.tuning.campaign import FAMILIES, Campaign, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
-from unisono.tuning.parameters import PRIORS, Link, Parameters, curve, from_json
+from unisono.tuning.parameters import PRIORS, Link, Parameters, curve, from_json, to_json
 from unisono.tuning.store import Measurement, Store
 from unisono.tuning.table import compiled, loaded
 
@@ -226,12 +226,17 @@ def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
 class MadeUpProbes:
     """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s.
 
-    Of `pairs` pairs of ranks, `room` have all of that at once.
+    Of `pairs` pairs of ranks, `room` have all of that at once. A vector cut into segments of `segment_nbytes` takes 0.8
+    times as long.
     """
 
-    def __init__(self, pairs: int = 1, room: float = 1.0) -> None:
+    def __init__(self, pairs: int = 1, room: float = 1.0, segment_nbytes: int = 0) -> None:
         self.pairs = pairs
         self.room = room
+        self.segment_nbytes = segment_nbytes
+
+    def around(self, nbytes: int, segment_nbytes: int) -> float:
+        return 2 * self.exchange(nbytes // 2) * (0.8 if segment_nbytes == self.segment_nbytes else 1.0)
 
     def together(self, nbytes: int, pairs: int) -> float:
         assert pairs <= self.pairs
@@ -275,6 +280,20 @@ def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room
     known = updated(PRIORS, calibration)
     assert known.link("tcp", "network") is calibration.link
     assert known.link("tcp") is PRIORS.link("tcp")
+
+
+@pytest.mark.parametrize("fastest", [128 << 10, 256 << 10, 8 << 20])
+def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None:
+    known = updated(PRIORS, calibrate(MadeUpProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
+    rows = explain(Question("allreduce", 4 << 20, 2, "shm"), Known(None, known)).candidates
+    ring = next(row for row in rows if row.algorithm == "ring")
+    assert ring.segments == max(1, (2 << 20) // fastest)
+    assert from_json(to_json(known)) == known
+
+
+def test_a_calibration_leaves_segments_alone_where_no_block_travels_whole() -> None:
+    calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
+    assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes
 
 
 class CrowdedRanks:

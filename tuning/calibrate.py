@@ -28,6 +28,8 @@ _TURNS, _ENOUGH_S = 3, 4e-3
 _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
 _SMALL, _LARGE = 8, 1 << 20
+# A vector of so many bytes may be cut into such segments.
+_LONG, _SEGMENTS = 4 << 20, (128 << 10, 256 << 10)
 # Pairs that take longer together than one alone, by more than this, share a link.
 _ROOM = 1.25
 
@@ -52,6 +54,9 @@ class Probes(Protocol):
 
     def burst(self, nbytes: int, messages: int) -> float:
         """Return the time of so many messages one way, one after the other, and of one back."""
+
+    def around(self, nbytes: int, segment_nbytes: int) -> float:
+        """Return the time of an allreduce around the ring of two ranks, so many bytes of a block at once."""
 
     def reduce(self, dtype: str, nbytes: int) -> float:
         """Return the time of combining two vectors."""
@@ -85,7 +90,20 @@ def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[
         step=step,
         pairs=pairs_at_once(probes),
     )
-    return Calibration(measured, reduce, _rate(probes.copy))
+    return Calibration(with_segments(measured, probes), reduce, _rate(probes.copy))
+
+
+def with_segments(link: Link, probes: Probes) -> Link:
+    """Return the link with the segments that are fastest on it, if blocks may travel whole by such a link at all.
+
+    What is cut is still in caches when the next round reads it, but is not left to the receiver to fetch (decision 5).
+    """
+    if link.whole_nbytes <= link.segment_nbytes:
+        return link
+    turns = [[probes.around(_LONG, each) for each in (*_SEGMENTS, link.whole_nbytes)] for _ in range(_TURNS)]
+    *cut_s, whole_s = (typical_s(times) for times in zip(*turns, strict=True))
+    fastest = _SEGMENTS[cut_s.index(min(cut_s))]
+    return link._replace(segment_nbytes=fastest, whole_nbytes=link.whole_nbytes if whole_s < min(cut_s) else fastest)
 
 
 def pairs_at_once(probes: Probes) -> float:
