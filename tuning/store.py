@@ -50,7 +50,7 @@ class Measurement(NamedTuple):
         context: where.
         variant: the algorithm with its parameters, as `algorithms.variants` writes it.
         nbytes: of the vector.
-        median_s: the median over rounds of the lower quartile of a round's calls; a call ends with its last rank.
+        median_s: the median over rounds of what a round's calls typically took; a call ends with its last rank.
         low_s, high_s: the bounds of the median's 95 % confidence interval, as far as so many rounds have one.
         p10_s, p90_s: quantiles of the rounds.
         rounds: how many there were.

@@ -25,6 +25,7 @@ import unisono as un
 from unisono.collectives.probes import rounds_calibrated
 from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import Parameters
+from unisono.tuning.race import typical_s
 
 PR_SET_PDEATHSIG = 1
 SEED = 1
@@ -97,8 +98,7 @@ def _run(world: un.Communicator, call: Callable[[], Any], calls: int) -> float:
         call()
         times[number] = time.perf_counter() - began
     slowest = world.allreduce(times, "max", algorithm="recursive_doubling")
-    # Of calls, those count that other processes have left alone; a quarter may be all that there are.
-    return float(np.quantile(slowest, 0.25))
+    return typical_s(slowest.tolist())
 
 
 def _call(world: un.Communicator, collective: str, nbytes: int, algorithm: str) -> Callable[[], Any] | None:
