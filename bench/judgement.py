@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from unisono.tuning.race import typical_s
+from unisono.bench.statistics import usual_s
 
 SELECTORS = ("table", "model", "thresholds", "rings")
 HINDSIGHT = "hindsight"
@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
     def halves(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the time of each variant by even rounds and by odd ones."""
-        even, odd = ({name: typical_s(times[first::2]) for name, times in self.times_s.items()} for first in (0, 1))
+        even, odd = ({name: usual_s(times[first::2]) for name, times in self.times_s.items()} for first in (0, 1))
         return even, odd
 
     def regret(self, selector: str) -> float:
@@ -60,7 +60,7 @@ class Point(NamedTuple):
     def errors(self) -> list[float]:
         """Return the relative errors of the predictions."""
         return [
-            abs(s / typical_s(self.times_s[name]) - 1) for name, s in self.predicted_s.items() if name in self.times_s
+            abs(s / usual_s(self.times_s[name]) - 1) for name, s in self.predicted_s.items() if name in self.times_s
         ]
 
 
@@ -113,7 +113,7 @@ def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[f
     for first, last in pairwise(told):
         if surely[first] < 0 < surely[last]:
             between = [
-                (each.nbytes, typical_s(each.times_s[one]) / typical_s(each.times_s[other]))
+                (each.nbytes, usual_s(each.times_s[one]) / usual_s(each.times_s[other]))
                 for each in points[first : last + 1]
             ]
             high = min(rises(between, _ALIKE), default=between[-1][0])

@@ -29,11 +29,11 @@ from rich.table import Table
 from unisono.algorithms.variants import parsed
 from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
+from unisono.bench.statistics import usual_s
 from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
 from unisono.tuning.campaign import Campaign, Settings
 from unisono.tuning.choice import Known, Question, explain
 from unisono.tuning.parameters import PRIORS
-from unisono.tuning.race import typical_s
 from unisono.tuning.store import Measurement
 from unisono.tuning.table import between, compiled
 
@@ -110,7 +110,7 @@ class Recorded:
         """Know what rounds and calls cost, by the recorded collectives that a calibration runs."""
 
         def time_s(collective: str, name: str, nbytes: int) -> float:
-            return typical_s(self.times_s[collective][max(nbytes, sizes[0])][name][::2])
+            return usual_s(self.times_s[collective][max(nbytes, sizes[0])][name][::2])
 
         sizes = sorted(self.times_s["allgather"])
         found = calibrate_rounds(time_s, self.ranks, self.ranks, [nbytes // self.ranks for nbytes in sizes])

@@ -34,6 +34,12 @@ class Ratio(NamedTuple):
     high: float
 
 
+def usual_s(times_s: Sequence[float]) -> float:
+    """Return how long something usually takes: the mean of the middle half, of which few disturbed times are no part."""
+    aside = round(len(times_s) / 4)
+    return float(np.mean(sorted(times_s)[aside : len(times_s) - aside]))
+
+
 def slowest(times_of_ranks: Sequence[Sequence[int]]) -> Times:
     """Return the time of each call in microseconds: the maximum over ranks, given their times in nanoseconds."""
     return np.asarray(np.max(np.asarray(times_of_ranks, dtype=np.float64), axis=0) / 1e3)

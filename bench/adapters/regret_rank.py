@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import unisono as un
+from unisono.bench.statistics import usual_s
 from unisono.collectives.probes import rounds_calibrated
 from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import Parameters
-from unisono.tuning.race import typical_s
 
 PR_SET_PDEATHSIG = 1
 SEED = 1
@@ -98,7 +98,7 @@ def _run(world: un.Communicator, call: Callable[[], Any], calls: int) -> float:
         call()
         times[number] = time.perf_counter() - began
     slowest = world.allreduce(times, "max", algorithm="recursive_doubling")
-    return typical_s(slowest.tolist())
+    return usual_s(slowest.tolist())
 
 
 def _call(world: un.Communicator, collective: str, nbytes: int, algorithm: str) -> Callable[[], Any] | None:
