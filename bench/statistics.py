@@ -35,7 +35,7 @@ class Ratio(NamedTuple):
 
 
 def usual_s(times_s: Sequence[float]) -> float:
-    """Return how long something usually takes: the mean of the middle half, of which few disturbed times are no part."""
+    """Return how long something usually takes: the mean of the middle half, so few disturbed times do not count."""
     aside = round(len(times_s) / 4)
     return float(np.mean(sorted(times_s)[aside : len(times_s) - aside]))
 
