@@ -29,7 +29,7 @@ _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
 _SMALL, _LARGE = 8, 1 << 20
 # A vector of so many bytes may be cut into such segments.
-_LONG, _SEGMENTS = 4 << 20, (128 << 10, 256 << 10)
+_PIPELINED, _SEGMENTS = 4 << 20, (128 << 10, 256 << 10)
 # Pairs that take longer together than one alone, by more than this, share a link.
 _ROOM = 1.25
 
@@ -100,7 +100,7 @@ def with_segments(link: Link, probes: Probes) -> Link:
     """
     if link.whole_nbytes <= link.segment_nbytes:
         return link
-    turns = [[probes.around(_LONG, each) for each in (*_SEGMENTS, link.whole_nbytes)] for _ in range(_TURNS)]
+    turns = [[probes.around(_PIPELINED, each) for each in (*_SEGMENTS, link.whole_nbytes)] for _ in range(_TURNS)]
     *cut_s, whole_s = (typical_s(times) for times in zip(*turns, strict=True))
     fastest = _SEGMENTS[cut_s.index(min(cut_s))]
     return link._replace(segment_nbytes=fastest, whole_nbytes=link.whole_nbytes if whole_s < min(cut_s) else fastest)

@@ -23,12 +23,10 @@ constexpr auto letting_go_time = 200ms;
 constexpr std::uint32_t crowded_rounds = 2;
 constexpr std::uint32_t kernel_rounds = 50;
 
-// Looks so many times for progress of what has begun, or until it is done. It rests after every other look: without any
-// rest it would disturb the peer as that writes what is looked for, and each one lets what has arrived wait.
+// Looks so many times for progress of what has begun, or until it is done.
 template <class Begun>
-void look_at(Begun& operation, std::uint32_t rounds) {
-  for (; rounds != 0 && !operation.done(); --rounds)
-    if (!operation.advance() && rounds % 2 != 0) relax();
+void look_at(Begun& begun, std::uint32_t rounds) {
+  look_for([&] { return begun.done(); }, [&] { return begun.advance(); }, rounds);
 }
 
 Header header_of(DType dtype, std::uint32_t tag, std::size_t nbytes) {

@@ -87,8 +87,7 @@ Outcome Endpoint::poll(Request& request) {
 
 void Endpoint::look(const Request& request, std::uint32_t rounds) {
   if (!lead_->try_take()) return;
-  for (rounds = affordable(rounds); rounds != 0 && request.outcome() == Outcome::pending; --rounds)
-    if (!drive()) relax();
+  look_for([&] { return request.outcome() != Outcome::pending; }, [&] { return drive(); }, affordable(rounds));
   give_up_lead();
 }
 

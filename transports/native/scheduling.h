@@ -20,7 +20,15 @@ inline void relax() {
 #endif
 }
 
-// A lock for a few stores: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which
+// Looks so many times, or until all is done. It rests after every other look that finds nothing: without any rest it
+// would disturb the peer as that writes what is looked for, and each one lets what has arrived wait.
+template <class Done, class Advance>
+void look_for(Done done, Advance advance, std::uint32_t rounds) {
+  for (; rounds != 0 && !done(); --rounds)
+    if (!advance() && rounds % 2 != 0) relax();
+}
+
+// A lock for a moment: taking and leaving it costs half as much as with a mutex, and whoever finds it taken, which
 // is rare, gives its core away until it is not.
 class BriefLock {
  public:
