@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ import numpy as np
 import pytest
 from harness import by_messages
 from native_ranks import Job
+from ports import free_port
 
 import unisono as un
 from unisono.algorithms.registry import algorithms_of
 
 Say = Callable[[Any], None]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # --- one rank ------------------------------------------------------------------------------------------------------

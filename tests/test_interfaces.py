@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from native_ranks import Job
+from ports import free_port
 
 import unisono as un
 from unisono.errors import RendezvousError, UsageError
@@ -89,9 +90,7 @@ def meet_over_ipv6(world: un.Communicator, say: Any, port: int) -> None:
 
 @needs_ipv6
 def test_a_store_is_served_over_ipv6(tmp_path: Path) -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
-        port = probe.getsockname()[1]
-    with Job(meet_over_ipv6, 3, tmp_path, port) as job:
+    with Job(meet_over_ipv6, 3, tmp_path, free_port("::1")) as job:
         assert job.hear_all() == [6, 6, 6]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from deadlines import DEADLINE_S
 from hosts import PlacedJob
+from ports import free_port
 
 import unisono as un
 from unisono.transports.doorkeeper import greet
@@ -241,12 +242,10 @@ def test_ranks_of_different_users_go_by_tcp(tmp_path: Path) -> None:
         pytest.skip("to be another user needs root and setpriv")
     reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # what is in the folders of root
     prefix = needs("setpriv", "--reuid=23456", "--regid=23456", "--clear-groups", *reading)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
     program = (
         "import sys, numpy, unisono as un\n"
         "rank = int(sys.argv[1])\n"
-        f"world = un.init(store='tcp://127.0.0.1:{port}', rank=rank, size=2)\n"
+        f"world = un.init(store='tcp://127.0.0.1:{free_port()}', rank=rank, size=2)\n"
         "world.allreduce(numpy.ones(3))\n"
         "print(world.stats()[1 - rank].transport, world.explain('barrier', 0), flush=True)\n"
         "world.barrier()\n"

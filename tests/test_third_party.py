@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from deadlines import DEADLINE_S
 from native_ranks import Job
+from ports import free_port
 
 import unisono as un
 from unisono.cli.checks import third_party
@@ -197,12 +198,8 @@ def open_where_only_rank_0_has_it(world: un.Communicator, say: Say, place: str, 
 def test_a_package_that_only_rank_0_has_is_an_error_of_all(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import socket
-
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with Job(open_where_only_rank_0_has_it, 2, tmp_path, str(installed), port) as job:
+    with Job(open_where_only_rank_0_has_it, 2, tmp_path, str(installed), free_port()) as job:
         (kind_0, text_0), (kind_1, text_1) = job.hear_all()
     assert (kind_0, kind_1) == ("PeerLostError", "UsageError"), (text_0, text_1)
     assert "transports='sockets' cannot be used" in text_1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from deadlines import DEADLINE_S, eventually
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
 
+from ports import free_port
 from torch_ranks import PROGRAMS, lines_of, run, started
 
 
@@ -154,10 +154,7 @@ def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
 def test_ranks_meet_in_every_way_that_torch_knows(tmp_path: Path) -> None:
     ways = ("tcp", "a store, the first time", "a store, the second time", "beside Gloo", "for the CPU")
     expected = [f"{way}: [2.0, 2.0] by unisono.frameworks.torch.process_group" for way in ways]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert lines_of(run("meetings", 2, tmp_path, str(port))) == [expected, expected]
+    assert lines_of(run("meetings", 2, tmp_path, str(free_port()))) == [expected, expected]
 
 
 def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:

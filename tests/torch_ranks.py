@@ -44,13 +44,24 @@ def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[lis
 
 
 def run(program: str, ranks: int, folder: Path, *words: str) -> list[str]:
-    """Run a program on so many ranks; return what each has written, once all have ended well."""
+    """Run a program on so many ranks; return what each has written, once all have ended well.
+
+    Whoever has not ended in time is killed, so that what the others have written tells why.
+    """
     deadline = time.monotonic() + DEADLINE_S
     with started(program, ranks, folder, *words) as processes:
-        written = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
+        written = [_written_until(deadline, process) for process in processes]
         codes = [process.returncode for process in processes]
     assert codes == [0] * ranks, "\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(written))
     return [output for output, _ in written]
+
+
+def _written_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
 
 
 def lines_of(outputs: Sequence[str]) -> list[list[str]]:
