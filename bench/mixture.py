@@ -91,7 +91,7 @@ def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
     chosen = [answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)}) for table in (both, own)]
     choices = [{"both": one, "own": other, "mpi": MPI_NATIVE} for one, other in zip(*chosen, strict=True)]
     also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)]
-    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S}
+    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": "any"}
     times = answer(run, folder, wanted, {})["times_s"]
     rows = zip(points, times, choices, strict=True)
     return [Point(place.transport, name, nbytes, measured, found, {}) for (name, nbytes), measured, found in rows]

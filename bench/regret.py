@@ -1,11 +1,12 @@
 """How good choices are: every algorithm measured at sizes that the tuner has not seen, and what was chosen beside it.
 
-    python -m unisono.bench.regret -n 4 --budget 10
+    python -m unisono.bench.regret -n 4 --budget 10 [--placement near]
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
 between those of the table, in interleaved rounds, for each collective as soon as the ranks have calibrated the model by
 it; `bench.judgement` says how it is judged.
+With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
 "shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 
 Beside the table stand the calibrated model alone, fixed thresholds in the manner of Open MPI's, and what Gloo always
@@ -32,6 +33,7 @@ from unisono.bench import namespaces
 from unisono.bench.judgement import Point, of_model, shown
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
+from unisono.transports.cores import PLACEMENTS
 
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")
 PLACES = ("shm", "tcp", "shaped")
@@ -69,6 +71,7 @@ class Asked(NamedTuple):
     collectives: tuple[str, ...]
     rate: str
     per_host: int
+    placement: str
 
     def points(self) -> list[tuple[str, int]]:
         """Return collectives and bytes; these are multiples of an element of each rank."""
@@ -102,13 +105,13 @@ def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, f
     table, points = folder / f"{place}.json", asked.points()
     with _ranks(place, asked) as run:
         began = time.monotonic()
-        tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--out", str(table)]
+        tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
         run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
         tuning_s = time.monotonic() - began
         by_table = answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
         fixed = [_choices(point, chosen) for point, chosen in zip(points, by_table, strict=True)]
         also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, fixed, strict=True)]
-        wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S}
+        wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
         answers = answer(run, folder, wanted, {})
     found = [
         Point(place, collective, nbytes, measured, {**chosen, "model": by_model}, predicted)
@@ -144,6 +147,7 @@ def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mappi
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True)
 @click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
 @click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of a shaped host.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
 def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     """Measure the regret of choices on this machine."""
     asked = Asked(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
@@ -158,7 +162,8 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
             points, tuning_s, sweep_s = study(place, asked, Path(folder))
         every += points
         ranks = {"ranks": asked.ranks, "per_host": asked.per_host if place == "shaped" else asked.ranks}
-        about = {**ranks, "cores": os.cpu_count(), "tuning_s": tuning_s, "sweep_s": sweep_s, "load": load}
+        measured = {"placement": asked.placement, "tuning_s": tuning_s, "sweep_s": sweep_s}
+        about = {**ranks, **measured, "cores": os.cpu_count(), "load": load}
         append(RESULTS, points, about)
         console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
         variants = min(len(point.times_s) for point in points)

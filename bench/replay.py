@@ -97,9 +97,9 @@ class Recorded:
         call_s = usual_s * self._draw.choice(rounds) / median(rounds)
         return [call_s], _run_s(call_s, usual_s)
 
-    def placement(self) -> str:
+    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
         """Return that it was not recorded."""
-        return ""
+        return "", 0.0
 
     def sweep_s(self) -> float:
         """Return the seconds that measuring everything in all rounds takes."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from unisono.transports.cores import UNKNOWN, measure
 from unisono.tuning.choice import Known, Question
 
 _FEWEST, _MOST = 3, 256
+# How often ranks that share cores meet after these have measured, until each has had its share of them again.
+_SETTLING = 200
+# How long to wait before the cores are measured again.
+_PAUSE_S = 0.05
 # What carries the times themselves; it is the same whatever is measured.
 _EXCHANGE = "recursive_doubling"
 
@@ -88,12 +93,37 @@ class Trials:
         return times, cost_s
 
     def placement(self) -> str:
-        """Return how far apart the cores of rank 0 are now, "near" or "far", or nothing if it has one; on all ranks."""
-        label = ""
-        if self._comm.rank == 0:
-            found = measure(sorted(os.sched_getaffinity(0)))
-            label = "" if found == UNKNOWN else found.label
-        return str(self._comm.broadcast_object(label))
+        """Return how far apart two cores of the ranks on rank 0's host are now, "near" or "far"; nothing if it has one.
+
+        It is the same on all ranks.
+        """
+        cores, label = self._cores, ""
+        if self._comm.rank == 0 and (found := measure(cores)) != UNKNOWN:
+            label = found.label
+        label = str(self._comm.broadcast_object(label))
+        for _ in range(_SETTLING):
+            self._comm.barrier()
+        return label
+
+    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
+        """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
+
+        Returns:
+            What `placement` says then, and the seconds since the last run has ended, which do not count as its cost.
+        """
+        spent_s = 0.0
+        while True:
+            label = self.placement()
+            spent_s += self._shared([])[-1]
+            if wanted in {"any", label} or spent_s >= most_s:
+                return label, spent_s
+            time.sleep(_PAUSE_S)
+
+    @cached_property
+    def _cores(self) -> list[int]:
+        """Two cores of the ranks on rank 0's host, or one if they have one."""
+        of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
+        return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
 
     def _timed(self, call: Callable[[], Any]) -> float:
         self._comm.barrier()

@@ -66,8 +66,8 @@ class MadeUp:
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
         return "does not run here" if variant == "reduce_broadcast" else None
 
-    def placement(self) -> str:
-        return "near"
+    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
+        return "near", 0.0
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         row = parsed(variant)

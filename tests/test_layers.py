@@ -75,6 +75,7 @@ EXCEPTIONS = {
     },
     "bench/adapters/regret_rank.py": {
         "unisono.collectives.probes": "the model is what is evaluated, calibrated in the job that is measured",
+        "unisono.collectives.trials": "how far apart cores are, as the tuner sees it, is told to all ranks",
         "unisono.tuning.choice": "likewise",
         "unisono.tuning.parameters": "likewise",
     },
@@ -103,6 +104,7 @@ EXCEPTIONS = {
         "unisono.tuning.training": "likewise",
         "unisono.algorithms.registry": "the algorithms that are simulated",
     },
+    "bench/regret.py": {"unisono.transports.cores": "which placements there are to ask for"},
     "bench/driver.py": {
         "unisono.transports.cores": "the latency between two cores is measured by native threads, and is no collective",
     },

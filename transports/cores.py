@@ -16,6 +16,8 @@ from unisono.transports import _core
 # One way, between two cores of a processor with several last-level caches: about 50 ns under one, about 200 ns not.
 NEAR_BELOW_NS = 120.0
 FLAG_ROUNDS = 2000
+# What may be asked for, as labels of placements.
+PLACEMENTS = ("any", "near", "far")
 REPEATS = 3
 
 

@@ -42,6 +42,8 @@ SAVED = 0.02
 BRACKET = 2.0
 # Parts of the budget after which a stage ends, if it has not before.
 _STAGES = {"anchors": 0.5, "refining": 0.6, "between": 0.95, "crossings": 1.0}
+# How often a race is run in which the cores should not move, until they have not.
+_ATTEMPTS = 4
 _COORDINATES = {"radix": (2, 3, 4, 8), "lanes": (1, 2, 4), "window": (1, 2, 4, 8)}
 _SEGMENTS = tuple(1 << power for power in range(14, 24))
 _LEAST_SEGMENTED = 64 << 10
@@ -66,8 +68,12 @@ class Trials(Protocol):
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each, and the seconds that have passed since the last run."""
 
-    def placement(self) -> str:
-        """Return how far apart the cores are now, as a label; nothing if that is not known."""
+    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
+        """Wait until cores are as far apart as `wanted`, or for so many seconds.
+
+        Returns:
+            How far apart they are, as a label, nothing if that is not known; and the seconds since the last run.
+        """
 
 
 class Settings(NamedTuple):
@@ -76,9 +82,10 @@ class Settings(NamedTuple):
     Attributes:
         collectives: by name, the most wanted ones first.
         sizes: bytes of the vector, ascending.
-        budget_s: seconds in all.
+        budget_s: seconds in all, without those of waiting for a placement.
         about: what measurements say of themselves: machine, job, library, date.
         seed: of the order in blocks.
+        placement: how far apart cores have to be all through a race that counts, or "any".
     """
 
     collectives: Sequence[str]
@@ -86,6 +93,7 @@ class Settings(NamedTuple):
     budget_s: float
     about: Mapping[str, str]
     seed: int = 0
+    placement: str = "any"
 
 
 class Campaign:
@@ -96,7 +104,7 @@ class Campaign:
         settings: what to measure.
         keep: is given what was measured, after each race.
         observe: is told what is done and which part of the budget is spent, after each race.
-        before: measurements of earlier campaigns: what was measured then is not measured again.
+        before: measurements of earlier campaigns: what was measured then, as far apart as now, is not measured again.
     """
 
     def __init__(
@@ -112,13 +120,14 @@ class Campaign:
         self._keep = keep
         self._observe = observe
         self._draw = random.Random(settings.seed)
-        self._spent_s = 0.0
+        self._spent_s = self._waited_s = 0.0
         self._races = 0
         self._most_blocks = 0
         # Times by collective, size and variant.
         self._times: defaultdict[str, defaultdict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
         for each in before:
-            if each.context == self._context(each.context.collective):
+            is_alike = settings.placement in {"any", each.placement}
+            if is_alike and each.context == self._context(each.context.collective):
                 self._times[each.context.collective][each.nbytes][each.variant] = each.median_s
 
     def run(self) -> int:
@@ -307,16 +316,51 @@ class Campaign:
         able = [each for each in dict.fromkeys(variants) if self._trials.prepare(collective, nbytes, each) is None]
         if not able:
             return None
-        placement = self._trials.placement()
-        found = race(
-            able, lambda each: self._trials.run(collective, nbytes, each), Rules(budget_s=budget_s), self._draw
-        )
-        self._spent_s += found.cost_s
-        self._races += 1
-        self._most_blocks = max(self._most_blocks, *(len(lap.times_s) for lap in found.laps))
-        self._note(collective, nbytes, found, placement)
-        self._observe(f"{collective}, {nbytes} B: {found.winner}", min(1.0, self._spent_s / self._settings.budget_s))
-        return found
+        for _ in range(_ATTEMPTS):
+            placement = self._await_placement()
+            if placement is None:
+                return None
+            found = race(
+                able, lambda each: self._trials.run(collective, nbytes, each), Rules(budget_s=budget_s), self._draw
+            )
+            self._spent_s += found.cost_s
+            if not self._has_moved():
+                self._races += 1
+                self._most_blocks = max(self._most_blocks, *(len(lap.times_s) for lap in found.laps))
+                self._note(collective, nbytes, found, placement)
+                part = min(1.0, self._spent_s / self._settings.budget_s)
+                self._observe(f"{collective}, {nbytes} B: {found.winner}", part)
+                return found
+        return None
+
+    def _await_placement(self) -> str | None:
+        """Wait until the cores are as far apart as is wanted; return how far, or None if they are not for too long.
+
+        All waiting may take as long as the budget, and is not of it.
+
+        Raises:
+            UsageError: they are not for too long, and nothing has been raced.
+        """
+        wanted, most_s = self._settings.placement, self._settings.budget_s
+        label, spent_s = self._trials.await_placement(wanted, most_s - self._waited_s)
+        self._waited_s += spent_s
+        if wanted in {"any", label}:
+            return label
+        if not self._races:
+            raise UsageError(
+                f"the cores were not {wanted} for a race in {most_s:g} s"
+                + ("" if label else ": there are not two of them to measure")
+            )
+        return None
+
+    def _has_moved(self) -> bool:
+        """Return whether the cores are not as far apart as is wanted any more."""
+        wanted = self._settings.placement
+        if wanted == "any":
+            return False
+        label, spent_s = self._trials.await_placement("any", 0.0)
+        self._waited_s += spent_s
+        return label != wanted
 
     def _note(self, collective: str, nbytes: int, found: Outcome, placement: str) -> None:
         """Keep the times of the variants that had none at this size, as they compare with one that had."""

@@ -1,9 +1,10 @@
 """One rank of `unisono.bench.regret`: says what is chosen where, or calibrates and then measures everything there.
 
 Run by path as ``regret_rank.py FILE``. FILE is JSON: the points as [collective, bytes], and to measure them also
-`rounds`, `run_s`, and the variants to run at each beside those of the tuner, as `also`. Rank 0 writes its answer beside
-it, to FILE.answer: for each point what is chosen or, where all is measured, what the model chooses and predicts of each
-variant, and the times; and the seconds that it took. Unisono's variables say who this rank is.
+`rounds`, `run_s`, the `placement` that the cores shall have, and the variants to run at each beside those of the tuner,
+as `also`. Rank 0 writes its answer beside it, to FILE.answer: for each point what is chosen or, where all is measured,
+what the model chooses and predicts of each variant, and the times; and the seconds that it took. Unisono's variables
+say who this rank is.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ import numpy as np
 import unisono as un
 from unisono.bench.statistics import usual_s
 from unisono.collectives.probes import rounds_calibrated
+from unisono.collectives.trials import Trials
 from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import Parameters
 
 PR_SET_PDEATHSIG = 1
 SEED = 1
 FEWEST, MOST = 3, 256
+# How long to wait for cores to be as far apart as is wanted, and how often a round is run at most, until they stay so.
+PATIENCE_S = 60.0
+ATTEMPTS = 4
 
 
 def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[str]:
@@ -37,18 +42,65 @@ def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[s
     return [world.explain(collective, nbytes).choice.variant for collective, nbytes in points]
 
 
-def study(world: un.Communicator, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the model predict the points of each collective, as calibrated just before, and then measure them."""
-    draw, model, times_s, sweep_s = random.Random(SEED), [], [], 0.0
-    wanted = list(zip(asked["points"], asked["also"], strict=True))
-    for collective, of_collective in groupby(wanted, key=lambda each: each[0][0]):
-        parameters = rounds_calibrated(world, world.known.parameters, short=False, collectives=[collective])
-        began = time.perf_counter()
-        for (_, nbytes), also in of_collective:
-            model.append(predictions(world, parameters, collective, nbytes))
-            times_s.append(measure(world, asked, draw, collective, nbytes, also))
-        sweep_s += time.perf_counter() - began
-    return {"model": model, "times_s": times_s, "sweep_s": sweep_s}
+class Sweep:
+    """Everything that is asked for, measured on one rank of all; `spent_s` is what that has taken, without waiting."""
+
+    def __init__(self, world: un.Communicator, asked: Mapping[str, Any]) -> None:
+        self.spent_s = 0.0
+        self._world, self._asked = world, asked
+        self._trials, self._draw = Trials(world), random.Random(SEED)
+
+    def study(self) -> dict[str, Any]:
+        """Let the model predict the points of each collective, as calibrated just before, and then measure them."""
+        world, model, times_s = self._world, list[Any](), list[Any]()
+        wanted = list(zip(self._asked["points"], self._asked["also"], strict=True))
+        for collective, of_collective in groupby(wanted, key=lambda each: each[0][0]):
+            self._await_placement()
+            parameters = rounds_calibrated(world, world.known.parameters, short=False, collectives=[collective])
+            for (_, nbytes), also in of_collective:
+                model.append(predictions(world, parameters, collective, nbytes))
+                times_s.append(self._measure(collective, nbytes, also))
+        return {"model": model, "times_s": times_s, "sweep_s": self.spent_s}
+
+    def _measure(self, collective: str, nbytes: int, also: Sequence[str]) -> dict[str, list[float]]:
+        """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
+        world, began = self._world, time.perf_counter()
+        able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
+        calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
+        runs = {name: call for name, call in calls.items() if call is not None}
+        if world.rank == 0:
+            sys.stderr.write(f"{collective} {nbytes}\n")
+        least = {name: _run(world, call, FEWEST) for name, call in runs.items()}
+        self.spent_s += time.perf_counter() - began
+        rounds = list[dict[str, float]]()
+        while len(rounds) < self._asked["rounds"]:
+            rounds.append(self._round(runs, least))
+            least = {name: min(least[name], rounds[-1][name]) for name in runs}
+        return {name: [each[name] for each in rounds] for name in runs}
+
+    def _round(self, runs: Mapping[str, Callable[[], Any]], least: Mapping[str, float]) -> dict[str, float]:
+        """Run everything once, in random order and for about as long; again if the cores have moved meanwhile.
+
+        Raises:
+            UsageError: they have each time.
+        """
+        placement, run_s = self._asked["placement"], self._asked["run_s"]
+        for _ in range(ATTEMPTS):
+            self._await_placement()
+            began = time.perf_counter()
+            times = {
+                name: _run(self._world, runs[name], max(FEWEST, min(MOST, round(run_s / least[name]))))
+                for name in self._draw.sample(sorted(runs), len(runs))
+            }
+            took_s = time.perf_counter() - began
+            if placement in {"any", self._trials.placement()}:
+                self.spent_s += took_s
+                return times
+        raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
+
+    def _await_placement(self) -> None:
+        if self._asked["placement"] != "any":
+            self._trials.await_placement(self._asked["placement"], PATIENCE_S)
 
 
 def predictions(
@@ -58,36 +110,6 @@ def predictions(
     said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
     able = [each for each in said.candidates if each.refusal is None]
     return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
-
-
-def measure(
-    world: un.Communicator,
-    asked: Mapping[str, Any],
-    draw: random.Random,
-    collective: str,
-    nbytes: int,
-    also: Sequence[str],
-) -> dict[str, list[float]]:
-    """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
-    able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
-    calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
-    runs = {name: call for name, call in calls.items() if call is not None}
-    if world.rank == 0:
-        sys.stderr.write(f"{collective} {nbytes}\n")
-    return _raced(world, runs, asked["rounds"], asked["run_s"], draw)
-
-
-def _raced(
-    world: un.Communicator, runs: Mapping[str, Callable[[], Any]], rounds: int, run_s: float, draw: random.Random
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for name in runs:
-        _run(world, runs[name], FEWEST)
-    for _ in range(rounds):
-        for name in draw.sample(sorted(runs), len(runs)):
-            wanted = run_s / min(times[name]) if times[name] else FEWEST
-            times[name].append(_run(world, runs[name], max(FEWEST, min(MOST, round(wanted)))))
-    return times
 
 
 def _run(world: un.Communicator, call: Callable[[], Any], calls: int) -> float:
@@ -116,7 +138,7 @@ def main() -> None:
     asked = json.loads(path.read_text())
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with un.init() as world:
-        answer = study(world, asked) if "rounds" in asked else choices(world, asked["points"])
+        answer = Sweep(world, asked).study() if "rounds" in asked else choices(world, asked["points"])
         if world.rank == 0:
             path.with_suffix(".answer").write_text(json.dumps(answer))
 

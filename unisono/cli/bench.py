@@ -17,6 +17,7 @@ from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.options import TRANSPORTS
+from unisono.transports.cores import PLACEMENTS
 
 # Collectives whose vector is divided equally among the ranks.
 SHARED = ("allgather", "reduce_scatter", "alltoall")
@@ -80,7 +81,7 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
 @click.option(
     "--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="To cores."
 )
-@click.option("--placement", type=click.Choice(["any", "near", "far"]), default="any", help="Rounds to keep.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Rounds to keep.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )

@@ -29,6 +29,7 @@ from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmErro
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.timers import after
+from unisono.transports.cores import PLACEMENTS
 from unisono.tuning.campaign import Campaign, Settings
 from unisono.tuning.choice import Known
 from unisono.tuning.identity import calibrated as calibrated_here, describe, fingerprint, keep as keep_calibration
@@ -55,6 +56,7 @@ class Request(NamedTuple):
     budget_s: float
     dtype: str
     store: str
+    placement: str
 
     @property
     def limit_s(self) -> float:
@@ -78,8 +80,9 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         about |= {"machine": fingerprint(), "job": secrets.token_hex(4), "date": now}
     before, about = comm.broadcast_object((before, about))
-    settings = Settings(request.collectives, request.sizes, request.budget_s, about)
+    settings = Settings(request.collectives, request.sizes, request.budget_s, about, placement=request.placement)
     known = comm.known
+    Trials(comm).await_placement(request.placement, request.budget_s)
     parameters = _calibrated(comm, known.parameters)
     if parameters is not known.parameters:
         known = Known(None, parameters, about["machine"])
@@ -167,6 +170,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--budget", "budget_s", default="60s", show_default=True, callback=_seconds, help="Time to measure for.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
 @click.option("--transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
 @click.pass_context
 def command(
@@ -178,6 +182,7 @@ def command(
     budget_s: float,
     dtype: str,
     transport: str,
+    placement: str,
     out: Path,
 ) -> None:
     """Race algorithms against each other within a budget, and write the table of the fastest to --out.
@@ -185,7 +190,8 @@ def command(
     What was measured is appended to a file beside it (.jsonl). The same command again goes on from there; with other
     ranks, sizes or collectives it adds to the table. Under torchrun or unisono run it measures over the ranks of that
     job, whatever -n is. Ctrl-C ends it early, with a table of what has been measured; so does what hangs, after twice
-    the budget and a minute.
+    the budget and a minute. Where cores move, as those of virtual machines do, --placement keeps only races during
+    which they were near each other, or far from each other, all the time.
 
     Use a table by UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
@@ -193,7 +199,9 @@ def command(
         return
     if out.suffix == ".jsonl":
         raise UsageError("--out is the table; the measurements are beside it in a file .jsonl: choose another suffix")
-    request = Request(collectives, parse_sizes(sizes), budget_s, dtype, str(out.with_suffix(".jsonl").absolute()))
+    request = Request(
+        collectives, parse_sizes(sizes), budget_s, dtype, str(out.with_suffix(".jsonl").absolute()), placement
+    )
     in_job = detect(os.environ)
     ending: BaseException | None = None
     try:
