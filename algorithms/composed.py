@@ -201,7 +201,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
             segmentable=False,
             is_cost_exact=False,
             phases=(
-                PhaseKind("inside", "barrier", is_inside=True, algorithms=("dissemination", "tree"), times=2),
+                PhaseKind("inside", "barrier", is_inside=True, algorithms=("dissemination", "direct", "tree"), times=2),
                 PhaseKind("across", "barrier", is_inside=False, algorithms=("dissemination", "tree")),
             ),
         ),

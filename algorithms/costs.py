@@ -328,6 +328,11 @@ def barrier_dissemination(size: int, radix: int = 2) -> Cost:
     return Cost(rounds=_rounds(size, radix), sent=_most_messages(size, radix), reduced=0)
 
 
+def barrier_direct(size: int, window: int = 32) -> Cost:
+    """Tokens go to all others."""
+    return Cost(rounds=_windows(size, window), sent=size - 1, reduced=0)
+
+
 def barrier_tree(size: int, radix: int = 2) -> Cost:
     """Up the tree and down again; the top sends most."""
     return Cost(rounds=2 * _rounds(size, radix), sent=_most_messages(size, radix), reduced=0)

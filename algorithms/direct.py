@@ -8,6 +8,9 @@ a time, none of them is flooded.
 
 All pairs: a reduce-scatter, whose results then travel to all ranks, or to the root: the one rounding at the volume that
 an allreduce must have, and at that of a reduce up a tree.
+
+Barrier: a token to every other rank. Where ranks share cores, what a barrier takes is mostly how often these change
+hands, and nobody waits here for anybody but those who have not come yet.
 """
 
 from __future__ import annotations
@@ -149,6 +152,28 @@ def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False,
     )
     lane = (*arrive, place_own(rank))
     return Plan("allgather", "direct", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+
+
+def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a barrier by direct exchange, with `window` ranks at a time: none ends before all have begun.
+
+    INPUT is a token of one element, of any value, which the executor provides; SCRATCH receives those of all others;
+    there is no OUTPUT.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    token = even(1)
+    return Plan(
+        collective="barrier",
+        algorithm="direct",
+        size=size,
+        rank=rank,
+        root=root,
+        input=token,
+        output=Partition(0),
+        scratch=scratch_like(Buffer.INPUT, token, copies=size - 1),
+        lanes=(exchange(size, rank, window, lambda distance: input_block(), _copies(rank, window)),),
+    )
 
 
 def _copies(rank: int, window: int) -> Callable[[int], Span]:

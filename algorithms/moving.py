@@ -289,6 +289,16 @@ BARRIER: dict[str, Algorithm] = {
         commutative_only=False,
         segmentable=False,
     ),
+    "direct": Algorithm(
+        collective="barrier",
+        name="direct",
+        build=Builder("direct", "barrier_direct"),
+        cost=costs.barrier_direct,
+        crossing=crossing.evenly,
+        reference=f"{MELLOR_CRUMMEY} (its dissemination barrier, in a single round)",
+        commutative_only=False,
+        segmentable=False,
+    ),
     "tree": Algorithm(
         collective="barrier",
         name="tree",

@@ -21,7 +21,8 @@ from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageErr
 from unisono.transports.cores import UNKNOWN, measure
 from unisono.tuning.choice import Known, Question
 
-_FEWEST, _MOST = 3, 256
+_FEWEST, _MOST = 3, int(os.environ.get("EXP_MOST","256"))
+_WARM = 0.9
 # How often ranks that share cores meet after these have measured, until each has had its share of them again.
 _SETTLING = 200
 # How long to wait before the cores are measured again.
@@ -84,8 +85,7 @@ class Trials:
         key = collective, nbytes, variant
         call = self._calls[key]
         if key not in self._estimates:
-            call()
-            self._estimates[key] = self._shared([self._timed(call)])[0]
+            self._estimates[key] = self._warm(call)
         wanted = round(self._run_s / self._estimates[key])
         *times, cost_s = self._shared([self._timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
@@ -124,6 +124,15 @@ class Trials:
         """Two cores of the ranks on rank 0's host, or one if they have one."""
         of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
         return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
+
+    def _warm(self, call: Callable[[], Any]) -> float:
+        """Make calls until they get no faster by much, as memory and caches are used for the first time; return a time."""
+        latest = float("inf")
+        for _ in range(int(os.environ.get("EXP_WARM","2"))):
+            before, latest = latest, self._shared([self._timed(call)])[0]
+            if latest > _WARM * before:
+                break
+        return latest
 
     def _timed(self, call: Callable[[], Any]) -> float:
         self._comm.barrier()

@@ -27,7 +27,7 @@ EVEN = [
         "reduce_scatter": ("ring", "pairwise", "circulant", "direct", "balanced_tree"),
         "allgather": ("ring", "recursive_doubling", "bruck", "neighbour_exchange", "direct", "circulant", "read"),
         "alltoall": ("pairwise", "direct", "bruck"),
-        "barrier": ("dissemination",),
+        "barrier": ("dissemination", "direct"),
     }.items()
     for name in names
 ]

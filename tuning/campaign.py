@@ -42,11 +42,17 @@ SAVED = 0.02
 BRACKET = 2.0
 # Parts of the budget after which a stage ends, if it has not before.
 _STAGES = {"anchors": 0.5, "refining": 0.6, "between": 0.95, "crossings": 1.0}
+_LEAST_PATIENCE_S = 60.0
 # How often a race is run in which the cores should not move, until they have not.
 _ATTEMPTS = 4
 _COORDINATES = {"radix": (2, 3, 4, 8), "lanes": (1, 2, 4), "window": (1, 2, 4, 8)}
 _SEGMENTS = tuple(1 << power for power in range(14, 24))
 _LEAST_SEGMENTED = 64 << 10
+
+
+def patience_s(budget_s: float) -> float:
+    """Return how many seconds a campaign within a budget waits for cores to be as far apart as is wanted."""
+    return max(_LEAST_PATIENCE_S, budget_s)
 
 
 class Trials(Protocol):
@@ -336,12 +342,12 @@ class Campaign:
     def _await_placement(self) -> str | None:
         """Wait until the cores are as far apart as is wanted; return how far, or None if they are not for too long.
 
-        All waiting may take as long as the budget, and is not of it.
+        All waiting may take as long as `patience_s` says, and is not of the budget.
 
         Raises:
             UsageError: they are not for too long, and nothing has been raced.
         """
-        wanted, most_s = self._settings.placement, self._settings.budget_s
+        wanted, most_s = self._settings.placement, patience_s(self._settings.budget_s)
         label, spent_s = self._trials.await_placement(wanted, most_s - self._waited_s)
         self._waited_s += spent_s
         if wanted in {"any", label}:

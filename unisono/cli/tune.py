@@ -30,7 +30,7 @@ from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.timers import after
 from unisono.transports.cores import PLACEMENTS
-from unisono.tuning.campaign import Campaign, Settings
+from unisono.tuning.campaign import Campaign, Settings, patience_s
 from unisono.tuning.choice import Known
 from unisono.tuning.identity import calibrated as calibrated_here, describe, fingerprint, keep as keep_calibration
 from unisono.tuning.lint import lint
@@ -61,12 +61,14 @@ class Request(NamedTuple):
     @property
     def limit_s(self) -> float:
         """After how long a campaign is given up."""
-        return 2 * self.budget_s + _MARGIN_S
+        waiting_s = 0.0 if self.placement == "any" else patience_s(self.budget_s)
+        return 2 * self.budget_s + waiting_s + _MARGIN_S
 
     @property
     def giving_up(self) -> str:
         """What is told then."""
-        limit = f"tuning has not ended within {self.limit_s:g} s, twice the budget and {_MARGIN_S:g} s"
+        more_s = self.limit_s - 2 * self.budget_s
+        limit = f"tuning has not ended within {self.limit_s:g} s, twice the budget and {more_s:g} s"
         return f"{limit}: a rank hangs, or calls take very long; what was measured is kept"
 
 
@@ -82,7 +84,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
     before, about = comm.broadcast_object((before, about))
     settings = Settings(request.collectives, request.sizes, request.budget_s, about, placement=request.placement)
     known = comm.known
-    Trials(comm).await_placement(request.placement, request.budget_s)
+    Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, known.parameters)
     if parameters is not known.parameters:
         known = Known(None, parameters, about["machine"])
