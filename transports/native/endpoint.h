@@ -160,6 +160,10 @@ class Endpoint {
   Outcome poll(Request& request);
   // Looks for progress so many times, or until the request has ended, unless another thread does.
   void look(const Request& request, std::uint32_t rounds);
+  // Whether ranks share cores.
+  bool crowded() const { return crowded_; }
+  // Lets others have this core a few times, and looks for progress after each.
+  void give_turns(const Request& request);
   // Waits until the request has ended, one way or another; `timeout_s` is counted from now.
   Outcome wait(Request& request, double timeout_s, Interrupted interrupted);
   // How many requests have ended so far, once it is not `seen` any more, or when `most` has passed.

@@ -21,7 +21,9 @@ using namespace std::chrono_literals;
 constexpr std::uint32_t spin_rounds = 300;
 constexpr std::uint32_t yield_rounds = 300;
 constexpr std::uint32_t contended_yield_rounds = 30;
-// How often a rank in a crowd gives its turn away before it looks at more than what it waits for.
+// How often a rank in a crowd gives its turn away before it settles down to wait, which takes as long as a turn of
+// those others that only have to take part; and then, before it looks at more than what it waits for.
+constexpr std::uint32_t turns_given_at_once = 4;
 constexpr std::uint32_t turns_given_away = 8;
 constexpr std::uint32_t serving_spin_rounds = 30;
 // How often a spinning rank looks at the clock.
@@ -89,6 +91,13 @@ void Endpoint::look(const Request& request, std::uint32_t rounds) {
   if (!lead_->try_take()) return;
   look_for([&] { return request.outcome() != Outcome::pending; }, [&] { return drive(); }, affordable(rounds));
   give_up_lead();
+}
+
+void Endpoint::give_turns(const Request& request) {
+  for (std::uint32_t turn = 0; turn < turns_given_at_once && request.outcome() == Outcome::pending; ++turn) {
+    ::sched_yield();
+    look(request, 1);
+  }
 }
 
 Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupted) {

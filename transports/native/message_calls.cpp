@@ -86,6 +86,7 @@ class MessageCalls {
     Begun receiving = begin(*in_coming, false);
     Begun sending = begin(*out_going, false);
     if (is_short(*in_coming, true)) target_->look(*receiving.request, held_rounds);
+    give_turns(*target_, *receiving.request);
     tell_site(receiving);
     tell_site(sending);
     complete(*sending.request, *out_going, x, *limit_s);
@@ -129,6 +130,7 @@ class MessageCalls {
 
   std::unique_ptr<Request> begun(const Message& message, bool is_waited_for) {
     Begun made = begin(message, is_waited_for);
+    if (is_waited_for) give_turns(*target_, *made.request);
     tell_site(made);
     return std::move(made.request);
   }

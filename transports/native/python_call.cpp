@@ -79,6 +79,14 @@ int outcome_of(Outcome outcome) {
   return static_cast<int>(outcome);
 }
 
+Outcome give_turns(Endpoint& endpoint, const Request& request) {
+  if (endpoint.crowded() && request.outcome() == Outcome::pending) {
+    const nb::gil_scoped_release unlocked;
+    endpoint.give_turns(request);
+  }
+  return request.outcome();
+}
+
 int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory, Owners owners, const CallSite& site,
              double timeout_s) {
   if (endpoint.abandoned()) return static_cast<int>(Outcome::failed);
@@ -88,7 +96,7 @@ int run_call(Endpoint& endpoint, const CompiledCall& call, const Memory& memory,
     request = endpoint.start(call, memory, call_site());
   else if (!request)
     return static_cast<int>(Outcome::done);
-  else
+  else if (give_turns(endpoint, *request) == Outcome::pending)
     endpoint.set_site(*request, call_site());
   Outcome outcome;
   {

@@ -68,6 +68,10 @@ struct Owners {
   nanobind::handle outputs;
 };
 
+// Where ranks share cores, lets others have this one a few times, before a call that has not ended is looked at more
+// closely: where in the program it stands takes as long to find out as a turn of theirs. Returns how it stands then.
+Outcome give_turns(Endpoint& endpoint, const Request& request);
+
 // Runs a call to its end. The owners of its memory stay for ever if it fails and a library may still use that. A small
 // one is tried for a moment with the interpreter's lock held, for letting go of it and taking it again costs as much as
 // the exchange; `site` stands for its place in the program if it ends in that moment.
