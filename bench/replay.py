@@ -31,7 +31,7 @@ from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
 from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
-from unisono.tuning.campaign import Campaign, Settings
+from unisono.tuning.campaign import Campaign, Placed, Settings
 from unisono.tuning.choice import Known, Question, explain
 from unisono.tuning.parameters import PRIORS
 from unisono.tuning.store import Measurement
@@ -97,9 +97,9 @@ class Recorded:
         call_s = usual_s * self._draw.choice(rounds) / median(rounds)
         return [call_s], _run_s(call_s, usual_s)
 
-    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
         """Return that it was not recorded."""
-        return "", 0.0
+        return Placed("", 0.0, 0.0)
 
     def sweep_s(self) -> float:
         """Return the seconds that measuring everything in all rounds takes."""

@@ -19,10 +19,11 @@ from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives.communicator import Communicator
 from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageError
 from unisono.transports.cores import UNKNOWN, measure
+from unisono.tuning.campaign import Placed
 from unisono.tuning.choice import Known, Question
 
-_FEWEST, _MOST = 3, int(os.environ.get("EXP_MOST","256"))
-_WARM = 0.9
+# Calls of one run. More runs of few calls tell more than few runs of many: what disturbs a run disturbs all of it.
+_FEWEST, _MOST = 3, 64
 # How often ranks that share cores meet after these have measured, until each has had its share of them again.
 _SETTLING = 200
 # How long to wait before the cores are measured again.
@@ -85,7 +86,8 @@ class Trials:
         key = collective, nbytes, variant
         call = self._calls[key]
         if key not in self._estimates:
-            self._estimates[key] = self._warm(call)
+            call()
+            self._estimates[key] = self._shared([self._timed(call)])[0]
         wanted = round(self._run_s / self._estimates[key])
         *times, cost_s = self._shared([self._timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
@@ -105,18 +107,17 @@ class Trials:
             self._comm.barrier()
         return label
 
-    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
         """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
 
-        Returns:
-            What `placement` says then, and the seconds since the last run has ended, which do not count as its cost.
+        What has passed since the last run is not of the cost of the next one then.
         """
-        spent_s = 0.0
+        passed_s, waited_s = self._shared([])[-1], 0.0
         while True:
             label = self.placement()
-            spent_s += self._shared([])[-1]
-            if wanted in {"any", label} or spent_s >= most_s:
-                return label, spent_s
+            waited_s += self._shared([])[-1]
+            if wanted in {"any", label} or waited_s >= most_s:
+                return Placed(label, passed_s, waited_s)
             time.sleep(_PAUSE_S)
 
     @cached_property
@@ -124,15 +125,6 @@ class Trials:
         """Two cores of the ranks on rank 0's host, or one if they have one."""
         of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
         return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
-
-    def _warm(self, call: Callable[[], Any]) -> float:
-        """Make calls until they get no faster by much, as memory and caches are used for the first time; return a time."""
-        latest = float("inf")
-        for _ in range(int(os.environ.get("EXP_WARM","2"))):
-            before, latest = latest, self._shared([self._timed(call)])[0]
-            if latest > _WARM * before:
-                break
-        return latest
 
     def _timed(self, call: Callable[[], Any]) -> float:
         self._comm.barrier()

@@ -34,7 +34,7 @@ from unisono.tuning.calibrate import (
     updated,
     with_rounds,
 )
-from unisono.tuning.campaign import FAMILIES, Campaign, Settings
+from unisono.tuning.campaign import FAMILIES, Campaign, Placed, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose, explain
 from unisono.tuning.parameters import PRIORS, Link, Parameters, curve, from_json, to_json
 from unisono.tuning.store import Measurement, Store
@@ -66,8 +66,8 @@ class MadeUp:
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
         return "does not run here" if variant == "reduce_broadcast" else None
 
-    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
-        return "near", 0.0
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
+        return Placed("near", 0.0, 0.0)
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         row = parsed(variant)

@@ -55,6 +55,20 @@ def patience_s(budget_s: float) -> float:
     return max(_LEAST_PATIENCE_S, budget_s)
 
 
+class Placed(NamedTuple):
+    """How far apart cores are.
+
+    Attributes:
+        label: how far, nothing if that is not known.
+        passed_s: seconds from the last run until this was asked.
+        waited_s: seconds from then until this was known.
+    """
+
+    label: str
+    passed_s: float
+    waited_s: float
+
+
 class Trials(Protocol):
     """What runs candidates; all ranks are given the same answers."""
 
@@ -74,12 +88,8 @@ class Trials(Protocol):
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each, and the seconds that have passed since the last run."""
 
-    def await_placement(self, wanted: str, most_s: float) -> tuple[str, float]:
-        """Wait until cores are as far apart as `wanted`, or for so many seconds.
-
-        Returns:
-            How far apart they are, as a label, nothing if that is not known; and the seconds since the last run.
-        """
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
+        """Wait until cores are as far apart as `wanted`, or for so many seconds."""
 
 
 class Settings(NamedTuple):
@@ -348,8 +358,7 @@ class Campaign:
             UsageError: they are not for too long, and nothing has been raced.
         """
         wanted, most_s = self._settings.placement, patience_s(self._settings.budget_s)
-        label, spent_s = self._trials.await_placement(wanted, most_s - self._waited_s)
-        self._waited_s += spent_s
+        label = self._placed(wanted, most_s - self._waited_s)
         if wanted in {"any", label}:
             return label
         if not self._races:
@@ -362,11 +371,14 @@ class Campaign:
     def _has_moved(self) -> bool:
         """Return whether the cores are not as far apart as is wanted any more."""
         wanted = self._settings.placement
-        if wanted == "any":
-            return False
-        label, spent_s = self._trials.await_placement("any", 0.0)
-        self._waited_s += spent_s
-        return label != wanted
+        return wanted != "any" and self._placed("any", 0.0) != wanted
+
+    def _placed(self, wanted: str, most_s: float) -> str:
+        """Return how far apart cores are, after waiting so long for them to be as is wanted, and take note of it."""
+        found = self._trials.await_placement(wanted, most_s)
+        self._spent_s += found.passed_s
+        self._waited_s += found.waited_s
+        return found.label
 
     def _note(self, collective: str, nbytes: int, found: Outcome, placement: str) -> None:
         """Keep the times of the variants that had none at this size, as they compare with one that had."""
