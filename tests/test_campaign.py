@@ -24,6 +24,7 @@ import unisono as un
 from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
 from unisono.algorithms.vendors import MPI_NATIVE
+from unisono.collectives.trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.calibrate import (
     LONG,
@@ -185,6 +186,52 @@ def test_segments_are_refined() -> None:
     assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
 
 
+class Moving(MadeUp):
+    """Cores that are near at first, and the other way round after each so many runs; waiting is for the next change."""
+
+    def __init__(self, size: int, seed: int, period: int) -> None:
+        super().__init__(size, seed)
+        self.waited_s, self._period, self._beside = 0.0, period, 0
+
+    def label(self) -> str:
+        return ("near", "far")[(len(self.ran) + self._beside) // self._period % 2]
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        # Where cores are far apart, what is fastest otherwise is slowest.
+        is_far = self.label() == "far" and variant.partition("(")[0] in {"ring", "recursive_doubling", "rabenseifner"}
+        return (10.0 if is_far else 1.0) * super().true_s(collective, nbytes, variant)
+
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
+        waited_s = 0.0
+        while wanted not in {"any", self.label()} and waited_s < most_s:
+            self._beside += 1
+            waited_s += 0.01
+        self.waited_s += waited_s
+        return Placed(self.label(), 0.0, waited_s)
+
+
+def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted() -> None:
+    trials = Moving(4, 7, period=150)
+    kept: list[Measurement] = []
+    settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="near")
+    Campaign(trials, settings, kept.extend, lambda *_: None).run()
+    assert trials.waited_s > 0
+    assert len({each.nbytes for each in kept}) >= len(GRID) // 2
+    assert {each.placement for each in kept} == {"near"}
+    still = MadeUp(4, 7)
+    for each in kept:
+        true_s = still.true_s("allreduce", each.nbytes, each.variant)
+        assert each.median_s == pytest.approx(true_s, rel=0.1), each
+
+
+def test_waiting_for_a_placement_ends_with_an_error_if_it_never_comes() -> None:
+    trials = Moving(4, 7, period=1 << 40)
+    settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
+    with pytest.raises(UsageError, match="the cores were not far for a race in 60 s"):
+        Campaign(trials, settings, lambda _: None, lambda *_: None).run()
+    assert not trials.ran
+
+
 def test_what_was_measured_before_is_not_measured_again() -> None:
     first = campaign(MadeUp(4, seed=3), 10.0)
     again = MadeUp(4, seed=4)
@@ -197,6 +244,18 @@ def test_what_was_measured_before_is_not_measured_again() -> None:
 
 def test_measurements_tell_how_far_apart_the_cores_were() -> None:
     assert {each.placement for each in campaign(MadeUp(4, seed=9), 1.0)} == {"near"}
+
+
+def placed(world: un.Communicator) -> str:
+    return Trials(world).placement()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
+@pytest.mark.parametrize("bind", [None, "core"])
+def test_all_ranks_know_how_far_apart_the_cores_are_also_if_each_is_bound_to_one(bind: str | None) -> None:
+    near, *others = un.launch(placed, 3, bind=bind, timeout_s=DEADLINE_S)
+    assert near in {"near", "far"}
+    assert others == [near, near]
 
 
 def test_all_ranks_go_through_the_same_campaign() -> None:
