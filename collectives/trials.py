@@ -25,7 +25,7 @@ from unisono.tuning.choice import Known, Question
 # Calls of one run. More runs of few calls tell more than few runs of many: what disturbs a run disturbs all of it.
 _FEWEST, _MOST = 3, 64
 # How often ranks that share cores meet after these have measured, until each has had its share of them again.
-_SETTLING = 200
+_SETTLING = 20
 # How long to wait before the cores are measured again.
 _PAUSE_S = 0.05
 # What carries the times themselves; it is the same whatever is measured.
@@ -110,15 +110,17 @@ class Trials:
     def await_placement(self, wanted: str, most_s: float) -> Placed:
         """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
 
+        If there are not two of them, there is nothing to wait for.
+
         What has passed since the last run is not of the cost of the next one then.
         """
+        label = self.placement()
         passed_s, waited_s = self._shared([])[-1], 0.0
-        while True:
+        while label and wanted not in {"any", label} and waited_s < most_s:
+            time.sleep(_PAUSE_S)
             label = self.placement()
             waited_s += self._shared([])[-1]
-            if wanted in {"any", label} or waited_s >= most_s:
-                return Placed(label, passed_s, waited_s)
-            time.sleep(_PAUSE_S)
+        return Placed(label, passed_s, waited_s)
 
     @cached_property
     def _cores(self) -> list[int]:

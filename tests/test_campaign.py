@@ -227,7 +227,7 @@ def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted(
 def test_waiting_for_a_placement_ends_with_an_error_if_it_never_comes() -> None:
     trials = Moving(4, 7, period=1 << 40)
     settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
-    with pytest.raises(UsageError, match="the cores were not far for a race in 60 s"):
+    with pytest.raises(UsageError, match="the cores were not far for a race, in 60 s of waiting"):
         Campaign(trials, settings, lambda _: None, lambda *_: None).run()
     assert not trials.ran
 

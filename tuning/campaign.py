@@ -60,8 +60,8 @@ class Placed(NamedTuple):
 
     Attributes:
         label: how far, nothing if that is not known.
-        passed_s: seconds from the last run until this was asked.
-        waited_s: seconds from then until this was known.
+        passed_s: seconds from the last run until they had been looked at.
+        waited_s: seconds of waiting from then on.
     """
 
     label: str
@@ -362,10 +362,8 @@ class Campaign:
         if wanted in {"any", label}:
             return label
         if not self._races:
-            raise UsageError(
-                f"the cores were not {wanted} for a race in {most_s:g} s"
-                + ("" if label else ": there are not two of them to measure")
-            )
+            how_long = f"in {most_s:g} s of waiting" if label else "as there are not two of them"
+            raise UsageError(f"the cores were not {wanted} for a race, {how_long}")
         return None
 
     def _has_moved(self) -> bool:
