@@ -26,16 +26,15 @@ def interrupts_are_heard() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("UNISONO_", "OMPI_COMM_", "PMI_", "SLURM_")) or name in LAUNCHER_VARIABLES:
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def no_calibration_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no-cache"))
+@pytest.fixture(autouse=True, scope="session")
+def nothing_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No settings of whoever runs the tests, and no calibration; for ranks that serve several tests, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("UNISONO_", "OMPI_COMM_", "PMI_", "SLURM_")) or name in LAUNCHER_VARIABLES:
+                patch.delenv(name)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no-cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
