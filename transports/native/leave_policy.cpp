@@ -11,7 +11,7 @@ bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took) {
   combined_last_ = combined;
   Alike& alike = alike_[combined][length(nbytes)];
   const std::optional<bool> seen = std::exchange(alike.seen, std::nullopt);
-  left_last_ = seen ? *seen : alike.choice.is_second(alike.times[0].smallest(), alike.times[1].smallest());
+  left_last_ = seen ? *seen : alike.choice.is_second(alike.times[0].middle(), alike.times[1].middle());
   last_ = &alike.times[left_last_ ? 1 : 0];
   return left_last_;
 }

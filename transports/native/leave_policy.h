@@ -3,11 +3,13 @@
 // Theory of operation. Slots cost two copies, one on either side; what is left costs one, on the reader's side, which
 // is slower, as the kernel looks up every page. Where both sides send and receive at the same time, each of them does
 // both copies: so what a reader takes from the first byte to the last, while it writes to slots itself, together with
-// what had been written before, stands against what copying by the kernel takes. Both ways are tried again and again,
-// as ways of storing are (store_policy.h), but several times in a row, as each leaves other things behind in the
-// caches; and apart for each length, as caches hold the shorter ones, and for what is combined as it is read. Of two
-// ranks that exchange messages, one decides and the other does as it has seen: what either way takes depends on what
-// the other rank does.
+// what had been written before, stands against what copying by the kernel takes. That is so where there are two ranks.
+// Among more, a message takes as long as a third rank lets it, and all of them would leave theirs once one does: there
+// it is the two copies alone that count. Both ways are tried again and again, as ways of storing are (store_policy.h),
+// but several times in a row, as each leaves other things behind in the caches; and apart for each length, as caches
+// hold the shorter ones, and for what is combined as it is read. Of two ranks that exchange messages, one decides and
+// the other does as it has seen: what either way takes depends on what the other rank does. Of the last few times the
+// one in the middle counts, as the blocks of a ring, say, are in the caches in its first round only.
 #pragma once
 
 #include <array>

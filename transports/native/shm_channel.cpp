@@ -103,7 +103,8 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       socket_(std::move(socket)),
       ring_nbytes_(std::clamp(all_rings_nbytes / static_cast<std::size_t>(std::max(peers, 1)), least_ring_nbytes,
                               most_ring_nbytes)),
-      leaves_(dialler) {
+      leaves_(dialler),
+      only_peer_(peers == 1) {
   struct stat status{};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
@@ -169,7 +170,8 @@ bool ShmChannel::leave(const Header& header, Whole whole) {
   LeavePolicy::Times took{};
   for (std::size_t use = 0; use < took.size(); ++use) {
     const std::uint32_t read_ns = out_->slots_ns[use].load(std::memory_order_relaxed);
-    took[use] = {read_ns == 0 ? 0 : read_ns + ahead_ns_, out_->left_ns[use].load(std::memory_order_relaxed)};
+    const std::uint32_t slots_ns = only_peer_ ? read_ns + ahead_ns_ : stores_.usual_cost(read_times());
+    took[use] = {read_ns == 0 ? 0 : slots_ns, out_->left_ns[use].load(std::memory_order_relaxed)};
   }
   measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took);
   if (measured_) {
@@ -367,6 +369,7 @@ void ShmChannel::take_left(const SlotLabel& label) {
   left_by_peer_ = address;
   slot_nbytes_ = in_left_;
   copied_to_ = 0;
+  copying_ = {};
 }
 
 std::span<const std::byte> ShmChannel::readable() {
@@ -384,6 +387,7 @@ std::span<const std::byte> ShmChannel::staged() {
 }
 
 bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
+  copy_began_ = Clock::now();
   const iovec here{data, nbytes};
   const iovec there{reinterpret_cast<void*>(*left_by_peer_ + slot_used_), nbytes};
   if (::process_vm_readv(peer_process_, &here, 1, &there, 1, 0) != static_cast<ssize_t>(nbytes)) {
@@ -417,6 +421,7 @@ bool ShmChannel::is_left() { return message_open_ && take_slot() && left_by_peer
 void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
   in_left_ -= nbytes;
+  if (left_by_peer_ && slot_used_ == copied_to_) copying_ += Clock::now() - copy_began_;
   if (slot_used_ < slot_nbytes_) return;
   if (slot_taken_at_) note_read();
   if (in_left_ == 0) end_message();
@@ -444,13 +449,14 @@ void ShmChannel::note_read() {
   in_->read_ns[way].store(read_[way].smallest(), std::memory_order_relaxed);
 }
 
-// Tells the sender how long it took to read a long message, with all that this rank has sent meanwhile.
+// Tells the sender how long it took to read a long message, by slots with all that this rank has sent meanwhile.
 void ShmChannel::end_message() {
   message_open_ = false;
   if (in_header_.nbytes < LeavePolicy::least_nbytes) return;
   leaves_.see(in_header_.nbytes, combined_, left_by_peer_.has_value());
-  const std::uint32_t took = RecentTimes::of(Clock::now() - message_began_, in_header_.nbytes);
-  (left_by_peer_ ? in_->left_ns : in_->slots_ns)[combined_].store(took, std::memory_order_relaxed);
+  const Clock::duration took = left_by_peer_ ? copying_ : Clock::now() - message_began_;
+  auto& told = left_by_peer_ ? in_->left_ns : in_->slots_ns;
+  told[combined_].store(RecentTimes::of(took, in_header_.nbytes), std::memory_order_relaxed);
 }
 
 bool ShmChannel::stirs(bool for_send, bool for_receive) const {

@@ -150,6 +150,7 @@ class ShmChannel final : public Channel {
   const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
   bool may_leave_ = true;
   LeavePolicy leaves_;
+  const bool only_peer_;        // there are two ranks
   bool measured_ = false;       // how long it takes to write as much of the message as there is room for
   std::uint64_t begun_at_ = 0;  // slots published before the message
   Clock::duration writing_{};   // of it
@@ -175,6 +176,8 @@ class ShmChannel final : public Channel {
   std::optional<std::uint64_t> left_by_peer_;  // the address of the message in its memory
   std::size_t copied_from_ = 0;                // what of it was copied last
   std::size_t copied_to_ = 0;
+  Clock::time_point copy_began_;     // of the last piece
+  Clock::duration copying_{};        // of all pieces until they were consumed
   Clock::time_point message_began_;  // if it is long
   bool combined_ = false;            // it is read where it lies, and not moved
   std::vector<std::byte> stage_;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint32_t fills_per_time = 8;
 // One time of so many the way is taken that seems worse, and fewer the worse it seems. At first they take turns, and
 // then trials are frequent, as memory that has just been given is slow either way; and so they are after each change of
-// mind, which a slow moment may have caused.
+// mind, which a slow moment may have caused: the first one comes soon, however much worse the other way seems.
 constexpr std::uint32_t times_per_trial = 32;
 constexpr double rarest_trials = 16;
 // The other way must be better by this factor.
@@ -62,7 +62,8 @@ bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
     times_between_ = fewest_between;
     return second_ = !second_;
   }
-  const double worse = better == 0 ? 1 : std::clamp(other / better, 1.0, rarest_trials);
+  const bool is_new = times_between_ == fewest_between;
+  const double worse = better == 0 || is_new ? 1 : std::clamp(other / better, 1.0, rarest_trials);
   if (trials_left_ == 0) {
     if (++since_trial_ < times_between_ * burst_ * worse) return second_;
     since_trial_ = 0;

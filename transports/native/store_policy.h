@@ -41,7 +41,7 @@ struct Way {
   bool timed = false;
 };
 
-// The smallest of the last few times, in nanoseconds for each 64 KiB.
+// The last few times, in nanoseconds for each 64 KiB.
 class RecentTimes {
  public:
   static constexpr std::size_t kept = 3;
@@ -53,6 +53,13 @@ class RecentTimes {
   void add(std::uint32_t each) { times_[added_++ % kept] = each; }
   // 0 as long as there are too few.
   std::uint32_t smallest() const { return added_ < kept ? 0 : *std::min_element(times_.begin(), times_.end()); }
+  // The one in the middle; likewise.
+  std::uint32_t middle() const {
+    if (added_ < kept) return 0;
+    auto sorted = times_;
+    std::nth_element(sorted.begin(), sorted.begin() + kept / 2, sorted.end());
+    return sorted[kept / 2];
+  }
 
  private:
   std::array<std::uint32_t, kept> times_{};
@@ -100,6 +107,8 @@ class StorePolicy {
   std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way);
   // Copies to memory that nobody reads for now, in the way that is faster itself.
   void copy(std::byte* dst, const std::byte* src, std::size_t nbytes);
+  // What filling and reading usually take together, in nanoseconds for each 64 KiB; 0 if it is not known.
+  std::uint32_t usual_cost(const ReadTimes& read) const { return cost(usual_, read); }
   // Takes in how long a fill took.
   void observe(Stores stores, std::chrono::nanoseconds took, std::size_t nbytes) {
     written_[static_cast<std::size_t>(stores)].add(RecentTimes::of(took, nbytes));
