@@ -1,6 +1,6 @@
 """How good choices are: every algorithm measured at sizes that the tuner has not seen, and what was chosen beside it.
 
-    python -m unisono.bench.regret -n 4 --budget 10 [--placement near]
+    python -m unisono.bench.regret -n 4 --budget 11 [--placement near]
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
@@ -139,10 +139,10 @@ def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mappi
 
 @click.command()
 @click.option("-n", "ranks", type=click.IntRange(min=2), default=4, show_default=True, help="Number of ranks.")
-@click.option("--budget", "budget_s", type=float, default=10.0, show_default=True, help="Seconds of tuning, each.")
+@click.option("--budget", "budget_s", type=float, default=11.0, show_default=True, help="Seconds of tuning, each.")
 @click.option("--grid", default="8:8M", show_default=True, help="Sizes that the tuner measures.")
 @click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
-@click.option("--rounds", type=click.IntRange(min=4), default=16, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=4), default=32, show_default=True)
 @click.option("--places", default="shm,tcp", show_default=True, help=f"Of {', '.join(PLACES)}.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True)
 @click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
