@@ -120,6 +120,8 @@ def run_ranks(
     command: Sequence[str],
     environ: Mapping[str, str] = MappingProxyType({}),
     before_killing: Callable[[], object] = lambda: None,
+    *,
+    bound: bool = False,
     address_of: Callable[[int], str] = address,
 ) -> bytes:
     """Run a command as every rank of a job, host by host, and return what rank 0 has written to stdout.
@@ -130,9 +132,11 @@ def run_ranks(
         command: what each rank runs; Unisono's variables say who it is.
         environ: more variables.
         before_killing: called when rank 0 has ended, or failed, before the others are killed that have not.
+        bound: whether each rank stays on a core of its own, or on one in turn if there are more ranks.
         address_of: the address of each host that its ranks are to use.
     """
     processes: list[subprocess.Popen[bytes]] = []
+    cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         try:
             for rank in range(len(namespaces) * per_host):
@@ -142,7 +146,9 @@ def run_ranks(
                 told = {f"UNISONO_{name}": str(value) for name, value in {**place, **settings}.items()}
                 output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
                 whole = {**os.environ, **environ, **told}
-                processes.append(subprocess.Popen([*inside(namespaces[host]), *command], env=whole, stdout=output))
+                on_core = ["taskset", "--cpu-list", str(cores[rank % len(cores)])] if bound else []
+                started = [*inside(namespaces[host]), *on_core, *command]
+                processes.append(subprocess.Popen(started, env=whole, stdout=output))
             report, _ = processes[0].communicate(timeout=RUN_LIMIT_S)
         finally:
             before_killing()

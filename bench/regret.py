@@ -95,7 +95,7 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
     with namespaces.network(asked.ranks // asked.per_host, asked.rate) as hosts:
 
         def run_there(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-            namespaces.run_ranks(hosts, asked.per_host, [sys.executable, *arguments], environ)
+            namespaces.run_ranks(hosts, asked.per_host, [sys.executable, *arguments], environ, bound=True)
 
         yield run_there
 

@@ -1,7 +1,8 @@
 """How long collective calls take: what the campaigns of `tuning` are handed to measure with.
 
 All ranks of a communicator make the same trials at the same time. Every rank starts from a barrier, and the time of a
-call is that of its slowest rank; these are exchanged after each run, so all ranks know the same times, to the bit.
+call is that of its slowest rank; these are exchanged after each run, so all ranks know the same times, to the bit. The
+barrier is the same whatever the tuner would take: in which order ranks leave it makes a short call up to twice as long.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ _FEWEST, _MOST = 3, 64
 _SETTLING = 20
 # How long to wait before the cores are measured again.
 _PAUSE_S = 0.05
-# What carries the times themselves; it is the same whatever is measured.
+# What carries the times themselves, and what ranks meet by; they are the same whatever is measured.
 _EXCHANGE = "recursive_doubling"
+_MEETING = "dissemination"
 
 
 class Trials:
@@ -104,7 +106,7 @@ class Trials:
             label = found.label
         label = str(self._comm.broadcast_object(label))
         for _ in range(_SETTLING):
-            self._comm.barrier()
+            self.meet()
         return label
 
     def await_placement(self, wanted: str, most_s: float) -> Placed:
@@ -123,13 +125,18 @@ class Trials:
         return Placed(label, passed_s, waited_s)
 
     @cached_property
+    def meet(self) -> Callable[[], Any]:
+        """What every rank calls before a call that is timed; it returns when all have."""
+        return self._comm.plan("barrier", algorithm=_MEETING)
+
+    @cached_property
     def _cores(self) -> list[int]:
         """Two cores of the ranks on rank 0's host, or one if they have one."""
         of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
         return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
 
     def _timed(self, call: Callable[[], Any]) -> float:
-        self._comm.barrier()
+        self.meet()
         began = time.perf_counter()
         call()
         return time.perf_counter() - began

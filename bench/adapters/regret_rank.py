@@ -70,7 +70,7 @@ class Sweep:
         runs = {name: call for name, call in calls.items() if call is not None}
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
-        least = {name: _run(world, call, FEWEST) for name, call in runs.items()}
+        least = {name: self._run(call, FEWEST) for name, call in runs.items()}
         self.spent_s += time.perf_counter() - began
         rounds = list[dict[str, float]]()
         while len(rounds) < self._asked["rounds"]:
@@ -89,7 +89,7 @@ class Sweep:
             self._await_placement()
             began = time.perf_counter()
             times = {
-                name: _run(self._world, runs[name], max(FEWEST, min(MOST, round(run_s / least[name]))))
+                name: self._run(runs[name], max(FEWEST, min(MOST, round(run_s / least[name]))))
                 for name in self._draw.sample(sorted(runs), len(runs))
             }
             took_s = time.perf_counter() - began
@@ -97,6 +97,16 @@ class Sweep:
                 self.spent_s += took_s
                 return times
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
+
+    def _run(self, call: Callable[[], Any], calls: int) -> float:
+        times = np.empty(calls)
+        for number in range(calls):
+            self._trials.meet()
+            began = time.perf_counter()
+            call()
+            times[number] = time.perf_counter() - began
+        slowest = self._world.allreduce(times, "max", algorithm="recursive_doubling")
+        return usual_s(slowest.tolist())
 
     def _await_placement(self) -> None:
         if self._asked["placement"] != "any":
@@ -110,17 +120,6 @@ def predictions(
     said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
     able = [each for each in said.candidates if each.refusal is None]
     return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
-
-
-def _run(world: un.Communicator, call: Callable[[], Any], calls: int) -> float:
-    times = np.empty(calls)
-    for number in range(calls):
-        world.barrier()
-        began = time.perf_counter()
-        call()
-        times[number] = time.perf_counter() - began
-    slowest = world.allreduce(times, "max", algorithm="recursive_doubling")
-    return usual_s(slowest.tolist())
 
 
 def _call(world: un.Communicator, collective: str, nbytes: int, algorithm: str) -> Callable[[], Any] | None:
