@@ -31,7 +31,7 @@ _SETTLING = 20
 _PAUSE_S = 0.05
 # What carries the times themselves, and what ranks meet by; they are the same whatever is measured.
 _EXCHANGE = "recursive_doubling"
-_MEETING = "dissemination"
+_MEETING = "direct"
 
 
 class Trials:
