@@ -78,18 +78,18 @@ Descriptor sealed_memory() {
   return memory;
 }
 
-ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b) {
+ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, std::int32_t peers) {
   if (transport == Transport::tagged) return tagged_channel_pair(a, b);
   if (transport != Transport::shm) return tcp_channel_pair(transport == Transport::checked, a, b);
   SocketPair sockets = unix_pair();
   Descriptor memory = sealed_memory();
   const Descriptor bell_a(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const Descriptor bell_b(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  return {
-      std::make_unique<ShmChannel>(b, 1, true, copy_of(memory), copy_of(bell_a), copy_of(bell_b), std::move(sockets.a)),
-      std::make_unique<ShmChannel>(a, 1, false, copy_of(memory), copy_of(bell_b), copy_of(bell_a),
-                                   std::move(sockets.b)),
-      std::move(memory)};
+  return {std::make_unique<ShmChannel>(b, peers, true, copy_of(memory), copy_of(bell_a), copy_of(bell_b),
+                                       std::move(sockets.a)),
+          std::make_unique<ShmChannel>(a, peers, false, copy_of(memory), copy_of(bell_b), copy_of(bell_a),
+                                       std::move(sockets.b)),
+          std::move(memory)};
 }
 
 Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
@@ -108,7 +108,7 @@ Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
 
 void Ranks::connect(std::int32_t a, std::int32_t b, Transport transport, std::int64_t lanes) {
   const auto join = [&](std::int64_t lane_of_a, std::int64_t lane_of_b) {
-    ChannelPair pair = channel_pair(transport, a, b);
+    ChannelPair pair = channel_pair(transport, a, b, size() - 1);
     endpoint(a).add_channel(lane_of_a, std::move(pair.a));
     endpoint(b).add_channel(lane_of_b, std::move(pair.b));
   };

@@ -29,7 +29,8 @@ struct ChannelPair {
   std::unique_ptr<Channel> b;
   Descriptor memory;  // of shared memory, else invalid
 };
-ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b);
+// `peers` are those that each of the two has.
+ChannelPair channel_pair(Transport transport, std::int32_t a, std::int32_t b, std::int32_t peers = 1);
 
 // Sealed as a channel demands.
 Descriptor sealed_memory();

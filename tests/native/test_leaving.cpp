@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 
 using namespace unisono;
 using namespace unisono::testing;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -216,6 +219,39 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   CHECK(throws<ProtocolError>([&] { another.b->front(); }));
 }
 
+// How many of the last messages are left, if their reader waits for something else between two slots, and takes half as
+// long over as much of what was left.
+int left_by_a_rank_with(std::int32_t peers) {
+  constexpr std::size_t nbytes = LeavePolicy::least_combined_nbytes;
+  constexpr int messages = 40, last = 20;
+  const Bytes data = pattern(nbytes);
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1, peers);
+  int found = 0;
+  for (int i = 0; i < messages; ++i) {
+    CHECK(pair.a->begin(header_of(nbytes), Whole(data.data(), Receipt::combined)));
+    std::size_t sent = pair.a->write(data.data(), nbytes);
+    const bool left = sent == nbytes;
+    for (std::size_t received = 0; received < nbytes;) {
+      CHECK(pair.b->front() != nullptr);
+      if (!left) std::this_thread::sleep_for(1ms);
+      const std::size_t part = pair.b->readable().size();
+      if (left) std::this_thread::sleep_for(1ms);
+      pair.b->consume(part);
+      received += part;
+      if (sent < nbytes) sent += pair.a->write(data.data() + sent, nbytes - sent);
+    }
+    CHECK(pair.a->flush());
+    if (i >= messages - last) found += left;
+  }
+  return found;
+}
+
+void among_more_than_two_ranks_the_work_counts_and_not_the_time() {
+  if (!kernel_reads()) return;
+  CHECK(left_by_a_rank_with(1) > 10);
+  CHECK(left_by_a_rank_with(3) < 10);
+}
+
 // How many of 400 messages are left, where 64 KiB take so long.
 int left(LeavePolicy& policy, std::size_t nbytes, bool combined, LeavePolicy::Took took) {
   int found = 0;
@@ -258,6 +294,8 @@ int main() {
       {"addresses that are none are refused", addresses_that_are_none_are_refused},
       {"what says that it was left where it cannot be is an error",
        what_says_that_it_was_left_where_it_cannot_be_is_an_error},
+      {"among more than two ranks the work counts and not the time",
+       among_more_than_two_ranks_the_work_counts_and_not_the_time},
       {"the quicker way is taken and the other one tried", the_quicker_way_is_taken_and_the_other_one_tried},
       {"nothing is left as long as nobody tells what that takes",
        nothing_is_left_as_long_as_nobody_tells_what_that_takes},
