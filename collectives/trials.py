@@ -89,12 +89,19 @@ class Trials:
         call = self._calls[key]
         if key not in self._estimates:
             call()
-            self._estimates[key] = self._shared([self._timed(call)])[0]
+            self._estimates[key] = self._shared([self.timed(call)])[0]
         wanted = round(self._run_s / self._estimates[key])
-        *times, cost_s = self._shared([self._timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
+        *times, cost_s = self._shared([self.timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
         self._estimates[key] = min(self._estimates[key], *times)
         return times, cost_s
+
+    def timed(self, call: Callable[[], Any]) -> float:
+        """Let all ranks meet, and return the seconds that the call then takes on this one."""
+        self._meet()
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
 
     def placement(self) -> str:
         """Return how far apart two cores of the ranks on rank 0's host are now, "near" or "far"; nothing if it has one.
@@ -106,7 +113,7 @@ class Trials:
             label = found.label
         label = str(self._comm.broadcast_object(label))
         for _ in range(_SETTLING):
-            self.meet()
+            self._meet()
         return label
 
     def await_placement(self, wanted: str, most_s: float) -> Placed:
@@ -125,21 +132,14 @@ class Trials:
         return Placed(label, passed_s, waited_s)
 
     @cached_property
-    def meet(self) -> Callable[[], Any]:
-        """What every rank calls before a call that is timed; it returns when all have."""
-        return self._comm.plan("barrier", algorithm=_MEETING)
-
-    @cached_property
     def _cores(self) -> list[int]:
         """Two cores of the ranks on rank 0's host, or one if they have one."""
         of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
         return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
 
-    def _timed(self, call: Callable[[], Any]) -> float:
-        self.meet()
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
+    @cached_property
+    def _meet(self) -> Callable[[], Any]:
+        return self._comm.plan("barrier", algorithm=_MEETING)
 
     def _shared(self, times: list[float]) -> list[float]:
         """Return the maximum over ranks of each time, and of the time since this was called before."""

@@ -99,12 +99,7 @@ class Sweep:
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
 
     def _run(self, call: Callable[[], Any], calls: int) -> float:
-        times = np.empty(calls)
-        for number in range(calls):
-            self._trials.meet()
-            began = time.perf_counter()
-            call()
-            times[number] = time.perf_counter() - began
+        times = np.array([self._trials.timed(call) for _ in range(calls)])
         slowest = self._world.allreduce(times, "max", algorithm="recursive_doubling")
         return usual_s(slowest.tolist())
 
