@@ -143,14 +143,14 @@ def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False,
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    arrive = exchange(
+    lane = exchange(
         size,
         rank,
         window,
         sent=lambda distance: input_block(),
         received=lambda distance: output_block(rank - distance, advance=-window),
+        own=place_own(rank).steps,
     )
-    lane = (*arrive, place_own(rank))
     return Plan("allgather", "direct", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 

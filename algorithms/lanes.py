@@ -71,13 +71,26 @@ def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> L
     `batch(first, number)` returns the group of the exchanges first … first + number - 1, whose peers and spans advance
     by `window` exchanges.
     """
-    full, rest = divmod(count, window)
-    lane: Lane = (Repeat(full, (batch(0, window),)),) if full else ()
-    return (*lane, batch(full * window, rest)) if rest else lane
+    return _windows_from(0, count, window, batch)
 
 
-def exchange(size: int, rank: int, window: int, sent: Callable[[int], Span], received: Callable[[int], Span]) -> Lane:
+def _windows_from(first: int, count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
+    full, rest = divmod(count - first, window)
+    lane: Lane = (Repeat(full, (batch(first, window),)),) if full else ()
+    return (*lane, batch(first + full * window, rest)) if rest else lane
+
+
+def exchange(
+    size: int,
+    rank: int,
+    window: int,
+    sent: Callable[[int], Span],
+    received: Callable[[int], Span],
+    own: tuple[Step, ...] = (),
+) -> Lane:
     """Return the lane that exchanges with all other ranks, with `window` of them at a time.
+
+    What is to be done with the rank's `own` blocks is done while the first messages are under way.
 
     A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`,
     so that none of them is everybody's first destination. The spans advance by `window` distances.
@@ -90,4 +103,8 @@ def exchange(size: int, rank: int, window: int, sent: Callable[[int], Span], rec
             steps.append(Recv((rank - distance) % size, received(distance), peer_advance=-window))
         return Group(tuple(steps))
 
-    return in_windows(size - 1, window, batch)
+    if not own:
+        return in_windows(size - 1, window, batch)
+    number = min(window, size - 1)
+    first = Group((*batch(0, number).steps, *own))
+    return (first, *_windows_from(number, size - 1, window, batch))

@@ -50,8 +50,8 @@ def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool,
         window,
         sent=lambda distance: input_block(rank + distance, advance=window),
         received=lambda distance: output_block(rank - distance, advance=-window),
+        own=(Copy(output_block(rank), input_block(rank)),),
     )
-    own = Group((Copy(output_block(rank), input_block(rank)),))
     return Plan(
         collective="alltoall",
         algorithm=algorithm,
@@ -60,7 +60,7 @@ def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool,
         root=root,
         input=Partition(size, Counts.SEND) if varying else even(size),
         output=Partition(size, Counts.RECEIVE) if varying else even(size),
-        lanes=((*lane, own),),
+        lanes=(lane,),
     )
 
 

@@ -8,6 +8,10 @@
 namespace unisono {
 namespace {
 
+// What local steps of a group may write while its messages are under way. To write more would keep others waiting, and
+// push out of the caches what is on its way.
+constexpr std::uint64_t most_nbytes_meanwhile = 32 << 10;
+
 void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count) {
   const auto elements = static_cast<std::size_t>(count);
   if (sources.size() == 1 && piece.divisor == 1) {
@@ -202,17 +206,19 @@ bool Collective::post(std::size_t lane) {
   return true;
 }
 
-// Runs the local steps of an instance, and lists its messages.
+// Lists the messages of an instance.
 void Collective::begin(Instance& instance, std::size_t lane) {
   instance.work = &call_->program.work(lane, instance.group, instance.segment, instance.room);
-  const Work& work = *instance.work;
-  for (const Action& action : work.actions) {
+  for (const Action& action : instance.work->actions)
     if (travels(action.opcode))
       instance.messages.emplace_back(action, channels_->at(static_cast<std::int64_t>(lane), action.peer));
-    else
-      run_local(work, action);
-  }
   instance.left = instance.messages.size();
+  instance.local_left = instance.work->actions.size() > instance.left;
+}
+
+void Collective::run_local_steps(const Work& work) {
+  for (const Action& action : work.actions)
+    if (!travels(action.opcode)) run_local(work, action);
 }
 
 std::unique_ptr<Collective::Instance> Collective::take_instance() {
@@ -293,7 +299,11 @@ bool Collective::drive(Instance& instance) {
     moved |= drive_message(instance, message);
     if (message.ended) --instance.left;
   }
-  return moved;
+  const bool runs_local = instance.left == 0 || instance.work->local_nbytes <= most_nbytes_meanwhile;
+  if (!instance.local_left || !runs_local) return moved;
+  instance.local_left = false;
+  run_local_steps(*instance.work);
+  return true;
 }
 
 // Apart from driving, which may throw: what is active must be whole then, for it is still asked what it waits for.

@@ -2,8 +2,9 @@
 //
 // Theory of operation. A lane posts its instances (group, segment) in canonical order: by (group + segment, segment).
 // An instance is posted when the one before it in that order has been, and when its dependencies have ended: the same
-// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Posting
-// runs the local steps of a group at once; its messages are then driven until they end, when the group ends.
+// segment's previous group, the previous segment's same group, and the groups of other lanes that it names. Its
+// messages are driven until they end, when the group ends. Its local steps are run once what it sends is on its way,
+// and long ones when all its messages have ended.
 //
 // Both ends of a channel post its messages in the same order, so a message may begin only when all those posted before
 // it on its channel, in its direction, have ended; its header is checked against what the plan expects. Received
@@ -147,7 +148,8 @@ class Collective final : public Operation {
     const Work* work;
     Work room;
     std::vector<Message> messages;
-    std::size_t left;
+    std::size_t left;  // messages
+    bool local_left;   // whether its local steps are yet to be run
   };
   struct LaneRun {
     std::int64_t groups = 0;
@@ -168,6 +170,7 @@ class Collective final : public Operation {
   bool dependencies_ended(std::size_t lane, std::int64_t group, std::size_t segment) const;
   void move_to_next(LaneRun& run) const;
   std::unique_ptr<Instance> take_instance();
+  void run_local_steps(const Work& work);
   void run_local(const Work& work, const Action& action);
   bool drive(LaneRun& run);
   bool drive(Instance& instance);

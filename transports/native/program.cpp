@@ -117,6 +117,7 @@ void Program::resolve(std::size_t lane, std::int64_t group, std::int64_t segment
   work.pieces.clear();
   work.places.clear();
   work.receipt = Receipt::none;
+  work.local_nbytes = 0;
   const GroupAt at = plan_->group_at(lane, group);
   for (const Step& step : plan_->steps(*at.group)) resolve_step(step, at.iteration, segment, work);
 }
@@ -142,6 +143,7 @@ void Program::resolve_step(const Step& step, std::int64_t iteration, std::int64_
   action.operands = operands.size();
   if (!operands.empty()) refine(operands, step.lower, action, work);
   if (action.nbytes != 0 || operands.empty()) work.actions.push_back(action);
+  if (!travels(action.opcode)) work.local_nbytes += action.nbytes;
   work.receipt = std::max(work.receipt, receipt_of(step.opcode));
 }
 

@@ -82,6 +82,7 @@ struct Work {
   std::vector<Piece> pieces;
   std::vector<Place> places;  // of each piece in turn, one for each operand
   Receipt receipt = Receipt::none;
+  std::uint64_t local_nbytes = 0;  // that local steps write
 
   const Piece& piece(const Action& action, std::size_t index) const { return pieces[action.first_piece + index]; }
   const Place* places_of(const Action& action, std::size_t index) const {

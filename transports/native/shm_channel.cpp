@@ -30,8 +30,7 @@ constexpr std::size_t cell_capacity = 4 << 10;
 // slower if that is disturbed.
 constexpr std::size_t most_fetched_nbytes = 1 << 10;
 constexpr std::uint32_t looks_per_fetch = 4;
-// The more peers a rank has, the less of each ring it uses: for all together about so much.
-constexpr std::size_t all_rings_nbytes = 3 << 20;
+// Two ranks use so much of a ring, and less where there are more: a second-level cache holds those of few peers only.
 constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
 // So does a message of so much: what it brings along fills second-level caches anyway.
@@ -101,8 +100,7 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       bell_(std::move(bell)),
       peer_bell_(std::move(peer_bell)),
       socket_(std::move(socket)),
-      ring_nbytes_(std::clamp(all_rings_nbytes / static_cast<std::size_t>(std::max(peers, 1)), least_ring_nbytes,
-                              most_ring_nbytes)),
+      ring_nbytes_(peers > 1 ? least_ring_nbytes : most_ring_nbytes),
       leaves_(dialler),
       only_peer_(peers == 1) {
   struct stat status{};
