@@ -65,19 +65,15 @@ def share_own(rank: int, lane: Lane) -> Lane:
     return (Group((*exchange, *place_own(rank).steps)), *others)
 
 
-def in_windows(count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
-    """Return the lane that carries out `count` like exchanges, at most `window` of them at a time.
+def in_windows(count: int, window: int, batch: Callable[[int, int], Group], start: int = 0) -> Lane:
+    """Return the lane that carries out those of `count` like exchanges from `start` on, at most `window` at a time.
 
     `batch(first, number)` returns the group of the exchanges first … first + number - 1, whose peers and spans advance
     by `window` exchanges.
     """
-    return _windows_from(0, count, window, batch)
-
-
-def _windows_from(first: int, count: int, window: int, batch: Callable[[int, int], Group]) -> Lane:
-    full, rest = divmod(count - first, window)
-    lane: Lane = (Repeat(full, (batch(first, window),)),) if full else ()
-    return (*lane, batch(first + full * window, rest)) if rest else lane
+    full, rest = divmod(count - start, window)
+    lane: Lane = (Repeat(full, (batch(start, window),)),) if full else ()
+    return (*lane, batch(start + full * window, rest)) if rest else lane
 
 
 def exchange(
@@ -90,10 +86,9 @@ def exchange(
 ) -> Lane:
     """Return the lane that exchanges with all other ranks, with `window` of them at a time.
 
-    What is to be done with the rank's `own` blocks is done while the first messages are under way.
-
     A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`,
-    so that none of them is everybody's first destination. The spans advance by `window` distances.
+    so that none of them is everybody's first destination. The spans advance by `window` distances. The first group has
+    the steps `own` too, by which the rank puts its own blocks into their places.
     """
 
     def batch(first: int, number: int) -> Group:
@@ -107,4 +102,4 @@ def exchange(
         return in_windows(size - 1, window, batch)
     number = min(window, size - 1)
     first = Group((*batch(0, number).steps, *own))
-    return (first, *_windows_from(number, size - 1, window, batch))
+    return (first, *in_windows(size - 1, window, batch, start=number))

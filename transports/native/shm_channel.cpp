@@ -100,7 +100,6 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       bell_(std::move(bell)),
       peer_bell_(std::move(peer_bell)),
       socket_(std::move(socket)),
-      ring_nbytes_(peers > 1 ? least_ring_nbytes : most_ring_nbytes),
       leaves_(dialler),
       only_peer_(peers == 1) {
   struct stat status{};
@@ -193,7 +192,7 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
   if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
-  const std::size_t used = label_.header.nbytes < long_nbytes ? ring_nbytes_ : least_ring_nbytes;
+  const std::size_t used = only_peer_ && label_.header.nbytes < long_nbytes ? most_ring_nbytes : least_ring_nbytes;
   if (ring_next_ + nbytes > used) ring_next_ = 0;
   if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
   const std::uint32_t place = ring_next_;

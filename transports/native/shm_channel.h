@@ -140,7 +140,6 @@ class ShmChannel final : public Channel {
   std::uint64_t known_consumed_ = 0;  // slots, as last read
   std::byte* fragment_ = nullptr;     // of the open slot
   std::size_t slot_filled_ = 0;
-  const std::size_t ring_nbytes_;  // that are used
   std::uint32_t ring_next_ = 0;
   std::size_t ring_populated_ = 0;  // bytes whose pages are there
   SlotLabel label_{};
