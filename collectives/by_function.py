@@ -14,7 +14,6 @@ carried out one after the other, so that all ranks make the second exchanges in 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from unisono import log
 from unisono.collectives.calls import Calls, Kind
 from unisono.collectives.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.functions import combine_all, combine_prefixes
@@ -35,7 +35,7 @@ from unisono.records import record
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
 from unisono.transports.reductions import numpy_dtype
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # What a call costs before it sends anything, and what it costs to combine a byte: priors, as those of the model.
 _CALL_S = 10e-6

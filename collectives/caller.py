@@ -10,13 +10,13 @@ executor's cache by its very arguments, and each method of a communicator asks t
 
 from __future__ import annotations
 
-import logging
 import operator
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono import log
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
@@ -64,7 +64,7 @@ else:
     known_first = KnownFirst
     passed_on_first = partial(KnownFirst, cache="_messages")
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 
 class Given(NamedTuple):
@@ -101,7 +101,7 @@ class Caller:
         self._devices = Devices(executor, self._calls, self._works, options, self._spare)
         self._refusal: str | None = None
         # With debugging messages every call takes the long way, where it is timed.
-        debugging = _log.isEnabledFor(logging.DEBUG)
+        debugging = _log.shows("debug")
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
         self._messages = executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
         self._group: Group | None = None

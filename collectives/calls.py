@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
+from unisono import log
 from unisono.algorithms.algorithm import Order
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS
@@ -23,7 +23,7 @@ from unisono.tuning.choice import NOTHING, Choice, Known, Question, choose
 from unisono.tuning.forcing import forced, is_rules
 from unisono.tuning.model import shown
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # Kinds of calls that are remembered; a program whose shapes never repeat must not fill the memory with them.
 _MOST_CALLS = 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import time
@@ -28,7 +27,7 @@ from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 from unisono.transports.session import Identity, Session
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # How long rank 0, when it serves the store and gives up, lets the others read why.
 _LINGER_S = 2.0

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono import log
 from unisono.errors import UsageError
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.preference import resolved
@@ -19,7 +19,7 @@ from unisono.tuning.choice import Known
 from unisono.tuning.forcing import is_rules, rules
 from unisono.tuning.parameters import PRIORS, from_json, to_json as parameters_to_json
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
 SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from typing import TYPE_CHECKING
 
+from unisono import log
 from unisono.collectives.init import join_world
 from unisono.collectives.meeting import Alone, AtStore, Meeting
 from unisono.errors import RendezvousError, UnisonoError, UsageError
@@ -21,7 +21,7 @@ from unisono.transports.survivors import Search, Verdict
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 _ANSWER_S = 5.0
 _FAREWELL = "the survivors begin again"

@@ -10,16 +10,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
+from unisono import log
 from unisono.errors import UnisonoError, UsageError
 from unisono.transports.base import Executor, Message, Operation
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 Result = TypeVar("Result")
 AnyWork = TypeVar("AnyWork", bound="Work[Any]")

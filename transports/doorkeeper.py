@@ -6,7 +6,6 @@ a bounded amount of memory for at most five seconds, and has no other effect tha
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from unisono import log
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
 
@@ -23,7 +23,7 @@ BACKLOG = 4096
 _CREDENTIALS = struct.Struct("iII")
 _EXHAUSTED_PAUSE_S = 0.01
 
-_log = logging.getLogger(__name__)
+_log = log.get(__name__)
 
 Admit = Callable[[Hello, socket.socket], None]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import selectors
 import socket
 import threading
@@ -12,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from unisono import log
 from unisono.errors import InternalError
 
 Callback = Callable[[], None]
 
-_log = logging.getLogger(__name__)
+_log = log.get(__name__)
 
 
 class EventLoop:

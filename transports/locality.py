@@ -16,7 +16,6 @@ import errno
 import fcntl
 import hmac
 import itertools
-import logging
 import mmap
 import os
 import socket
@@ -26,11 +25,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from unisono import log
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 _ID_NBYTES = 16
 _PENDING_LIMIT = 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import os
 import threading
 from collections import defaultdict
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from unisono import log
 from unisono.algorithms.binding import Shape, bounds
 from unisono.algorithms.encode import encode
 from unisono.algorithms.plan import Buffer, Counts, peers
@@ -56,7 +56,7 @@ from unisono.transports.session import Session
 if TYPE_CHECKING:
     from unisono.transports.mpi_collectives import MpiCollectives
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # The id of the communicator of all ranks.
 _WORLD = 0

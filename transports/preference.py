@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
+from unisono import log
 from unisono.errors import TransportUnavailableError
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 _AUTO = ("shm", "tcp")
 _AUTO_WITH_UCX = ("shm", "ucx", "tcp")

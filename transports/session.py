@@ -12,7 +12,6 @@ one host is known before (`transports.locality`), and equal on all ranks.
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
@@ -20,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from unisono import log
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.records import record
@@ -34,7 +34,7 @@ from unisono.transports.open_files import lift_limit_of_files
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.survivors import Arrivals
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 _DIAL_PAUSE_S = 0.01
 # How long a rank that is dialled may be silent before it is looked whether the job has failed; doubled each time.

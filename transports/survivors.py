@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import select
 import socket
 import struct
@@ -26,10 +25,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from unisono import log
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.transports.hello import Hello
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # What a survivor dials for, said in the hello as its lane.
 _TO_FOLLOW, _TO_LOOK = 0, 1

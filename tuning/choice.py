@@ -10,12 +10,12 @@ costs add up; so the cheapest algorithm of each phase is found by itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono import log
 from unisono.algorithms.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.algorithms.crossing import Crossing
@@ -39,7 +39,7 @@ from unisono.tuning.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, 
 if TYPE_CHECKING:
     from unisono.tuning.table import Reading, Table
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 # The parameter of a variant that is not its builder's: bytes of a block that travel at once.
 SEGMENT = "segment_nbytes"

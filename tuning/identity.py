@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono import log
 from unisono.errors import UsageError
 from unisono.tuning.parameters import Parameters, from_json, to_json
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 _HEAD = 4096  # of /proc/cpuinfo, which has a part for each core
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unisono import log
 from unisono.errors import UsageError
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 FORMAT = 1
 

@@ -13,7 +13,6 @@ A table is a JSON file that people can read and change: ranges decide, and times
 from __future__ import annotations
 
 import json
-import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -22,12 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unisono import log
 from unisono.algorithms.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.choice import check_variant
 from unisono.tuning.store import Context, Measurement
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 FORMAT = 1
 # How many times as long as the best another variant takes before it gives way.

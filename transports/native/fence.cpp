@@ -5,21 +5,33 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
+
+#include "quiet_thread.h"
 
 namespace unisono {
 namespace {
 
 bool call_membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// Registered once for the process; a forked child inherits it. The command that all cores obey is tried too, for a
-// filter of system calls may refuse it by itself.
-const bool has_membarrier =
-    call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) && call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+// Whether the kernel makes cores pass a full fence while they run this process. A forked child is as its parent was.
+std::atomic<bool> registered{false};
 
 }  // namespace
 
+void lighten_fences() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    start_quiet_thread([] {
+      // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
+      registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
+                       call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
+    }).detach();
+  });
+}
+
 void light_fence() {
-  if (has_membarrier) {
+  if (registered.load(std::memory_order_relaxed)) {
     std::atomic_signal_fence(std::memory_order_seq_cst);
   } else {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -28,7 +40,7 @@ void light_fence() {
 
 void heavy_fence() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (has_membarrier) call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+  call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
 }
 
 }  // namespace unisono

@@ -121,6 +121,7 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
   in_cells_ = segment->cells[in];
   in_ring_ = segment->rings[in];
   peer_process_ = process_of(socket_.get());
+  lighten_fences();
 }
 
 ShmChannel::~ShmChannel() { ::munmap(mapping_, segment_nbytes()); }

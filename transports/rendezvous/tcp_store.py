@@ -8,7 +8,6 @@ server listens on loopback only, where any process of this machine may use it: t
 from __future__ import annotations
 
 import enum
-import logging
 import socket
 import struct
 import threading
@@ -16,6 +15,7 @@ import time
 from functools import partial
 from ipaddress import ip_address
 
+from unisono import log
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare, remaining
 from unisono.transports.event_loop import EventLoop
@@ -41,7 +41,7 @@ _LONGEST_TIMEOUT_MS = 0xFFFF_FFFF
 _GRACE_S = 5.0
 _RETRY_S = (0.002, 0.1)
 
-_log = logging.getLogger(__name__)
+_log = log.get(__name__)
 
 
 class _Verb(enum.IntEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono import log
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.testing.calls import check_case
 from unisono.testing.cases import METHODS, OPS, Case, random_case
@@ -19,7 +19,7 @@ from unisono.testing.differences import CheckError
 from unisono.testing.shrinking import shrunk
 from unisono.testing.sources import source
 
-_log = logging.getLogger("unisono")
+_log = log.get(log.NAME)
 
 SEEDS = 1 << 32
 # Bytes of what is wrong, as the ranks tell each other.
