@@ -1,15 +1,20 @@
 """How long collective calls take: what the campaigns of `tuning` are handed to measure with.
 
-All ranks of a communicator make the same trials at the same time. Every rank starts from a barrier, and the time of a
-call is that of its slowest rank; these are exchanged after each run, so all ranks know the same times, to the bit. The
-barrier is the same whatever the tuner would take: in which order ranks leave it makes a short call up to twice as long.
+All ranks of a communicator make the same trials at the same time. Every rank starts from a barrier, and a call takes
+from when the first rank of a host begins until the last one there has ended, on the host where that is longest. These
+times are exchanged after each run, so all ranks know the same ones, to the bit.
+
+Each rank's own time would say less where ranks share cores. They leave the barrier one after the other, and a rank that
+still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
+of calls and be another one in the next job, made a short call take 5 us or 9 us. Clocks of several hosts have nothing
+in common, so each host counts for itself. The barrier is the same whatever the tuner would take.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -89,19 +94,16 @@ class Trials:
         call = self._calls[key]
         if key not in self._estimates:
             call()
-            self._estimates[key] = self._shared([self.timed(call)])[0]
+            self._estimates[key] = self.times(call, 1)[0]
         wanted = round(self._run_s / self._estimates[key])
-        *times, cost_s = self._shared([self.timed(call) for _ in range(max(_FEWEST, min(_MOST, wanted)))])
+        times, cost_s = self._timed(call, max(_FEWEST, min(_MOST, wanted)))
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
         self._estimates[key] = min(self._estimates[key], *times)
         return times, cost_s
 
-    def timed(self, call: Callable[[], Any]) -> float:
-        """Let all ranks meet, and return the seconds that the call then takes on this one."""
-        self._meet()
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
+    def times(self, call: Callable[[], Any], count: int) -> list[float]:
+        """Let all ranks meet and call, so many times; return the seconds of each call, the same on all ranks."""
+        return self._timed(call, count)[0]
 
     def placement(self) -> str:
         """Return how far apart two cores of the ranks on rank 0's host are now, "near" or "far"; nothing if it has one.
@@ -124,11 +126,11 @@ class Trials:
         What has passed since the last run is not of the cost of the next one then.
         """
         label = self.placement()
-        passed_s, waited_s = self._shared([])[-1], 0.0
+        passed_s, waited_s = self._passed_s(), 0.0
         while label and wanted not in {"any", label} and waited_s < most_s:
             time.sleep(_PAUSE_S)
             label = self.placement()
-            waited_s += self._shared([])[-1]
+            waited_s += self._passed_s()
         return Placed(label, passed_s, waited_s)
 
     @cached_property
@@ -138,15 +140,38 @@ class Trials:
         return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
 
     @cached_property
+    def _host(self) -> int:
+        return next(at for at, ranks in enumerate(self._comm.hosts) if self._comm.rank in ranks)
+
+    @cached_property
     def _meet(self) -> Callable[[], Any]:
         return self._comm.plan("barrier", algorithm=_MEETING)
 
-    def _shared(self, times: list[float]) -> list[float]:
-        """Return the maximum over ranks of each time, and of the time since this was called before."""
-        began, self._seen = self._seen, time.perf_counter()
-        found = np.array([*times, self._seen - began])
-        most: list[float] = self._comm.allreduce(found, "max", out=found, algorithm=_EXCHANGE).tolist()
-        return most
+    def _timed(self, call: Callable[[], Any], count: int) -> tuple[list[float], float]:
+        """Return the seconds of each of so many calls, and the seconds since the last exchange."""
+        spans = []
+        for _ in range(count):
+            self._meet()
+            began = time.perf_counter()
+            call()
+            spans.append((began, time.perf_counter()))
+        *times, passed_s = self._longest([*spans, self._since_last()])
+        return times, passed_s
+
+    def _passed_s(self) -> float:
+        return self._longest([self._since_last()])[0]
+
+    def _since_last(self) -> tuple[float, float]:
+        before, self._seen = self._seen, time.perf_counter()
+        return 0.0, self._seen - before
+
+    def _longest(self, spans: Sequence[tuple[float, float]]) -> list[float]:
+        """Return how long each span takes all ranks of a host, on the host where that is longest."""
+        found = np.full((2, len(spans), len(self._comm.hosts)), -np.inf)
+        found[:, :, self._host] = np.multiply(spans, (-1, 1)).T
+        minus_first, last = self._comm.allreduce(found, "max", out=found, algorithm=_EXCHANGE)
+        longest: list[float] = (last + minus_first).max(axis=1).tolist()
+        return longest
 
     def _is_shared(self, collective: str) -> bool:
         contract = CONTRACTS[collective]

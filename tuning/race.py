@@ -25,8 +25,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-# Runs a candidate: the seconds of each call, the maximum over ranks, and what all that has cost in seconds. The same on
-# all ranks.
+# Runs a candidate: the seconds of each call of all ranks, and what all that has cost in seconds. The same on all ranks.
 Run: TypeAlias = Callable[[str], tuple[Sequence[float], float]]
 
 CONFIDENCE = 0.95

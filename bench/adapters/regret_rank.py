@@ -99,9 +99,7 @@ class Sweep:
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
 
     def _run(self, call: Callable[[], Any], calls: int) -> float:
-        times = np.array([self._trials.timed(call) for _ in range(calls)])
-        slowest = self._world.allreduce(times, "max", algorithm="recursive_doubling")
-        return usual_s(slowest.tolist())
+        return usual_s(self._trials.times(call, calls))
 
     def _await_placement(self) -> None:
         if self._asked["placement"] != "any":
