@@ -38,7 +38,7 @@ _DTYPES = {"short": ("float32", "bfloat16"), "long": ("float32", "float64", "int
 _RUNS = {"short": 2, "long": 4}
 _LONGEST = 16 << 20
 # The bytes of a share in calls of each algorithm: the fewest, and what matters; and the seconds of a ring, at most.
-_OF_CALLS = (SHORT[0], *SHORT[3:])
+_OF_CALLS = (SHORT[0], *(512 << (2 * k) for k in range(7)))
 _LONGEST_S = 0.02
 
 
@@ -110,7 +110,7 @@ def rounds_calibrated(
     fitting = _fitting(comm)
     sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in fitting]
     found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
-    shares = [n for n in _OF_CALLS if n in fitting and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+    shares = [n for n in _OF_CALLS if n <= fitting[-1] and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
     algorithms = _predicted(trials, collectives, compositions_only=short)
     calls = calibrate_calls(run_s, algorithms, [nbytes * comm.size for nbytes in shares])
     return with_rounds(known, asked.link, found._replace(calls=calls))
