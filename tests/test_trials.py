@@ -1,0 +1,66 @@
+"""Trials: how long a call takes, by the clocks of one host and of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.collectives import trials
+from unisono.collectives.trials import Trials
+
+LATE_S = 0.02
+# By how much the clock of the second host is ahead.
+AHEAD_S = 1000.0
+COUNT = 3
+
+
+class Seen:
+    """A communicator whose ranks are on these hosts, and leave each barrier so many seconds late."""
+
+    def __init__(self, world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late_s: float) -> None:
+        self._world, self.hosts, self._late_s = world, hosts, late_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def plan(self, *args: Any, **settings: Any) -> Callable[[], None]:
+        plan = self._world.plan(*args, **settings)
+
+        def run() -> None:
+            plan()
+            time.sleep(self._late_s)
+
+        return run
+
+
+def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int, busy: int) -> list[float]:
+    """Return the times of calls in which the rank `busy` has something to do; the rank `late` begins late."""
+    if world.rank in hosts[-1] and len(hosts) > 1:
+        trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
+    comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
+    return Trials(comm).times(lambda: time.sleep(LATE_S if world.rank == busy else 0.0), COUNT)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "late", "busy", "least_s"),
+    [
+        (((0, 1, 2, 3),), 1, 1, 1.5 * LATE_S),
+        (((0, 1, 2, 3),), 1, 3, LATE_S),
+        (((0, 1), (2, 3)), 1, 1, 1.5 * LATE_S),
+        (((0, 1), (2, 3)), 3, 2, LATE_S),
+        (((0, 2), (1,), (3,)), 3, 3, LATE_S),
+    ],
+)
+def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_longest(
+    hosts: tuple[tuple[int, ...], ...], late: int, busy: int, least_s: float
+) -> None:
+    one, *others = un.launch(times, 4, hosts, late, busy, timeout_s=DEADLINE_S)
+    assert others == [one] * 3
+    assert len(one) == COUNT
+    assert all(least_s <= each < AHEAD_S / 2 for each in one)
