@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 import numpy as np
@@ -91,7 +91,7 @@ def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
     chosen = [answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)}) for table in (both, own)]
     choices = [{"both": one, "own": other, "mpi": MPI_NATIVE} for one, other in zip(*chosen, strict=True)]
     also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)]
-    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": "any"}
+    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
     times = answer(run, folder, wanted, {})["times_s"]
     rows = zip(points, times, choices, strict=True)
     return [Point(place.transport, name, nbytes, measured, found, {}) for (name, nbytes), measured, found in rows]
@@ -142,9 +142,9 @@ def _split(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
 @click.option("--rounds", type=click.IntRange(min=4), default=16, show_default=True)
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, callback=_split)
-def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: object) -> None:
+def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: Any) -> None:
     """Measure how good tables of Unisono's and MPI's algorithms are on this machine."""
-    asked = Asked(sizes=parse_sizes(sizes), rate="", **rest)  # type: ignore[arg-type]
+    asked = Asked(sizes=parse_sizes(sizes), **rest)
     console, every = Console(), list[Point]()
     for place in [Place(library, transport) for library in libraries for transport in transports]:
         began, load = time.monotonic(), os.getloadavg()[0]

@@ -69,9 +69,9 @@ class Asked(NamedTuple):
     sizes: tuple[int, ...]
     rounds: int
     collectives: tuple[str, ...]
-    rate: str
-    per_host: int
-    placement: str
+    rate: str = ""
+    per_host: int = 1
+    placement: str = "any"
 
     def points(self) -> list[tuple[str, int]]:
         """Return collectives and bytes; these are multiples of an element of each rank."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from unisono.algorithms.vendors import MPI_NATIVE
+from unisono.bench import mixture
 from unisono.bench.judgement import Point
 from unisono.bench.mixture import COMPARISONS, ratio
 from unisono.bench.peers import COMPLETE, mpi_ranks
@@ -53,3 +55,34 @@ def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, mo
     assert command[-4:] == ["-n", "2", str(programs / "python"), "-V"]
     with pytest.raises(UsageError, match="there is no MPI library 'lam'; those there are: openmpi, mpich"):
         mpi_ranks("lam", 2, [])
+
+
+def test_the_command_asks_for_what_its_options_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[mixture.Asked] = []
+
+    def study(place: mixture.Place, wanted: mixture.Asked, folder: Path) -> list[Point]:
+        asked.append(wanted)
+        choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
+        return [Point(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]
+
+    monkeypatch.setattr(mixture, "study", study)
+    monkeypatch.setattr(mixture, "RESULTS", tmp_path / "mixture.jsonl")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = [
+        "-n",
+        "3",
+        "--libraries",
+        "mpich",
+        "--transports",
+        "shm,mpi",
+        "--collectives",
+        "broadcast",
+        "--sizes",
+        "8",
+    ]
+    ended = CliRunner().invoke(mixture.main, arguments, catch_exceptions=False)
+    assert ended.exit_code == 0
+    assert [(each.ranks, each.collectives, each.sizes, each.placement) for each in asked] == [
+        (3, ("broadcast",), (8,), "any")
+    ] * 2
+    assert len((tmp_path / "mixture.jsonl").read_text().splitlines()) == 2
