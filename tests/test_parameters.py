@@ -65,6 +65,8 @@ def test_rounds_are_those_of_about_as_many_ranks_or_none() -> None:
     four, twelve = (RoundCosts(ranks, ranks, 0.0, 0.0, *5 * [flat]) for ranks in (4, 12))
     found = PRIORS._replace(rounds={"shm": (four, twelve)})
     assert [found.rounds_of("shm", ranks, ranks) for ranks in (1, 2, 6, 8, 24)] == [None, four, four, twelve, twelve]
+    # Where ranks share cores, twice as many of them share each core with twice as many.
+    assert [found.rounds_of("shm", ranks, ranks, 2.0) for ranks in (4, 6, 8, 12)] == [four, None, None, twelve]
     assert found.rounds_of("shm", 12, 1) is None
     assert found.rounds_of("tcp", 4, 4) is None
 

@@ -314,7 +314,7 @@ def candidate(row: Variant, question: Question, known: Known, measured_s: float 
 
 def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters) -> float:
     """Return the prediction of a flat algorithm: by rounds and calls of about as many ranks, if they were measured."""
-    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
+    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
     reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
     if rounds is None:
         return _by_links(algorithm, cost, question, known, reduce)

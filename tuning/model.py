@@ -22,7 +22,8 @@ from unisono.algorithms.crossing import Crossing
 from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
 
 # A rank that shares its core waits for a turn of each of the others, and then finds nothing of its own in the caches.
-_TURN_S = 2.5e-6
+# So do they, and the less the more there are: a turn takes so much for each of them.
+_TURN_S = 0.6e-6
 _COLD = 4
 
 _MOST_SEGMENTS = 4096
@@ -44,7 +45,7 @@ def predicted_s(
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
         return nbytes * cost.reduced * link.reduce_per_byte_s
-    turn_s, cold = (crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
+    turn_s, cold = (crowd * crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
     work_s = messages * message_s + nbytes * cost.reduced * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))

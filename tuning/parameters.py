@@ -197,10 +197,11 @@ class Parameters(NamedTuple):
             raise UsageError(f"there are no parameters of a link {transport!r}: there are {', '.join(self.links)}")
         return found
 
-    def rounds_of(self, transport: str, ranks: int, ranks_per_host: int) -> RoundCosts | None:
+    def rounds_of(self, transport: str, ranks: int, ranks_per_host: int, crowd: float = 1.0) -> RoundCosts | None:
         """Return the costs of rounds among about so many ranks; None if none were measured near them.
 
-        What was measured on one host tells nothing of several, and the other way round.
+        What was measured on one host tells nothing of several, and the other way round. Where ranks share cores, each
+        with `crowd` of them, it takes just as many: otherwise more or fewer would share a core.
         """
 
         def distance(each: RoundCosts) -> float:
@@ -209,7 +210,8 @@ class Parameters(NamedTuple):
             return max(abs(math.log(ranks / each.ranks)), abs(math.log(ranks_per_host / each.ranks_per_host)))
 
         nearest = min(self.rounds.get(transport, ()), key=distance, default=None)
-        return nearest if nearest is not None and distance(nearest) <= math.log(_ALIKE) else None
+        most = math.log(_ALIKE) if crowd <= 1 else 0.0
+        return nearest if nearest is not None and distance(nearest) <= most else None
 
 
 PRIORS = Parameters(
