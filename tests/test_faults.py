@@ -101,6 +101,22 @@ def test_a_disagreement_is_told_to_every_rank_with_both_calls_and_their_lines(
         assert text.count(f"{Path(__file__).name}:") == 2
 
 
+def join_late(world: un.Communicator) -> tuple[str, str]:
+    """Rank 0 calls something else, and rank 2, who would say so too, calls last."""
+    world.barrier()
+    if world.rank == 2:
+        time.sleep(LATE_S)
+    error = told(lambda: world.allreduce(X.astype("int32") if world.rank == 0 else X))
+    return error if error[0] else told(world.barrier)
+
+
+def test_who_disagrees_is_decided_by_the_ranks_that_call_a_little_later_too(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(join_late):
+        assert kind == "MismatchError", text
+        assert "rank 0 called allreduce(int32[8]" in text
+        assert "where ranks 1 and 2 called allreduce(float32[8]" in text
+
+
 def skip_a_call(world: un.Communicator) -> tuple[str, str]:
     """Rank 1 forgets one allreduce in a row, and goes on to the barrier."""
     for call in range(5):
@@ -211,10 +227,16 @@ def test_a_message_from_a_killed_rank_will_not_come(tmp_path: Path, transport: s
 
 
 def stay_away(world: un.Communicator, say: Say, absent: int, folder: Path) -> None:
+    def reduce() -> None:
+        world.allreduce(X, timeout_s=SHORT_S)
+
     world.allreduce(X)
     if world.rank == absent:
         await_marks(folder, *({0, 1, 2} - {absent}))
-    say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
+        # What the others have sent is there: a call may end well before word of their error comes.
+        say(until_an_error(reduce))
+    else:
+        say(told(reduce))
     leave_mark(folder, world.rank)
     say(told(world.barrier))
 

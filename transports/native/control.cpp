@@ -197,8 +197,7 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
 int Control::poll_timeout_ms() const {
   if (stopping_) return 10;
   auto earliest = Clock::time_point::max();
-  for (const auto& [communicator, question] : questions_)
-    if (!question.inquiry.complete()) earliest = std::min(earliest, question.deadline);
+  for (const auto& [communicator, question] : questions_) earliest = std::min(earliest, question.deadline);
   if (earliest == Clock::time_point::max() || failed()) return -1;
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
   return static_cast<int>(std::clamp<long long>(left + 1, 0, 1000));

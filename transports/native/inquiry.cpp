@@ -23,14 +23,16 @@ std::string ranks_text(const std::vector<std::int32_t>& ranks) {
   return text;
 }
 
-bool Inquiry::complete() const {
-  return std::none_of(ranks.begin(), ranks.end(),
-                      [](const Testimony& testimony) { return testimony.state == CallState::unknown; });
+bool Inquiry::any(CallState state) const {
+  return std::any_of(ranks.begin(), ranks.end(), [=](const Testimony& testimony) { return testimony.state == state; });
 }
 
 std::optional<Failure> Inquiry::verdict(bool final) const {
-  if (!final && !complete()) return std::nullopt;  // who is right is decided by the number of those who say so
-  if (auto found = disagreement()) return found;
+  if (!final && any(CallState::unknown)) return std::nullopt;
+  if (auto found = disagreement()) {
+    // Who is right is decided by the number of those who say so, and who has not called it yet may soon.
+    return final || !any(CallState::not_called) ? found : std::nullopt;
+  }
   if (reason == FrameType::timed_out) return timeout();
   if (reason == FrameType::mismatch) return Failure{FailureKind::mismatch, reporter, -1, sequence, report};
   return std::nullopt;

@@ -27,12 +27,13 @@ struct Inquiry {
   std::string report;
   std::vector<Testimony> ranks;
 
-  bool complete() const;
   // The failure that the testimonies amount to, if any, once all have testified or `final` says that nobody else will:
-  // a disagreement, or else the mismatch or the timeout that has been reported.
+  // a disagreement, or else the mismatch or the timeout that has been reported. For a disagreement, ranks that have not
+  // made the call are waited for as well.
   std::optional<Failure> verdict(bool final) const;
 
  private:
+  bool any(CallState state) const;
   std::optional<Failure> disagreement() const;
   Failure timeout() const;
   std::string call_text() const;
