@@ -62,12 +62,15 @@ class Cost:
         reduced: elements that the busiest rank combines (gamma), as a multiple of the vector length.
         most_messages: messages of the rank that sends most of them, where they are more than one in each round and are
             not whole vectors; else 0.
+        stored: elements that the rank that stores most writes to SCRATCH, as a multiple of the vector length; None
+            where that has not been said.
     """
 
     rounds: int
     sent: float
     reduced: float
     most_messages: int = 0
+    stored: float | None = None
 
 
 @record

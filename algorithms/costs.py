@@ -169,22 +169,37 @@ def reduce_scatter_recursive_halving(size: int) -> Cost:
     rounds, fold = _folded(size)
     pairs = size - (1 << rounds)
     kept = sum((1 << bit) + min(1 << bit, pairs) for bit in range(rounds))
-    return Cost(rounds=rounds + 2 * fold, sent=1 if fold else _others(size), reduced=(fold * size + kept) / size)
+    combined = (fold * size + kept) / size
+    return Cost(rounds=rounds + 2 * fold, sent=1 if fold else _others(size), reduced=combined, stored=combined)
 
 
-def reduce_scatter_around(size: int) -> Cost:
-    """One of the other ranks after the other."""
-    return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size))
+def reduce_scatter_ring(size: int) -> Cost:
+    """What comes from one neighbour is stored, but for the last, and goes on to the other one."""
+    stored = max(0, size - 2) / size
+    return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size), stored=stored)
+
+
+def reduce_scatter_pairwise(size: int) -> Cost:
+    """One of the other ranks after the other; all that comes is combined into the result."""
+    return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size), stored=0)
 
 
 def reduce_scatter_circulant(size: int) -> Cost:
-    """The distances are halved from round to round, rounded up."""
-    return Cost(rounds=_rounds(size), sent=_others(size), reduced=_others(size))
+    """The distances are halved from round to round, rounded up; what goes on is stored."""
+    stored = 2 * ((size - 1) // 2) / size
+    return Cost(rounds=_rounds(size), sent=_others(size), reduced=_others(size), stored=stored)
 
 
 def reduce_scatter_direct(size: int, window: int = 32) -> Cost:
-    """Every rank sends each of the others its block."""
-    return Cost(rounds=_windows(size, window), sent=_others(size), reduced=_others(size), most_messages=size - 1)
+    """Every rank sends each of the others its block, and stores what comes until all has come."""
+    others = _others(size)
+    return Cost(_windows(size, window), sent=others, reduced=others, most_messages=size - 1, stored=others)
+
+
+def reduce_scatter_balanced_tree(size: int, window: int = 32) -> Cost:
+    """As the direct one; what inner nodes of the tree combine is stored once more."""
+    direct = reduce_scatter_direct(size, window)
+    return replace(direct, stored=2 * _others(size))
 
 
 def reduce_scatter_read(size: int, window: int = 32) -> Cost:

@@ -32,7 +32,7 @@ from unisono.algorithms.clocks import Clocks, count_rounds, queue_depth
 from unisono.algorithms.contracts import CONTRACTS, Family, are_proved_by
 from unisono.algorithms.hazards import check_hazards
 from unisono.algorithms.liveness import scratch_high_water
-from unisono.algorithms.plan import Plan, Read, ReadReduce, RecvReduce, Reduce, Send, Write
+from unisono.algorithms.plan import Buffer, Copy, Plan, Read, ReadReduce, Recv, RecvReduce, Reduce, Send, Write
 from unisono.algorithms.program import RECEIVING, SENDING, Program, as_written, is_mapped, unroll
 from unisono.algorithms.progress import Event, run
 from unisono.algorithms.sharing import check_sharing
@@ -55,6 +55,7 @@ class Report:
             memory counts as sending.
         reduced: what the rank that combines most combines, as a multiple of the vector, exactly.
         most_messages: of the rank that sends most of them, in one segment.
+        stored: what the rank that writes most to SCRATCH writes there, as a multiple of the vector, exactly.
         scratch_blocks: blocks of SCRATCH in the rank that has most, as declared.
         scratch_live: most blocks of SCRATCH of a rank that hold a value still to be read at a time, when the plans run
             as `algorithms.liveness` says.
@@ -70,6 +71,7 @@ class Report:
     sent: Fraction
     reduced: Fraction
     most_messages: int
+    stored: Fraction
     scratch_blocks: int
     scratch_live: int
     same_bits: bool
@@ -178,7 +180,8 @@ def _check_cost(
     cost = algorithm.cost_of(size, params)
     if cost is None:
         return
-    for term in ("rounds", "sent", "reduced", *(("most_messages",) if cost.most_messages else ())):
+    said = {"most_messages": cost.most_messages != 0, "stored": cost.stored is not None}
+    for term in ("rounds", "sent", "reduced", *(name for name, is_said in said.items() if is_said)):
         value, declared = float(max(getattr(report, term) for report in reports)), getattr(cost, term)
         if not isclose(value, declared) and (exactly or value > declared):
             name = f"{algorithm.collective} {algorithm.name} on {size} ranks"
@@ -235,6 +238,7 @@ def _report(family: Family, programs: Sequence[Program], events: Sequence[Event]
         sent=Fraction(max(load.sent for load in loads), family.parts()),
         reduced=Fraction(max(load.reduced for load in loads), family.parts()),
         most_messages=max(load.messages for load in loads),
+        stored=Fraction(max(load.stored for load in loads), family.parts()),
         scratch_blocks=max(plan.scratch.blocks for plan in family.plans),
         scratch_live=scratch_high_water(programs, events),
         same_bits=same_bits,
@@ -271,17 +275,18 @@ def _check_bounds(plan: Plan, report: Report) -> None:
 
 
 class _Load(NamedTuple):
-    """What one rank does: messages and blocks sent, blocks combined, most messages and flags at a time in one way."""
+    """What one rank does: messages, blocks sent, combined and stored, most messages and flags at a time in one way."""
 
     messages: int
     sent: int
     reduced: int
+    stored: int
     ports: int
 
 
 def _load(plan: Plan) -> _Load:
     """Return what the rank of a plan does; what is repeated does as much each time."""
-    messages = sent = reduced = 0
+    messages = sent = reduced = stored = 0
     ports: Counter[bool] = Counter()
     for lane in plan.lanes:
         most = {True: 0, False: 0}
@@ -294,10 +299,12 @@ def _load(plan: Plan) -> _Load:
                         sent += times * _SENT[kind](step, plan.rank)
                     if kind in _REDUCED:
                         reduced += times * _REDUCED[kind](step)
+                    if kind in _STORING and step.dst.buffer == Buffer.SCRATCH:
+                        stored += times * step.dst.count
                 for sends, of_direction in ((True, SENDING), (False, RECEIVING)):
                     most[sends] = max(most[sends], sum([kind in of_direction for kind in kinds]))
         ports.update(most)
-    return _Load(messages, sent, reduced, max(ports.values(), default=0))
+    return _Load(messages, sent, reduced, stored, max(ports.values(), default=0))
 
 
 # How many blocks a step of each kind moves between a rank and a peer, other than by receiving them.
@@ -307,6 +314,9 @@ _SENT: dict[type, Callable[[Any, int], int]] = {
     Write: lambda step, rank: step.src.count,
     ReadReduce: lambda step, rank: sum(span.count for owner, span in step.sources if owner != rank),
 }
+
+# Steps that write to the memory of their rank.
+_STORING = {Recv, RecvReduce, Copy, Reduce, Read, ReadReduce}
 
 # How many blocks a step of each kind combines with others.
 _REDUCED: dict[type, Callable[[Any], int]] = {

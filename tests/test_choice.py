@@ -203,6 +203,19 @@ def test_a_prediction_is_latencies_bytes_and_arithmetic() -> None:
     assert predicted_s(ring.cost(4), 1000, link) == pytest.approx(wanted)
 
 
+def test_what_is_stored_on_the_way_costs_as_much_as_combining_where_the_nearest_cache_does_not_hold_it() -> None:
+    direct, link = ALGORITHMS["reduce_scatter"]["direct"].cost(4), LINKS["shm"]
+    for nbytes, worked in ((40_000, 0.75), (60_000, 1.5)):
+        messages_s = 3 * link.overhead_s + nbytes * (0.75 * link.per_byte_s + worked * link.reduce_per_byte_s)
+        assert predicted_s(direct, nbytes, link) == pytest.approx(link.latency_s + messages_s)
+
+
+def test_long_vectors_are_reduced_and_scattered_by_what_stores_nothing_on_the_way() -> None:
+    asked = Question("reduce_scatter", 1 << 20, 4, "shm", crowd=2.0)
+    assert ALGORITHMS["reduce_scatter"][choose(asked).algorithm].cost(4).stored == 0
+    assert choose(replace(asked, nbytes=64)).algorithm == "direct"
+
+
 def test_a_measured_step_and_a_measured_reduction_take_the_place_of_constants() -> None:
     ring = ALGORITHMS["allreduce"]["ring"].cost(4)
     link = LINKS["tcp"]._replace(step=Curve((64, 512), (20e-6, 30e-6)))

@@ -407,6 +407,7 @@ def test_the_ring_needs_a_commutative_operation() -> None:
         (Cost(6, 1.25, 0.75), "sent"),
         (Cost(6, 1.5, 1.0), "reduced"),
         (Cost(6, 1.5, 0.75, 12), "most_messages"),
+        (Cost(6, 1.5, 0.75, stored=0.5), "stored"),
     ],
 )
 def test_a_declared_cost_that_is_not_what_the_plan_does_is_refused(cost: Cost, term: str) -> None:

@@ -26,6 +26,9 @@ from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
 _TURN_S = 0.6e-6
 _COLD = 4
 
+# Bytes of the cache that is nearest to a core.
+_NEAREST_CACHE = 32 << 10
+
 _MOST_SEGMENTS = 4096
 
 # Of parts of rounds: what logarithms may be off by.
@@ -40,14 +43,17 @@ def predicted_s(
     `crowd` is the number of ranks for each core, and at least 1; `reduce` is the measured time of combining, by bytes;
     without knots, the link's own rate holds. `at_once` ranks of a host send to other hosts at once. A rank that sends
     whole vectors has as many messages; one that sends parts of them, one in each round. All of them are taken to be
-    equally long.
+    equally long. What is stored on the way, and no first-level cache holds, takes as long to write and read again as to
+    combine.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
         return nbytes * cost.reduced * link.reduce_per_byte_s
+    stored = nbytes * (cost.stored or 0)
+    worked = nbytes * cost.reduced + (stored if stored > _NEAREST_CACHE else 0)
     turn_s, cold = (crowd * crowd * _TURN_S, _COLD) if crowd > 1 else (0.0, 1)
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
-    work_s = messages * message_s + nbytes * cost.reduced * reduce_per_byte_s(link, message_nbytes, reduce)
+    work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))
     # Who shares a core with others sends after them, and so does who shares a link: not twice.
     waits_s = messages * max(0.0, shared_s - crowd * alone_s)
@@ -66,12 +72,14 @@ def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
         sent=cost.sent * crossing.sent,
         reduced=cost.reduced * crossing.sent,
         most_messages=round(cost.most_messages * crossing.sent),
+        stored=(cost.stored or 0) * crossing.sent,
     )
     inside = Cost(
         rounds=cost.rounds - across.rounds,
         sent=cost.sent - across.sent,
         reduced=cost.reduced - across.reduced,
         most_messages=cost.most_messages - across.most_messages,
+        stored=(cost.stored or 0) - (across.stored or 0),
     )
     return inside, across
 
