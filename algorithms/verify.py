@@ -299,7 +299,7 @@ def _load(plan: Plan) -> _Load:
                         sent += times * _SENT[kind](step, plan.rank)
                     if kind in _REDUCED:
                         reduced += times * _REDUCED[kind](step)
-                    if kind in _STORING and step.dst.buffer == Buffer.SCRATCH:
+                    if isinstance(step, _STORING) and step.dst.buffer == Buffer.SCRATCH:
                         stored += times * step.dst.count
                 for sends, of_direction in ((True, SENDING), (False, RECEIVING)):
                     most[sends] = max(most[sends], sum([kind in of_direction for kind in kinds]))
@@ -316,7 +316,7 @@ _SENT: dict[type, Callable[[Any, int], int]] = {
 }
 
 # Steps that write to the memory of their rank.
-_STORING = {Recv, RecvReduce, Copy, Reduce, Read, ReadReduce}
+_STORING = (Recv, RecvReduce, Copy, Reduce, Read, ReadReduce)
 
 # How many blocks a step of each kind combines with others.
 _REDUCED: dict[type, Callable[[Any], int]] = {
