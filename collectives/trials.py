@@ -4,6 +4,10 @@ All ranks of a communicator make the same trials at the same time. Every rank st
 from when the first rank of a host begins until the last one there has ended, on the host where that is longest. These
 times are exchanged after each run, so all ranks know the same ones, to the bit.
 
+What a call sends is written anew before it, as a program does that has computed it: on data that has lain in the
+caches since the last call, other algorithms are the fastest. All algorithms get the same arrays, since some lie better
+in caches than others, and where that can be, vectors are replaced by their results.
+
 Each rank's own time would say less where ranks share cores. They leave the barrier one after the other, and a rank that
 still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
 of calls and be another one in the next job, made a short call take 5 us or 9 us. Clocks of several hosts have nothing
@@ -17,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +43,26 @@ _EXCHANGE = "recursive_doubling"
 _MEETING = "direct"
 
 
+class Arrays(NamedTuple):
+    """Of a call: what is sent, where the result goes, and what is written into the first one before each call."""
+
+    sent: Any
+    out: Any
+    written: Any
+
+
+class PlannedCall(NamedTuple):
+    """A call to be measured: its plan, and its arrays; None if it has none."""
+
+    plan: Callable[[], Any]
+    arrays: Arrays | None
+
+    def rewrite(self) -> None:
+        """Write anew what is sent."""
+        if self.arrays is not None:
+            np.copyto(self.arrays.sent, self.arrays.written)
+
+
 class Trials:
     """Runs of calls on a communicator; see `tuning.campaign.Trials`.
 
@@ -56,8 +80,10 @@ class Trials:
         self._known = known or comm.known
         self._dtype = np.dtype(dtype)
         self._run_s = run_s
-        self._calls: dict[tuple[str, int, str], Callable[[], Any]] = {}
+        self._calls: dict[tuple[str, int, str], PlannedCall] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}
+        self._arrays: Arrays | None = None
+        self._of_arrays: tuple[str, int] | None = None
         self._seen = time.perf_counter()
 
     @property
@@ -83,17 +109,30 @@ class Trials:
             if len(self._calls) and next(iter(self._calls))[:2] != key[:2]:
                 self._calls.clear()
             try:
-                self._calls[key] = self._planned(*key)
+                self._calls[key] = self.planned(*key)
             except (NoAlgorithmError, UsageError, TransportUnavailableError) as error:
                 return error.message
         return None
+
+    def planned(self, collective: str, nbytes: int, variant: str) -> PlannedCall:
+        """Return such a call, on the arrays that the last one had, if it was alike.
+
+        Raises:
+            NoAlgorithmError, UsageError, TransportUnavailableError: these ranks cannot make it.
+        """
+        if self._of_arrays != (collective, nbytes):
+            self._of_arrays, self._arrays = (collective, nbytes), self._made(collective, nbytes)
+        if self._arrays is None:
+            return PlannedCall(self._comm.plan(collective, algorithm=variant), None)
+        sent, out, _ = self._arrays
+        return PlannedCall(self._comm.plan(collective, sent, out=out, algorithm=variant), self._arrays)
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each, and the seconds since the last run has ended."""
         key = collective, nbytes, variant
         call = self._calls[key]
         if key not in self._estimates:
-            call()
+            call.plan()
             self._estimates[key] = self.times(call, 1)[0]
         wanted = round(self._run_s / self._estimates[key])
         times, cost_s = self._timed(call, max(_FEWEST, min(_MOST, wanted)))
@@ -101,7 +140,7 @@ class Trials:
         self._estimates[key] = min(self._estimates[key], *times)
         return times, cost_s
 
-    def times(self, call: Callable[[], Any], count: int) -> list[float]:
+    def times(self, call: PlannedCall, count: int) -> list[float]:
         """Let all ranks meet and call, so many times; return the seconds of each call, the same on all ranks."""
         return self._timed(call, count)[0]
 
@@ -147,13 +186,14 @@ class Trials:
     def _meet(self) -> Callable[[], Any]:
         return self._comm.plan("barrier", algorithm=_MEETING)
 
-    def _timed(self, call: Callable[[], Any], count: int) -> tuple[list[float], float]:
+    def _timed(self, call: PlannedCall, count: int) -> tuple[list[float], float]:
         """Return the seconds of each of so many calls, and the seconds since the last exchange."""
         spans = []
         for _ in range(count):
+            call.rewrite()
             self._meet()
             began = time.perf_counter()
-            call()
+            call.plan()
             spans.append((began, time.perf_counter()))
         *times, passed_s = self._longest([*spans, self._since_last()])
         return times, passed_s
@@ -177,11 +217,13 @@ class Trials:
         contract = CONTRACTS[collective]
         return Cut.SHARES in (contract.input, contract.output)
 
-    def _planned(self, collective: str, nbytes: int, variant: str) -> Callable[[], Any]:
-        contract, comm = CONTRACTS[collective], self._comm
-        if contract.input is Cut.TOKEN:
-            return comm.plan(collective, algorithm=variant)
+    def _made(self, collective: str, nbytes: int) -> Arrays | None:
+        """Return arrays for such calls; None if they have none."""
+        contract = CONTRACTS[collective]
+        if contract.output is None:
+            return None
         whole = nbytes // self._dtype.itemsize
-        counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // comm.size}
-        x, out = (np.ones(counts[cut or Cut.VECTOR], self._dtype) for cut in (contract.input, contract.output))
-        return comm.plan(collective, x, out=out, algorithm=variant)
+        counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // self._comm.size}
+        sent, written = (np.ones(counts[contract.input], self._dtype) for _ in range(2))
+        in_place = contract.input is contract.output is Cut.VECTOR
+        return Arrays(sent, sent if in_place else np.ones(counts[contract.output], self._dtype), written)

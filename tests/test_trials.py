@@ -12,7 +12,7 @@ from deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.collectives import trials
-from unisono.collectives.trials import Trials
+from unisono.collectives.trials import PlannedCall, Trials
 
 LATE_S = 0.02
 # By how much the clock of the second host is ahead.
@@ -44,7 +44,18 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
     if world.rank in hosts[-1] and len(hosts) > 1:
         trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
     comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
-    return Trials(comm).times(lambda: time.sleep(LATE_S if world.rank == busy else 0.0), COUNT)
+    call = PlannedCall(lambda: time.sleep(LATE_S if world.rank == busy else 0.0), None)
+    return Trials(comm).times(call, COUNT)
+
+
+def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
+    """Return the results of calls by one algorithm after calls by another, and whether both had the same arrays."""
+    measured = Trials(world)
+    first, second = (measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling"))
+    for call in (first, second):
+        measured.times(call, COUNT)
+    assert second.arrays is not None
+    return second.arrays.out.tolist(), first.arrays is second.arrays
 
 
 @pytest.mark.parametrize(
@@ -64,3 +75,8 @@ def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_
     assert others == [one] * 3
     assert len(one) == COUNT
     assert all(least_s <= each < AHEAD_S / 2 for each in one)
+
+
+def test_what_a_call_sends_is_written_anew_before_it_into_the_arrays_of_all_algorithms() -> None:
+    results = un.launch(sums_of_two_calls, 2, timeout_s=DEADLINE_S)
+    assert results == [([2.0] * 16, True)] * 2

@@ -15,17 +15,16 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import unisono as un
 from unisono.bench.statistics import usual_s
 from unisono.collectives.probes import rounds_calibrated
-from unisono.collectives.trials import Trials
+from unisono.collectives.trials import PlannedCall, Trials
 from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import Parameters
 
@@ -66,8 +65,10 @@ class Sweep:
         """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
         world, began = self._world, time.perf_counter()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
-        calls = {name: _call(world, collective, nbytes, name) for name in dict.fromkeys((*able, *also))}
-        runs = {name: call for name, call in calls.items() if call is not None}
+        runs = dict[str, PlannedCall]()
+        for name in dict.fromkeys((*able, *also)):
+            with suppress(un.NoAlgorithmError):
+                runs[name] = self._trials.planned(collective, nbytes, name)
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
         least = {name: self._run(call, FEWEST) for name, call in runs.items()}
@@ -78,7 +79,7 @@ class Sweep:
             least = {name: min(least[name], rounds[-1][name]) for name in runs}
         return {name: [each[name] for each in rounds] for name in runs}
 
-    def _round(self, runs: Mapping[str, Callable[[], Any]], least: Mapping[str, float]) -> dict[str, float]:
+    def _round(self, runs: Mapping[str, PlannedCall], least: Mapping[str, float]) -> dict[str, float]:
         """Run everything once, in random order and for about as long; again if the cores have moved meanwhile.
 
         Raises:
@@ -98,7 +99,7 @@ class Sweep:
                 return times
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
 
-    def _run(self, call: Callable[[], Any], calls: int) -> float:
+    def _run(self, call: PlannedCall, calls: int) -> float:
         return usual_s(self._trials.times(call, calls))
 
     def _await_placement(self) -> None:
@@ -113,15 +114,6 @@ def predictions(
     said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
     able = [each for each in said.candidates if each.refusal is None]
     return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
-
-
-def _call(world: un.Communicator, collective: str, nbytes: int, algorithm: str) -> Callable[[], Any] | None:
-    shares = {"allgather": (world.size, 1), "reduce_scatter": (1, world.size)}.get(collective, (1, 1))
-    x, out = (np.ones(nbytes // 4 // share, np.float32) for share in shares)
-    try:
-        return world.plan(collective, x, out=out, algorithm=algorithm)
-    except un.NoAlgorithmError:
-        return None
 
 
 def main() -> None:
