@@ -13,7 +13,7 @@ from unisono.algorithms.registry import ALGORITHMS
 from unisono.algorithms.variants import Variant
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.local_reduction import reduce_local
-from unisono.collectives.trials import Trials
+from unisono.collectives.trials import Trials, rewriting
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.tuning.calibrate import (
@@ -147,10 +147,11 @@ class _Probes:
         self.pairs = team.size // 2
 
     def exchange(self, nbytes: int) -> float:
-        return self._timed(self._exchange(nbytes), self._pair)
+        exchange, rewrite = self._exchange(nbytes)
+        return self._timed(exchange, self._pair, rewrite=rewrite)
 
     def together(self, nbytes: int, pairs: int) -> float:
-        exchange = self._exchange(nbytes) if self._team.rank // 2 < pairs else None
+        exchange = self._exchange(nbytes)[0] if self._team.rank // 2 < pairs else None
 
         def until_all_have_ended() -> None:
             if exchange is not None:
@@ -176,7 +177,8 @@ class _Probes:
     def around(self, nbytes: int, segment_nbytes: int) -> float:
         x = np.zeros(nbytes, np.uint8)
         algorithm = f"ring(segment_nbytes={segment_nbytes})"
-        return self._timed(self._pair.plan("allreduce", x, op="max", out=x, algorithm=algorithm), self._pair)
+        around = self._pair.plan("allreduce", x, op="max", out=x, algorithm=algorithm)
+        return self._timed(around, self._pair, rewrite=rewriting(x))
 
     def reduce(self, dtype: str, nbytes: int) -> float:
         vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, np.dtype(dtype)) for _ in range(2)]
@@ -186,25 +188,39 @@ class _Probes:
         source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
         return self._timed(lambda: np.copyto(target, source), self._pair, alone=True)
 
-    def _exchange(self, nbytes: int) -> Callable[[], Any]:
+    def _exchange(self, nbytes: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return an exchange, and what writes anew what is sent."""
         x, out = np.zeros(nbytes, np.uint8), np.zeros(2 * nbytes, np.uint8)
-        return self._pair.plan("allgather", x, out=out, algorithm="ring")
+        return self._pair.plan("allgather", x, out=out, algorithm="ring"), rewriting(x)
 
-    def _timed(self, call: Callable[[], Any], group: Communicator, *, alone: bool = False) -> float:
-        """Return the usual time of `call` on rank 0 of a group; all make it, or wait if it is for one rank `alone`."""
-        once_s = max(1e-9, min(_times(call, _TRIED, group, alone)))
+    def _timed(
+        self,
+        call: Callable[[], Any],
+        group: Communicator,
+        *,
+        alone: bool = False,
+        rewrite: Callable[[], Any] = lambda: None,
+    ) -> float:
+        """Return the usual time of `call` on rank 0 of a group; all make it, or wait if it is for one rank `alone`.
+
+        Each rewrites what it sends before.
+        """
+        once_s = max(1e-9, min(_times(call, _TRIED, group, alone, rewrite)))
         calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
         calls = int(group.broadcast(np.array(calls), algorithm="binomial"))
-        times = _times(call, calls, group, alone)
+        times = _times(call, calls, group, alone, rewrite)
         # What one rank does is only ever slowed down by others; of messages, the time is what is usual.
         return max(min(times) if alone else typical_s(times), 1e-9)
 
 
-def _times(call: Callable[[], Any], calls: int, group: Communicator, alone: bool) -> list[float]:
+def _times(
+    call: Callable[[], Any], calls: int, group: Communicator, alone: bool, rewrite: Callable[[], Any]
+) -> list[float]:
     if alone and group.rank > 0:
         return [1.0]
     times = list[float]()
     for _ in range(calls):
+        rewrite()
         if not alone:
             group.barrier()
         began = time.perf_counter()

@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,24 +43,16 @@ _EXCHANGE = "recursive_doubling"
 _MEETING = "direct"
 
 
-class Arrays(NamedTuple):
-    """Of a call: what is sent, where the result goes, and what is written into the first one before each call."""
-
-    sent: Any
-    out: Any
-    written: Any
-
-
 class PlannedCall(NamedTuple):
-    """A call to be measured: its plan, and its arrays; None if it has none."""
+    """A call to be measured: its plan, and what writes anew what it sends, if it sends anything."""
 
     plan: Callable[[], Any]
-    arrays: Arrays | None
+    rewrite: Callable[[], Any] = lambda: None
 
-    def rewrite(self) -> None:
-        """Write anew what is sent."""
-        if self.arrays is not None:
-            np.copyto(self.arrays.sent, self.arrays.written)
+
+def rewriting(sent: Any) -> Callable[[], Any]:
+    """Return what writes an array anew, from one that holds the same."""
+    return partial(np.copyto, sent, sent.copy())
 
 
 class Trials:
@@ -82,7 +74,7 @@ class Trials:
         self._run_s = run_s
         self._calls: dict[tuple[str, int, str], PlannedCall] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}
-        self._arrays: Arrays | None = None
+        self._arrays: tuple[Any, Any, Callable[[], Any]] | None = None
         self._of_arrays: tuple[str, int] | None = None
         self._seen = time.perf_counter()
 
@@ -123,9 +115,9 @@ class Trials:
         if self._of_arrays != (collective, nbytes):
             self._of_arrays, self._arrays = (collective, nbytes), self._made(collective, nbytes)
         if self._arrays is None:
-            return PlannedCall(self._comm.plan(collective, algorithm=variant), None)
-        sent, out, _ = self._arrays
-        return PlannedCall(self._comm.plan(collective, sent, out=out, algorithm=variant), self._arrays)
+            return PlannedCall(self._comm.plan(collective, algorithm=variant))
+        sent, out, rewrite = self._arrays
+        return PlannedCall(self._comm.plan(collective, sent, out=out, algorithm=variant), rewrite)
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each, and the seconds since the last run has ended."""
@@ -217,13 +209,13 @@ class Trials:
         contract = CONTRACTS[collective]
         return Cut.SHARES in (contract.input, contract.output)
 
-    def _made(self, collective: str, nbytes: int) -> Arrays | None:
-        """Return arrays for such calls; None if they have none."""
+    def _made(self, collective: str, nbytes: int) -> tuple[Any, Any, Callable[[], Any]] | None:
+        """Return what such calls send, where their results go, and what rewrites the first; None of a barrier."""
         contract = CONTRACTS[collective]
         if contract.output is None:
             return None
         whole = nbytes // self._dtype.itemsize
         counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // self._comm.size}
-        sent, written = (np.ones(counts[contract.input], self._dtype) for _ in range(2))
+        sent = np.ones(counts[contract.input], self._dtype)
         in_place = contract.input is contract.output is Cut.VECTOR
-        return Arrays(sent, sent if in_place else np.ones(counts[contract.output], self._dtype), written)
+        return sent, sent if in_place else np.ones(counts[contract.output], self._dtype), rewriting(sent)
