@@ -142,7 +142,10 @@ PEERS: dict[str, Library] = {
         Library("mpich-tcp", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "mpich", MPI_OVER_TCP),
         Library("impi", "mpi", f"{HYDRA} {{worker}}", "PMI_RANK", "impi", INTEL),
         Library("oneccl", "oneccl", f"{HYDRA} {{worker}}", "PMI_RANK", "oneccl", ONE_CCL),
-        # No library: what two processes of a few lines of C make of one socket.
+        # Unisono on memory that peers can map.
+        Library("unisono-empty", "unisono_empty", UNISONO_RUN, "UNISONO_RANK"),
+        # No library: what memory allows, and what two processes of a few lines of C make of one socket.
+        Library("bare-copy", "bare_copy", UNISONO_RUN, "UNISONO_RANK"),
         Library("bare-tcp", "bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
     )
 }

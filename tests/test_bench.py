@@ -365,6 +365,16 @@ def test_unisono_is_measured_over_shared_memory_and_tcp(
     assert "÷ unisono-shm" in capsys.readouterr().out
 
 
+def test_mapped_arrays_and_the_bound_of_memory_are_measured_beside_ordinary_arrays(tmp_path: Path) -> None:
+    peers = "unisono-empty", "bare-copy"
+    content = measured_by_the_command(
+        tmp_path / "results.json", "allreduce", "--sizes", "256K", "--against", ",".join(peers)
+    )
+    ratios = {row["library"]: row["ratios"] for row in content["rows"]}
+    assert all(ratios[name]["unisono-shm"]["value"] > 0 for name in peers)
+    assert [row["failure"] for row in content["rows"]] == [None] * len(content["rows"])
+
+
 @pytest.mark.skipif(not (REPOSITORY / ROOT / "gloo" / COMPLETE).exists(), reason="make peers installs Gloo")
 def test_gloo_is_measured_beside_unisono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
