@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import FileIO
-from urllib.parse import quote
 
 from unisono.collectives.places import (
     HYDRA,
@@ -124,6 +123,8 @@ def _from_unisono(environ: Mapping[str, str]) -> Launch:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Launch:
+    from urllib.parse import quote
+
     _require(environ, _TORCHRUN)
     host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
     if ":" in host:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from unisono import log
@@ -94,7 +94,8 @@ def _own(options: Options) -> dict[str, Any]:
 def _hash_of(path: str) -> str:
     """Return a hash of what is in the file of a table, whatever that is; nothing if it cannot be read."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
     except OSError:
         return ""
 
@@ -110,7 +111,8 @@ def _text_of_table(path: str) -> str:
     from unisono.tuning.table import from_text, to_json
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the table {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     short = json.dumps(to_json(from_text(text, path)), separators=(",", ":"))
@@ -127,7 +129,7 @@ def _of_this_machine(*, has_table: bool) -> dict[str, str]:
     from unisono.tuning.identity import cache_folder, calibrated, fingerprint
 
     folder = cache_folder()
-    if not has_table and not folder.is_dir():
+    if not has_table and not os.path.isdir(folder):
         _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
         return {}
     machine = fingerprint()

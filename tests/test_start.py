@@ -11,6 +11,9 @@ from deadlines import DEADLINE_S
 FIRST_RESULT = """
 import sys
 import numpy as np
+
+before = {*sys.modules}
+
 import unisono as un
 
 with un.init() as world:
@@ -21,6 +24,7 @@ with un.init() as world:
 # Of Python and of others, and parts of Unisono: what other calls need, or nobody whose program runs well.
 UNUSED = (
     *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
+    *("ipaddress", "pathlib", "urllib"),
     *("click", "ifaddr", "numpy.typing", "rich"),
     *("unisono.algorithms.verify", "unisono.algorithms.registration", "unisono.algorithms.hierarchical"),
     *("unisono.cli", "unisono.frameworks", "unisono.launchers", "unisono.testing"),
@@ -35,7 +39,8 @@ LOADED = f"""
 def is_in(name, part):
     return name == part or name.startswith(part + ".")
 
-print(*(part for part in {UNUSED!r} if any(is_in(name, part) for name in sys.modules)))
+loaded = sys.modules.keys() - before
+print(*(part for part in {UNUSED!r} if any(is_in(name, part) for name in loaded)))
 """
 
 COMPILED = """

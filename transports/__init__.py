@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 if not TYPE_CHECKING:  # the stub of _core says what is in it
@@ -22,11 +22,12 @@ def _import_core() -> object:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(_explanation(Path(__file__).resolve().parents[1]), name=name) from None
+        raise ImportError(_explanation(), name=name) from None
 
 
-def _explanation(folder: Path) -> str:
-    if (folder / "pyproject.toml").exists():
+def _explanation() -> str:
+    folder = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if os.path.exists(os.path.join(folder, "pyproject.toml")):
         return (
             f"Unisono was imported from its source folder {folder}, where its native core has not been built. Run from "
             f"another directory to use the installed one, or install this one: pip install --editable {folder}"

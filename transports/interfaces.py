@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING
 
 from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
 
 SETTING = "UNISONO_BIND_ADDRESS"
 
@@ -25,8 +28,8 @@ def address_for(wanted: str) -> str:
     """
     if "/" in wanted:
         return _in_network(wanted)
-    with contextlib.suppress(ValueError):
-        return str(ip_address(wanted))
+    if is_numeric(wanted):
+        return wanted
     if wanted in (name for _, name in socket.if_nameindex()):
         found = [address for name, address in _addresses() if name == wanted]
         if not found:
@@ -42,12 +45,24 @@ def address_for(wanted: str) -> str:
         ) from None
 
 
+def is_numeric(address: str) -> bool:
+    """Return whether this is a numeric address; one of IPv6 may say its zone."""
+    # Every rank asks this, and to load ipaddress takes a millisecond.
+    for family, number in ((socket.AF_INET, address), (socket.AF_INET6, address.partition("%")[0])):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, number)
+            return True
+    return False
+
+
 def lookup(host: str) -> str | bytes:
     """Return `host` as the socket module is to be asked for it; text makes it load what names beyond ASCII need."""
     return host.encode() if host.isascii() else host
 
 
 def _in_network(wanted: str) -> str:
+    from ipaddress import ip_network
+
     try:
         network = ip_network(wanted, strict=False)
     except ValueError:
@@ -61,12 +76,16 @@ def _in_network(wanted: str) -> str:
 
 
 def _has(network: IPv4Network | IPv6Network, address: str) -> bool:
+    from ipaddress import ip_address
+
     # 0.0.0.0/0 means "any that others can reach", and loopback is none.
     return ip_address(address) in network and not (network.prefixlen == 0 and ip_address(address).is_loopback)
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
     """Yield the name of an interface and a numeric address of it, for all that can be used; those of IPv4 first."""
+    from ipaddress import ip_address
+
     import ifaddr
 
     pairs = [(adapter.name, each.ip) for adapter in ifaddr.get_adapters() for each in adapter.ips]

@@ -7,7 +7,6 @@ live in the kernel alone, so nothing is left on disk after a SIGKILL. Every conn
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import threading
@@ -103,10 +102,10 @@ class Listener:
 
 def _listen_tcp(bind_address: str) -> socket.socket:
     host = address_for(bind_address)
-    address = ipaddress.ip_address(host)
-    if address.is_unspecified:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not any(socket.inet_pton(family, host.partition("%")[0])):
         raise UsageError(f"{SETTING}={bind_address!r} names no interface: give one that other ranks can connect to")
-    sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.bind((host, 0))
         sock.listen(BACKLOG)

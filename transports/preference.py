@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from unisono import log
 from unisono.errors import TransportUnavailableError
@@ -13,7 +13,7 @@ _AUTO = ("shm", "tcp")
 _AUTO_WITH_UCX = ("shm", "ucx", "tcp")
 _UCX_BY_ITS_PACKAGE = ("ucx_core",)
 # Has an entry for each device for remote memory access.
-_DEVICES = Path("/sys/class/infiniband")
+_DEVICES = "/sys/class/infiniband"
 
 
 def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def _ucx_cannot_be_entered() -> bool:
 
 
 def _ucx_offers_more_than_tcp() -> bool:
-    if not (_DEVICES.is_dir() and any(_DEVICES.iterdir())):
+    if not (os.path.isdir(_DEVICES) and os.listdir(_DEVICES)):
         return False
     from unisono.transports import ucx
 

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from unisono import log
@@ -32,7 +31,7 @@ def describe() -> dict[str, Any]:
         "numa_nodes": _count("/sys/devices/system/node", "node"),
         "system": platform.system(),
     }
-    gpus = _gpus(Path("/proc/driver/nvidia/gpus"))
+    gpus = _gpus("/proc/driver/nvidia/gpus")
     return {**found, "gpus": gpus} if gpus else found
 
 
@@ -53,17 +52,18 @@ def fingerprint(identity: Mapping[str, Any] | None = None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the user's cache folder of Unisono, which need not be there."""
     base = environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".cache")) / "unisono"
+    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "unisono")
 
 
 def calibrated(machine: str) -> Parameters | None:
     """Return the parameters that were measured on the machine with this fingerprint, if they are in the cache."""
-    path = cache_folder() / f"{machine}.json"
+    path = _path_of(machine)
     try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
+        with open(path, encoding="utf-8") as file:
+            return from_json(json.load(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, UsageError) as error:
@@ -71,18 +71,23 @@ def calibrated(machine: str) -> Parameters | None:
         return None
 
 
-def keep(machine: str, parameters: Parameters) -> Path | None:
-    """Keep parameters in the cache; where it cannot be written, say so and return None."""
-    path = cache_folder() / f"{machine}.json"
-    scratch = path.with_suffix(f".{os.getpid()}")
+def keep(machine: str, parameters: Parameters) -> str | None:
+    """Keep parameters in the cache, and return the path; where it cannot be written, say so and return None."""
+    path = _path_of(machine)
+    scratch = f"{path.removesuffix('.json')}.{os.getpid()}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(to_json(parameters)), encoding="utf-8")
-        scratch.replace(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(parameters)))
+        os.replace(scratch, path)
     except OSError as error:
         _log.warning("the calibration is not kept, as %s cannot be written: %s", path, error.strerror)
         return None
     return path
+
+
+def _path_of(machine: str) -> str:
+    return os.path.join(cache_folder(), f"{machine}.json")
 
 
 def _processor() -> str:
@@ -95,12 +100,13 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _gpus(folder: Path) -> list[str]:
+def _gpus(folder: str | os.PathLike[str]) -> list[str]:
     """Return the models of the GPUs that the driver of NVIDIA tells; `tuning.gpus` knows more, and takes longer."""
     found = list[str]()
-    for path in folder.glob("*/information"):
+    for name in _names(folder):
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            with open(os.path.join(folder, name, "information"), encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
         except OSError:
             continue
         found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
@@ -108,7 +114,12 @@ def _gpus(folder: Path) -> list[str]:
 
 
 def _count(folder: str, prefix: str) -> int:
+    return sum(name.removeprefix(prefix).isdigit() for name in _names(folder) if name.startswith(prefix)) or 1
+
+
+def _names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return what is in a folder; nothing if there is none, or it cannot be read."""
     try:
-        return sum(name.removeprefix(prefix).isdigit() for name in os.listdir(folder) if name.startswith(prefix)) or 1
+        return os.listdir(folder)
     except OSError:
-        return 1
+        return []

@@ -6,7 +6,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from unisono.errors import UsageError
 from unisono.transports.rendezvous.stores import PrefixStore, Store
@@ -33,15 +32,14 @@ def open_store(url: str, *, rank: int, key: bytes | None, job: bytes, timeout_s:
         UsageError: the URL cannot be used.
         RendezvousError: the store cannot be used, or cannot be reached in time.
     """
-    parts = urlsplit(url)
-    connect = _SCHEMES.get(parts.scheme)
+    scheme, _, place = url.partition("://")
+    connect = _SCHEMES.get(scheme)
     if connect is None:
         schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise UsageError(f"the store {url!r} cannot be used: it must begin with one of {schemes}")
-    store = connect(parts, key, job, timeout_s)
-    return PrefixStore(
-        store, f"unisono{parts.path * (parts.scheme == 'torch')}/{job.hex()}/{_opening(url, job, rank)}/"
-    )
+    store = connect(url, key, job, timeout_s)
+    run = "".join(place.partition("/")[1:]) if scheme == "torch" else ""
+    return PrefixStore(store, f"unisono{run}/{job.hex()}/{_opening(url, job, rank)}/")
 
 
 def given_store(store: Any, rank: int) -> Store:
@@ -63,40 +61,39 @@ def given_store(store: Any, rank: int) -> Store:
 
 def host_and_port(url: str) -> tuple[str, int]:
     """Return the host and the port in `url`; raises `UsageError` if either is missing."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if not parts.hostname or port is None:
+    host, _, port = url.partition("://")[2].partition("/")[0].rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
         raise UsageError(f"the store {url!r} cannot be used: it must name a host and a port, as tcp://127.0.0.1:29400")
-    return parts.hostname, port
+    return host, int(port)
 
 
 def _opening(url: str, job: bytes, rank: int) -> int:
     return next(_openings[url, job, rank])
 
 
-def _tcp(parts: SplitResult, key: bytes | None, job: bytes, timeout_s: float) -> Store:
-    host, port = host_and_port(parts.geturl())
+def _tcp(url: str, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+    host, port = host_and_port(url)
     return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s)
 
 
-def _file(parts: SplitResult, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
-    if parts.netloc or not parts.path.startswith("/"):
-        raise UsageError(f"the store {parts.geturl()!r} cannot be used: write file:///absolute/path")
+def _file(url: str, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
+    path = url.removeprefix("file://")
+    if not path.startswith("/"):
+        raise UsageError(f"the store {url!r} cannot be used: write file:///absolute/path")
     from unisono.transports.rendezvous.file_store import FileStore
 
-    return FileStore(parts.path)
+    return FileStore(path)
 
 
-def _torch(parts: SplitResult, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
+def _torch(url: str, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
     from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
-    return TorchStore(connect(*host_and_port(parts.geturl()), timeout_s))
+    return TorchStore(connect(*host_and_port(url), timeout_s))
 
 
-_SCHEMES: dict[str, Callable[[SplitResult, bytes | None, bytes, float], Store]] = {
+_SCHEMES: dict[str, Callable[[str, bytes | None, bytes, float], Store]] = {
     "tcp": _tcp,
     "file": _file,
     "torch": _torch,

@@ -11,13 +11,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from unisono import __version__
 from unisono.errors import RendezvousError
 from unisono.records import record
 from unisono.transports.hello import WIRE_VERSIONS
+from unisono.transports.interfaces import is_numeric
 from unisono.transports.listener import Addresses
 from unisono.transports.locality import Surroundings
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
@@ -193,6 +193,8 @@ def _check_reachable(members: Sequence[Member]) -> None:
     away = next((each for each in strangers if each.surroundings[:2] != first.surroundings[:2]), None)
     if away is None:
         return
+    from ipaddress import ip_address
+
     hidden = [member for member in members if ip_address(member.addresses.tcp_host).is_loopback]
     if hidden:
         shown = f"rank {hidden[0].rank}" + (f" and {len(hidden) - 1} more" if len(hidden) > 1 else "")
@@ -241,10 +243,8 @@ def _member(record: object, rank: int) -> Member:
         raise _malformed(f"an address of rank {rank} is too long")
     if not 0 < where["tcp_port"] < 1 << 16 or where["pid"] <= 0:
         raise _malformed(f"rank {rank} has no such port or process")
-    try:
-        ip_address(where["tcp_host"])
-    except ValueError:
-        raise _malformed(f"rank {rank} has no such address") from None
+    if not is_numeric(where["tcp_host"]):
+        raise _malformed(f"rank {rank} has no such address")
     return Member(rank, Addresses(**where), _mask(found["cores"], rank), Surroundings(**around))
 
 

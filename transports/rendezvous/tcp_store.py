@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 from functools import partial
-from ipaddress import ip_address
 
 from unisono import log
 from unisono.errors import RendezvousError, UsageError
@@ -360,10 +359,16 @@ def _connect(host: str, port: int, deadline: float, is_served: bool) -> socket.s
         pause = min(2 * pause, longest)
 
 
+def _is_loopback(address: object) -> bool:
+    from ipaddress import ip_address
+
+    return ip_address(str(address)).is_loopback
+
+
 def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0]
-        if open_to_all and not ip_address(address[0]).is_loopback:
+        if open_to_all and not _is_loopback(address[0]):
             raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
         sock = socket.socket(family, kind, protocol)
     except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -129,7 +128,7 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
         if in_job.rank == 0:
             _tell(found, keep(machine, found.parameters), as_json)
         return
-    path: Path | None = None
+    path: str | None = None
     try:
         for name in ("shm", "tcp") if transport == "all" else (transport,):
             for ranks in (2, *(each for each in counts if each > 2)):
@@ -140,7 +139,7 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
     _tell(found, path, as_json)
 
 
-def _tell(found: _Measured, path: Path | None, as_json: bool) -> None:
+def _tell(found: _Measured, path: str | None, as_json: bool) -> None:
     """Print what was measured, and where it is kept."""
     parameters, checks = found
     if as_json:
