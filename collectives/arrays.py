@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 
 from unisono.collectives import kinds
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.transports.base import AnyArray
+from unisono.transports.reductions import known_dtype
 
 # What several arrays of one call may be given as.
 LISTS = frozenset({list, tuple})
 
-# numpy's dtype objects, in this machine's byte order, to Unisono's; looking up their names would take microseconds.
-_DTYPES: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items()}
+# numpy's dtype objects that have been seen, to Unisono's; looking up their names would take microseconds.
+_DTYPES: dict[np.dtype[Any], DType] = {}
 
 
 class Operand:
@@ -215,8 +215,9 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
     Raises:
         UsageError: elements of that type cannot be sent; the message says what to do.
     """
-    found = _DTYPES.get(dtype)
+    found = _DTYPES.get(dtype) or known_dtype(dtype)
     if found is not None:
+        _DTYPES[dtype] = found
         return found
     raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype)}")
 

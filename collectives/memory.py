@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from unisono.collectives.arrays import check_dtype
+from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.transports import _core
 from unisono.transports.base import AnyArray
+from unisono.transports.reductions import numpy_dtype
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
@@ -60,8 +62,9 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _element(dtype: DTypeLike) -> np.dtype[np.generic]:
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
     try:
-        element = np.dtype(dtype)
+        element = np.dtype(dtype) if named is None else numpy_dtype(named)
     except TypeError as error:
         raise UsageError(f"dtype is not one: {error}") from None
     check_dtype(element, "the array")

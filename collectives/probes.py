@@ -16,6 +16,7 @@ from unisono.collectives.local_reduction import reduce_local
 from unisono.collectives.trials import Trials, rewriting
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
+from unisono.transports.reductions import numpy_dtype
 from unisono.tuning.calibrate import (
     LONG,
     SHORT,
@@ -181,7 +182,7 @@ class _Probes:
         return self._timed(around, self._pair, rewrite=rewriting(x))
 
     def reduce(self, dtype: str, nbytes: int) -> float:
-        vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, np.dtype(dtype)) for _ in range(2)]
+        vectors = [np.ones(nbytes // DTYPES[dtype].itemsize, numpy_dtype(DTYPES[dtype])) for _ in range(2)]
         return self._timed(lambda: reduce_local(*vectors, op="max"), self._pair, alone=True)
 
     def copy(self, nbytes: int) -> float:

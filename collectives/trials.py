@@ -27,8 +27,10 @@ import numpy as np
 
 from unisono.algorithms.contracts import CONTRACTS, Cut
 from unisono.collectives.communicator import Communicator
+from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageError
 from unisono.transports.cores import UNKNOWN, measure
+from unisono.transports.reductions import numpy_dtype
 from unisono.tuning.campaign import Placed
 from unisono.tuning.choice import Known, Question
 
@@ -70,7 +72,7 @@ class Trials:
     ) -> None:
         self._comm = comm
         self._known = known or comm.known
-        self._dtype = np.dtype(dtype)
+        self._dtype = numpy_dtype(DTYPES[dtype])
         self._run_s = run_s
         self._calls: dict[tuple[str, int, str], PlannedCall] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}

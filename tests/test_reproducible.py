@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 from typing import Any, TypeAlias
 
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 import pytest
 from harness import LocalRanks

@@ -25,7 +25,7 @@ with un.init() as world:
 UNUSED = (
     *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
     *("ipaddress", "pathlib", "urllib"),
-    *("click", "ifaddr", "numpy.typing", "rich"),
+    *("click", "ifaddr", "ml_dtypes", "numpy.typing", "rich"),
     *("unisono.algorithms.verify", "unisono.algorithms.registration", "unisono.algorithms.hierarchical"),
     *("unisono.cli", "unisono.frameworks", "unisono.launchers", "unisono.testing"),
     *("unisono.collectives.array_types", "unisono.collectives.by_function", "unisono.collectives.foreign"),
@@ -41,6 +41,17 @@ def is_in(name, part):
 
 loaded = sys.modules.keys() - before
 print(*(part for part in {UNUSED!r} if any(is_in(name, part) for name in loaded)))
+"""
+
+LACKED = """
+    x = un.empty(2, "bfloat16")
+    x[...] = 3
+    print(x.dtype, world.allreduce(x).sum())
+
+    import ml_dtypes
+
+    x = np.full(2, 3, ml_dtypes.float8_e5m2)
+    print(x.dtype, world.allreduce(x).sum())
 """
 
 COMPILED = """
@@ -71,6 +82,12 @@ def printed(program: str, folder: Path) -> list[str]:
 
 def test_a_rank_that_has_its_first_result_has_loaded_nothing_that_it_did_not_need(tmp_path: Path) -> None:
     assert printed(FIRST_RESULT + LOADED, tmp_path) == []
+
+
+def test_elements_that_numpy_lacks_are_known_by_their_name_and_to_a_communicator_that_was_there_before(
+    tmp_path: Path,
+) -> None:
+    assert printed(FIRST_RESULT + LACKED, tmp_path) == ["bfloat16", "6", "float8_e5m2", "6"]
 
 
 def test_the_data_classes_that_a_rank_makes_are_records_for_which_nothing_is_compiled(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class MessageCalls:
         self,
         endpoint: Endpoint,
         array_type: type,
-        dtypes: Sequence[tuple[object, int]],
+        code_of: Callable[[Any], int | None],
         any_source: object,
         any_tag: object,
         on_failure: Callable[[int, str], object],

@@ -50,7 +50,7 @@ from unisono.transports.base import (
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.memory import arrays_of, checked_extents
 from unisono.transports.native_reductions import divisor
-from unisono.transports.reductions import numpy_dtype
+from unisono.transports.reductions import known_dtype, numpy_dtype
 from unisono.transports.session import Session
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ class NativeExecutor:
         return _core.MessageCalls(
             self._endpoint,
             np.ndarray,
-            [(numpy_dtype(dtype), dtype.code) for dtype in DTYPES.values()],
+            _code_of,
             any_source,
             any_tag,
             self._failures.check,
@@ -493,6 +493,12 @@ def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
 
 def _whence(source: int | None, tag: int | None) -> str:
     return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
+
+
+def _code_of(element: np.dtype[Any]) -> int | None:
+    """Return the number of a dtype of numpy's, of which there is one object; None of others, even if they are equal."""
+    dtype = known_dtype(element)
+    return dtype.code if dtype is not None and element is numpy_dtype(dtype) else None
 
 
 def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:

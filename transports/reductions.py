@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from numbers import Complex, Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and the 8-bit floats with numpy, so that they are found by name)
 import numpy as np
 
 from unisono.dtypes import DTYPES, DType
@@ -26,13 +25,25 @@ if TYPE_CHECKING:
 _State: TypeAlias = "NDArray[Any]"
 
 
+_OF_ML_DTYPES = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 # What the factor of contributions must be.
 _NUMBERS: dict[str, type] = {"integer": Integral, "float": Real, "float8": Real, "complex": Complex}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return numpy's form of `dtype`."""
-    return np.dtype(dtype.name)
+    """Return numpy's form of `dtype`; of those that numpy lacks, that of `ml_dtypes`."""
+    if dtype.name not in _OF_ML_DTYPES:
+        return np.dtype(dtype.name)
+    import ml_dtypes  # it takes 5 ms, and most programs have no such elements
+
+    element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
+    return element
+
+
+def known_dtype(element: np.dtype[Any]) -> DType | None:
+    """Return the dtype whose form `element` is, in this machine's byte order; None if there is none."""
+    dtype = DTYPES.get(element.name)
+    return dtype if dtype is not None and element == numpy_dtype(dtype) else None
 
 
 def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:

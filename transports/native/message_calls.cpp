@@ -38,24 +38,23 @@ struct Elements {
 
 class MessageCalls {
  public:
-  // `dtypes`: pairs of a dtype object of numpy's and its number here. `any_source`, `any_tag`: what stands for them.
+  // `code_of(dtype)`: the number here of a dtype object of numpy's, or None; it is asked once for each that has one.
+  // `any_source`, `any_tag`: what stands for them.
   // `on_failure(outcome, call)` raises; `on_send` and `on_receive` make what `start` returns of a StartedCall and the
   // text of its call.
-  MessageCalls(nb::object endpoint, nb::object array_type, nb::handle dtypes, nb::object any_source, nb::object any_tag,
-               nb::object on_failure, nb::object on_send, nb::object on_receive, double timeout_s)
+  MessageCalls(nb::object endpoint, nb::object array_type, nb::object code_of, nb::object any_source,
+               nb::object any_tag, nb::object on_failure, nb::object on_send, nb::object on_receive, double timeout_s)
       : endpoint_(std::move(endpoint)),
         target_(&nb::cast<Endpoint&>(endpoint_)),
         array_type_(std::move(array_type)),
+        code_of_(std::move(code_of)),
         any_source_(std::move(any_source)),
         any_tag_(std::move(any_tag)),
         on_failure_(std::move(on_failure)),
         on_send_(std::move(on_send)),
         on_receive_(std::move(on_receive)),
         timeout_s_(timeout_s),
-        me_(target_->member(target_->rank())) {
-    for (nb::handle pair : dtypes)
-      dtypes_.emplace_back(nb::object(pair[0]), static_cast<DType>(nb::cast<int>(pair[1])));
-  }
+        me_(target_->member(target_->rank())) {}
 
   // Each of these does what its arguments say and returns true, or does nothing and returns false.
 
@@ -179,14 +178,21 @@ class MessageCalls {
     const int flags = PyArray_FLAGS(array);
     if ((flags & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)) == 0) return std::nullopt;
     if (written && (flags & NPY_ARRAY_WRITEABLE) == 0) return std::nullopt;
-    const auto* descr = reinterpret_cast<PyObject*>(PyArray_DESCR(array));
-    const auto found =
-        std::find_if(dtypes_.begin(), dtypes_.end(), [&](const auto& each) { return each.first.ptr() == descr; });
-    if (found == dtypes_.end()) return std::nullopt;
-    std::size_t nbytes = dtype_table[static_cast<std::size_t>(found->second)].itemsize;
+    const auto dtype = dtype_of(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
+    if (!dtype) return std::nullopt;
+    std::size_t nbytes = dtype_table[static_cast<std::size_t>(*dtype)].itemsize;
     for (int axis = 0; axis < PyArray_NDIM(array); ++axis)
       nbytes *= static_cast<std::size_t>(PyArray_DIMS(array)[axis]);
-    return Elements{found->second, static_cast<std::byte*>(PyArray_DATA(array)), nbytes};
+    return Elements{*dtype, static_cast<std::byte*>(PyArray_DATA(array)), nbytes};
+  }
+
+  std::optional<DType> dtype_of(nb::handle descr) const {
+    const auto found =
+        std::find_if(dtypes_.begin(), dtypes_.end(), [&](const auto& each) { return each.first.is(descr); });
+    if (found != dtypes_.end()) return found->second;
+    const nb::object code = code_of_(descr);
+    if (code.is_none()) return std::nullopt;
+    return dtypes_.emplace_back(nb::borrow(descr), static_cast<DType>(nb::cast<int>(code))).second;
   }
 
   static Elements elements_of(const Message& message) {
@@ -232,6 +238,7 @@ class MessageCalls {
   nb::object endpoint_;
   Endpoint* target_;
   nb::object array_type_;
+  nb::object code_of_;
   nb::object any_source_;
   nb::object any_tag_;
   nb::object on_failure_;
@@ -239,7 +246,7 @@ class MessageCalls {
   nb::object on_receive_;
   double timeout_s_;
   std::int32_t me_;
-  std::vector<std::pair<nb::object, DType>> dtypes_;
+  mutable std::vector<std::pair<nb::object, DType>> dtypes_;  // those that have been seen
 };
 
 // What is called, by the arguments of `run_message`.
@@ -275,9 +282,9 @@ Known run_message(PyObject* calls, PyObject* const* arguments) {
 
 void bind_message_calls(nb::module_& module) {
   nb::class_<MessageCalls>(module, "MessageCalls")
-      .def(nb::init<nb::object, nb::object, nb::handle, nb::object, nb::object, nb::object, nb::object, nb::object,
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object,
                     double>(),
-           nb::arg("endpoint"), nb::arg("array_type"), nb::arg("dtypes"), nb::arg("any_source"), nb::arg("any_tag"),
+           nb::arg("endpoint"), nb::arg("array_type"), nb::arg("code_of"), nb::arg("any_source"), nb::arg("any_tag"),
            nb::arg("on_failure"), nb::arg("on_send"), nb::arg("on_receive"), nb::arg("timeout_s"))
       .def("start_send", &MessageCalls::start_send, nb::arg("x"), nb::arg("dest"), nb::arg("tag"), nb::arg("limit_s"))
       .def("start_receive", &MessageCalls::start_receive, nb::arg("out"), nb::arg("source"), nb::arg("tag"),
