@@ -6,7 +6,7 @@ considered, as no executor could rely on it at every capacity.
 
 Different groups of one lane run at the same time only in different segments. These cannot conflict, by construction:
 segment s of a block is the same elements wherever the block is named, blocks of a buffer do not overlap, and blocks
-that share memory in place have the same length (`algorithms.contracts`).
+that share memory in place have the same length (`algorithms.families`).
 
 Nor is a group looked at again when it has merely moved on (`Row.moved`). Buffers that are the same memory as a whole
 are moved through alike, and of those that share one block, one has that block alone: it is not moved through alike with
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import combinations
 from typing import TypeAlias
 
-from unisono.algorithms.contracts import Family
+from unisono.algorithms.families import Family
 from unisono.algorithms.plan import Copy
 from unisono.algorithms.program import Action, Operand, Place, Program, Row, cell_name
 from unisono.algorithms.progress import Event, Posted

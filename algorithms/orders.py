@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.contracts import CONTRACTS, Family
+from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.families import Family
 from unisono.algorithms.plan import Buffer, Plan, RecvReduce, Wait
 from unisono.algorithms.program import Action, Operand, first_cell, unroll
 from unisono.algorithms.progress import Delivered, run

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from unisono.algorithms.clocks import Clocks
-from unisono.algorithms.contracts import Family
+from unisono.algorithms.families import Family
 from unisono.algorithms.program import Place, Program, cell_name, is_mapped
 from unisono.algorithms.progress import Event
 from unisono.errors import PlanError

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from unisono.algorithms.contracts import Family, Origin, Promise
+from unisono.algorithms.families import Family, Origin, Promise
 from unisono.algorithms.picture import contributions
 from unisono.algorithms.plan import Buffer, Plan, RecvReduce, Wait
 from unisono.algorithms.program import Action, Operand, Place, Program, cell_name, first_cell

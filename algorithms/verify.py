@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 from unisono.algorithms.algorithm import Algorithm, Build
 from unisono.algorithms.bounds import BOUNDS, least_rounds
 from unisono.algorithms.clocks import Clocks, count_rounds, queue_depth
-from unisono.algorithms.contracts import CONTRACTS, Family, are_proved_by
+from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.families import Family, are_proved_by
 from unisono.algorithms.hazards import check_hazards
 from unisono.algorithms.liveness import scratch_high_water
 from unisono.algorithms.plan import Buffer, Copy, Plan, Read, ReadReduce, Recv, RecvReduce, Reduce, Send, Write

@@ -10,7 +10,8 @@ from plan_edits import changed, flat_plans, groups_of, step_at, with_groups, wit
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.bounds import BOUNDS, least_rounds
-from unisono.algorithms.contracts import CONTRACTS, Family, Length, Origin, Promise, are_proved_by
+from unisono.algorithms.contracts import CONTRACTS
+from unisono.algorithms.families import PROMISES, Family, Length, Origin, Promise, are_proved_by
 from unisono.algorithms.plan import (
     Buffer,
     Copy,
@@ -56,7 +57,7 @@ def plans_of(
 
 
 def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_contract() -> None:
-    assert BOUNDS.keys() == CONTRACTS.keys() >= ALGORITHMS.keys()
+    assert BOUNDS.keys() == CONTRACTS.keys() == PROMISES.keys() >= ALGORITHMS.keys()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_
     ],
 )
 def test_block_1_of_rank_2_of_three_is_promised(collective: str, promise: Promise) -> None:
-    assert CONTRACTS[collective].promise(3, 2, 0, 1) == promise
+    assert PROMISES[collective](3, 2, 0, 1) == promise
 
 
 # Partitions and lengths.
