@@ -154,6 +154,8 @@ class Algorithm:
         """Return the cost with the builder's parameters `params`, of which it takes those that matter, if declared."""
         if self.cost is None:
             return None
+        if not params:
+            return self.cost(size)
         accepted = signature(self.cost).parameters
         return self.cost(size, **{name: value for name, value in params.items() if name in accepted})
 
