@@ -27,6 +27,11 @@ class Variant(NamedTuple):
         return Variant(self.algorithm, tuple(sorted((name, of) for name, of in every.items() if of is not None)))
 
 
+def is_rules(text: str) -> bool:
+    """Return whether a text has the rules of `tuning.forcing`, and does not name one variant."""
+    return ":" in text
+
+
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> Variant:
     """Return the variant that `text` names.

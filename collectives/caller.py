@@ -25,7 +25,6 @@ from unisono.collectives.arrays import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
 from unisono.collectives.devices import Devices, on_device
 from unisono.collectives.functions import is_by_function
-from unisono.collectives.group_calls import Group
 from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.collectives.by_function import Reducer, Reductions
     from unisono.collectives.device_routes import Counts, HostCalls
     from unisono.collectives.device_work import DeviceCall
+    from unisono.collectives.group_calls import Group
 
     class Arguments(TypedDict, total=False):
         """What `Given` has beside the collective and the arrays."""

@@ -12,6 +12,7 @@ from unisono.algorithms.algorithm import Order
 from unisono.algorithms.binding import Shape
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.algorithms.registry import candidates_of, check_known, find
+from unisono.algorithms.variants import is_rules
 from unisono.collectives.shapes import Layout, counts_of
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
@@ -20,7 +21,6 @@ from unisono.options import Options
 from unisono.records import record
 from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
 from unisono.tuning.choice import NOTHING, Choice, Known, Question, choose
-from unisono.tuning.forcing import forced, is_rules
 from unisono.tuning.model import shown
 
 _log = log.get(log.NAME)
@@ -263,6 +263,8 @@ class Calls:
         """Return the algorithm of the options, which is only for the collectives that have it, or "auto"."""
         name = self._options.algorithm
         if is_rules(name):
+            from unisono.tuning.forcing import forced
+
             return forced(name, collective, nbytes)
         if name == "auto" or name in candidates_of(collective):
             return name

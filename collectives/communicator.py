@@ -21,7 +21,6 @@ from unisono.collectives.groups import Groups
 from unisono.collectives.messages import Messages
 from unisono.collectives.objects import Objects
 from unisono.collectives.prepared import Checked
-from unisono.collectives.statistics import Statistics
 from unisono.collectives.work import Work, Works
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from unisono.collectives.array_types import ArrayOrBuffer
     from unisono.collectives.by_function import Reductions
     from unisono.collectives.device_work import DeviceCall
+    from unisono.collectives.statistics import Statistics
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 # The collectives with counts, by name, and those in the registry that carry them out.
@@ -300,6 +300,8 @@ class Communicator(Groups, Objects, Messages):
         of_functions = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
         for peer, traffic in (*of_functions.items(), *host_traffic.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
+        from unisono.collectives.statistics import Statistics
+
         return Statistics(totals, self._executor.usage(), self._devices.statistics())
 
     def abort(self, reason: str) -> None:

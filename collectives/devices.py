@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -17,20 +17,22 @@ import numpy as np
 from unisono.collectives import kinds
 from unisono.collectives.arrays import LISTS
 from unisono.collectives.calls import Calls
-from unisono.collectives.statistics import DeviceStatistics
 from unisono.collectives.work import Works
 from unisono.options import Options
+from unisono.records import record
 from unisono.transports.base import Executor
 
 if TYPE_CHECKING:
     from unisono.collectives.device_calls import DeviceCalls
     from unisono.collectives.device_messages import DeviceMessages
     from unisono.collectives.device_routes import HostCalls
+    from unisono.collectives.statistics import DeviceStatistics
 
 _CUDA = (2, 13)  # DLPack's numbers of CUDA's device memory and managed memory
 
 
-class _Made(NamedTuple):
+@record
+class _Made:
     calls: DeviceCalls
     messages: DeviceMessages
 
@@ -67,9 +69,11 @@ class Devices:
 
     def statistics(self) -> DeviceStatistics:
         """Return what the calls have moved so far; makes nothing."""
+        from unisono.collectives.statistics import DeviceStatistics
+
         if self._made is None:
             return DeviceStatistics({}, 0, 0)
-        calls, messages = self._made
+        calls, messages = self._made.calls, self._made.messages
         to_host, to_device = calls.staged_nbytes()
         return DeviceStatistics(
             calls.traffic(), to_host + messages.to_host_nbytes, to_device + messages.to_device_nbytes

@@ -223,8 +223,17 @@ class Group:
         # The notes must know nothing of what knows them, for the collector of garbage does not see into them.
         self.notes = _core.CallNotes(partial(_open, self.outcomes, {}, check), GroupWork)
 
-    def add(self, message: Message) -> GroupWork:
-        """Take note of a message; return its work."""
+    def batches(self) -> list[Batch]:
+        """Return the collective calls, those together that are carried out as one."""
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Batch)]
+
+    def messages(self) -> list[Message]:
+        """Return the messages."""
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Message)]
+
+    def add(self, start: Callable[[], Any], finish: Callable[[Any], Any], limit_s: float) -> GroupWork:
+        """Take note of a message, as `Message` is made; return its work."""
+        message = Message(start, finish, limit_s)
         self.outcomes.append(message)
         return GroupWork(message, 0)
 

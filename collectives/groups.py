@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from unisono.algorithms.contracts import CONTRACTS
 from unisono.collectives.caller import Caller, Given, checked_integer
 from unisono.collectives.calls import Wanted, selected_by
 from unisono.collectives.devices import on_device
 from unisono.collectives.functions import is_by_function
-from unisono.collectives.group_calls import Batch, Group, Message
 from unisono.collectives.prepared import Part, Prepared
 from unisono.errors import InternalError, UnisonoError, UsageError
+from unisono.records import record
 from unisono.transports.base import NO_CACHE, NO_MESSAGES, AnyArray
 
 if TYPE_CHECKING:
     from unisono.collectives.by_function import Reductions
     from unisono.collectives.device_work import DeviceCall
+    from unisono.collectives.group_calls import Batch, Group
 
 
-class _Anew(NamedTuple):
+@record
+class _Anew:
     """What there is to run of a batch that the cache does not know.
 
     Attributes:
@@ -77,6 +79,8 @@ class Groups(Caller):
         if self._group is not None:
             yield
             return
+        from unisono.collectives.group_calls import Group
+
         group = Group(self._check_common)
         cache, self._cache, self._group = self._cache, group.notes, group
         messages, self._messages = self._messages, NO_MESSAGES
@@ -115,8 +119,7 @@ class Groups(Caller):
 
     def _carry_out(self, group: Group) -> None:
         """Carry out a group: check everything, start the messages, run the collectives, wait for the messages."""
-        batches = [outcome for outcome in group.outcomes if isinstance(outcome, Batch)]
-        messages = [outcome for outcome in group.outcomes if isinstance(outcome, Message)]
+        batches, messages = group.batches(), group.messages()
         if group.outcomes:
             self._check_usable()
         for batch in batches:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono import log
+from unisono.algorithms.variants import is_rules
 from unisono.errors import UsageError
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.preference import resolved
 from unisono.tuning.choice import Known
-from unisono.tuning.forcing import is_rules, rules
 from unisono.tuning.parameters import PRIORS, from_json, to_json as parameters_to_json
 
 _log = log.get(log.NAME)
@@ -60,6 +60,8 @@ def adopted(settings: Mapping[str, Any]) -> Known:
     if settings["refusal"]:
         raise UsageError(settings["refusal"])
     if is_rules(settings["algorithm"]):
+        from unisono.tuning.forcing import rules
+
         rules(settings["algorithm"])
     if not settings["machine"]:
         return Known()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from unisono.collectives import arrays
 from unisono.collectives.caller import Caller, checked_integer, passed_on_first
 from unisono.collectives.devices import on_device
-from unisono.collectives.group_calls import Message as GroupedMessage
 from unisono.collectives.parcels import Incoming, Outgoing
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.work import Work
@@ -64,7 +63,7 @@ class Messages(Caller):
         outgoing = self._to_send(x, dest, limit_s)
         start = partial(outgoing.start, self._executor, dest, tag)
         if self._group is not None:
-            return self._group.add(GroupedMessage(start, lambda _: None, limit_s))
+            return self._group.add(start, lambda _: None, limit_s)
         operation = start()
         if not wait:
             operation.go_on(limit_s)
@@ -126,7 +125,7 @@ class Messages(Caller):
         incoming = self._to_receive(out, source_rank, limit_s)
         start = partial(incoming.start, self._executor, source_rank, tag_number)
         if self._group is not None:
-            return self._group.add(GroupedMessage(start, incoming.finish, limit_s))
+            return self._group.add(start, incoming.finish, limit_s)
         operation = start()
         if not wait:
             operation.go_on(limit_s)

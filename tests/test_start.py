@@ -27,13 +27,15 @@ UNUSED = (
     *("ipaddress", "pathlib", "urllib"),
     *("click", "ifaddr", "ml_dtypes", "numpy.typing", "rich"),
     *("unisono.algorithms.verify", "unisono.algorithms.registration", "unisono.algorithms.hierarchical"),
+    "unisono.algorithms.families",
     *("unisono.cli", "unisono.frameworks", "unisono.launchers", "unisono.testing"),
     *("unisono.collectives.array_types", "unisono.collectives.by_function", "unisono.collectives.foreign"),
+    *("unisono.collectives.group_calls", "unisono.collectives.statistics"),
     *("unisono.collectives.shrinking", "unisono.collectives.third_party", "unisono.collectives.trials"),
     *("unisono.transports.cuda", "unisono.transports.generic", "unisono.transports.mpi", "unisono.transports.ucx"),
     *("unisono.transports.rendezvous.file_store", "unisono.transports.rendezvous.torch_store"),
     *("unisono.tuning.calibrate", "unisono.tuning.events", "unisono.tuning.simulate", "unisono.tuning.store"),
-    *("unisono.tuning.table", "unisono.tuning.topology"),
+    *("unisono.transports.survivors", "unisono.tuning.forcing", "unisono.tuning.table", "unisono.tuning.topology"),
 )
 LOADED = f"""
 def is_in(name, part):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import log
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
@@ -32,7 +32,9 @@ from unisono.transports.listener import Addresses, Listener, dial
 from unisono.transports.locality import Locality, Surroundings
 from unisono.transports.open_files import lift_limit_of_files
 from unisono.transports.rendezvous.roster import Member, Roster
-from unisono.transports.survivors import Arrivals
+
+if TYPE_CHECKING:
+    from unisono.transports.survivors import Arrivals
 
 _log = log.get(log.NAME)
 
@@ -93,7 +95,7 @@ class Session:
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
         self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
-        self.survivors = Arrivals()
+        self._arrivals: Arrivals | None = None
         self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
@@ -241,7 +243,10 @@ class Session:
         """Leave the job: `farewell` says why, or is empty."""
         self._locality.close()
         self._listener.close()
-        self.survivors.close()
+        with self._lock:
+            arrivals = self._arrivals
+        if arrivals is not None:
+            arrivals.close()
         self.control.leave(farewell)
         with self._lock:
             self._endpoints.clear()
@@ -251,6 +256,16 @@ class Session:
             self._streams.clear()
         for sock in waiting:
             sock.close()
+
+    @property
+    def survivors(self) -> Arrivals:
+        """Those who have come to this rank after a loss, as to their leader."""
+        from unisono.transports.survivors import Arrivals
+
+        with self._lock:
+            if self._arrivals is None:
+                self._arrivals = Arrivals()
+            return self._arrivals
 
     def abandon(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""

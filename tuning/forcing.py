@@ -28,11 +28,6 @@ class Rule(NamedTuple):
     variant: str
 
 
-def is_rules(text: str) -> bool:
-    """Return whether the option has rules, and not the name of an algorithm for all collectives."""
-    return ":" in text
-
-
 @lru_cache(maxsize=8)
 def rules(text: str) -> tuple[Rule, ...]:
     """Return the rules in `text`, by collective and size.

@@ -12,12 +12,13 @@ from rich.table import Table
 
 from unisono.algorithms.hosts import Hosts
 from unisono.algorithms.registry import find
+from unisono.algorithms.variants import is_rules
 from unisono.cli.terminal import console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes
 from unisono.tuning.choice import Candidate, Choice, Explanation, Known, Question, builder_params, explain
-from unisono.tuning.forcing import forced, is_rules
+from unisono.tuning.forcing import forced
 from unisono.tuning.identity import calibrated, fingerprint
 from unisono.tuning.parameters import LINKS, PRIORS
 from unisono.tuning.topology import Topology
