@@ -33,6 +33,8 @@ _CUDA = (2, 13)  # DLPack's numbers of CUDA's device memory and managed memory
 
 @record
 class _Made:
+    """What there is for arrays of a GPU."""
+
     calls: DeviceCalls
     messages: DeviceMessages
 

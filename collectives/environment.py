@@ -1,6 +1,6 @@
 """What the launcher has told this process: its rank, the store, and where the job's key is.
 
-Launchers are tried in the order of `_LAUNCHERS`; without any, the job has one rank. Where the ranks of mpirun, srun and
+Launchers are tried in the order of `_launchers`; without any, the job has one rank. Where the ranks of mpirun, srun and
 torchrun meet, ``UNISONO_STORE`` says otherwise if it is set. Nothing here opens a connection. Which ranks
 share a host is not asked: they find out themselves (`transports.locality`), and launchers have been wrong about it.
 """
@@ -13,23 +13,18 @@ import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import FileIO
+from typing import TYPE_CHECKING, TypeAlias
 
-from unisono.collectives.places import (
-    HYDRA,
-    OPEN_MPI,
-    SRUN,
-    STEP_RANK,
-    STEP_SIZE,
-    STEP_VARIABLES,
-    Variables,
-    is_of_step,
-    step,
-)
 from unisono.errors import RendezvousError, UsageError
 from unisono.options import variable
 from unisono.records import record
 from unisono.transports.hello import JOB_NBYTES, KEY_NBYTES
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
+
+if TYPE_CHECKING:
+    from unisono.collectives.places import Variables
+
+_Environment: TypeAlias = Mapping[str, str]
 
 _RANK, _SIZE = variable("rank"), variable("size")
 _STORE, _JOB = variable("store"), variable("job")
@@ -86,7 +81,9 @@ def detect(environ: Mapping[str, str]) -> Launch:
     Raises:
         UsageError: a variable is missing or has a value that it cannot have; the message names it.
     """
-    for applies, read in _LAUNCHERS:
+    if _RANK in environ or _SIZE in environ:
+        return _from_unisono(environ)
+    for applies, read in _launchers():
         if applies(environ):
             return read(environ)
     return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, "none")
@@ -152,6 +149,8 @@ def _from_mpi(variables: Variables, environ: Mapping[str, str]) -> Launch:
 
 
 def _from_srun(environ: Mapping[str, str]) -> Launch:
+    from unisono.collectives.places import SRUN, STEP_RANK, STEP_SIZE, STEP_VARIABLES, step
+
     _require(environ, STEP_VARIABLES)
     rank, size = _place(environ, STEP_RANK, STEP_SIZE)
     facts = step(environ)
@@ -168,15 +167,18 @@ def _from_srun(environ: Mapping[str, str]) -> Launch:
     return Launch(rank, size, environ.get(_STORE, facts.store), job, key, SRUN)
 
 
-# (whether a launcher has started this process, what it says). Hydra comes after srun, which may serve MPI as it does.
-_LAUNCHERS: tuple[tuple[Callable[[Mapping[str, str]], bool], Callable[[Mapping[str, str]], Launch]], ...] = (
-    (lambda environ: _RANK in environ or _SIZE in environ, _from_unisono),
-    (lambda environ: "RANK" in environ or "WORLD_SIZE" in environ, _from_torchrun),
-    (lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
-    (is_of_step, _from_srun),
-    (lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
-    (lambda environ: _STORE in environ, _from_unisono),  # which says what is missing
-)
+def _launchers() -> tuple[tuple[Callable[[_Environment], bool], Callable[[_Environment], Launch]], ...]:
+    """Return (whether a launcher has started this process, what it says) of all others than Unisono's own."""
+    from unisono.collectives.places import HYDRA, OPEN_MPI, is_of_step
+
+    return (
+        (lambda environ: "RANK" in environ or "WORLD_SIZE" in environ, _from_torchrun),
+        (lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
+        (is_of_step, _from_srun),
+        # After srun, which may serve MPI as Hydra does.
+        (lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
+        (lambda environ: _STORE in environ, _from_unisono),  # which says what is missing
+    )
 
 
 def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:

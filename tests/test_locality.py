@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +163,11 @@ def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        (HERE._replace(machine="other", network=9), "another machine"),
-        (HERE._replace(network=9, user=4), "another network namespace"),
-        (HERE._replace(user=4, users=9), "another user: 4, here 3"),
-        (HERE._replace(alone="no descriptors"), "no shared memory there: no descriptors"),
-        (HERE._replace(users=9), "another user namespace"),
+        (replace(HERE, machine="other", network=9), "another machine"),
+        (replace(HERE, network=9, user=4), "another network namespace"),
+        (replace(HERE, user=4, users=9), "another user: 4, here 3"),
+        (replace(HERE, alone="no descriptors"), "no shared memory there: no descriptors"),
+        (replace(HERE, users=9), "another user namespace"),
         (HERE, "its sockets cannot be reached"),
     ],
 )

@@ -24,7 +24,7 @@ with un.init() as world:
 # Of Python and of others, and parts of Unisono: what other calls need, or nobody whose program runs well.
 UNUSED = (
     *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
-    *("ipaddress", "pathlib", "urllib"),
+    *("heapq", "ipaddress", "pathlib", "urllib"),
     *("click", "ifaddr", "ml_dtypes", "numpy.typing", "rich"),
     *("unisono.algorithms.verify", "unisono.algorithms.registration", "unisono.algorithms.hierarchical"),
     "unisono.algorithms.families",

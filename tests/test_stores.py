@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -503,7 +504,7 @@ def test_two_processes_with_one_rank_are_told_so(server):
 
 def entry(**changes):
     where = {"host_id": "host", "unix": "name", "tcp_host": "127.0.0.1", "tcp_port": 1, "pid": 1, **changes}
-    return {"rank": 0, "addresses": where, "cores": "3", "surroundings": HERE._asdict()}
+    return {"rank": 0, "addresses": where, "cores": "3", "surroundings": asdict(HERE)}
 
 
 @pytest.mark.parametrize(
@@ -526,9 +527,7 @@ def entry(**changes):
         json.dumps({"members": [{**entry(), "rank": 1}], "settings": {}}).encode(),
         json.dumps({"members": [{**entry(), "cores": "all"}], "settings": {}}).encode(),
         json.dumps({"members": [{**entry(), "surroundings": {}}], "settings": {}}).encode(),
-        json.dumps(
-            {"members": [{**entry(), "surroundings": {**HERE._asdict(), "user": "0"}}], "settings": {}}
-        ).encode(),
+        json.dumps({"members": [{**entry(), "surroundings": {**asdict(HERE), "user": "0"}}], "settings": {}}).encode(),
         json.dumps({"members": [entry(), entry()], "settings": {}}).encode(),
         json.dumps({"members": 1, "settings": {}}).encode(),
     ],

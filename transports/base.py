@@ -187,7 +187,8 @@ class Call:
         return (contract.input if buffer is Buffer.INPUT else contract.output) is Cut.SHARES
 
 
-class Usage(NamedTuple):
+@record
+class Usage:
     """How often a call has been run, and the seconds of those of its runs that were timed."""
 
     calls: int

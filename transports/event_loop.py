@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import selectors
 import socket
 import threading
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ class EventLoop:
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, Callback]] = []
+        self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
         self._waker, self._wakened = socket.socketpair()
@@ -55,7 +55,7 @@ class EventLoop:
 
     def call_at(self, when: float, callback: Callback) -> None:
         """Call `callback` once `time.monotonic()` has reached `when`."""
-        heapq.heappush(self._timers, (when, next(self._serial), callback))
+        insort(self._timers, (when, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
         """Call `callback` soon, in the loop's thread."""
@@ -82,7 +82,7 @@ class EventLoop:
             for key, _ in self._selector.select(self._patience()):
                 self._guard(key.data)
             while self._timers and self._timers[0][0] <= time.monotonic():
-                self._guard(heapq.heappop(self._timers)[2])
+                self._guard(self._timers.pop(0)[2])
             while self._submitted:
                 self._guard(self._submitted.popleft())
 

@@ -22,10 +22,11 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from unisono import log
+from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -44,7 +45,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _looks: defaultdict[tuple[bytes, bytes, int, int], Iterator[int]] = defaultdict(itertools.count)
 
 
-class Surroundings(NamedTuple):
+@record
+class Surroundings:
     """Where a process is, to say why it shares no memory with another.
 
     Attributes:
@@ -63,7 +65,7 @@ class Surroundings(NamedTuple):
     @classmethod
     def here(cls) -> Surroundings:
         """Return those of this process."""
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
         network, users = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user"))
         return cls(machine, network, users, os.geteuid())
@@ -115,7 +117,7 @@ class Locality:
             self._find(name, time.monotonic() + timeout_s)
         except (OSError, HandshakeError, AttributeError) as error:  # of Python without memfd
             reason = getattr(error, "strerror", None) or str(error)
-            self.surroundings = self.surroundings._replace(alone=reason[:_MOST_REASON])
+            self.surroundings = replace(self.surroundings, alone=reason[:_MOST_REASON])
             _log.warning("rank %d shares memory with no other rank, and uses TCP instead: %s", rank, reason)
 
     def close(self) -> None:

@@ -138,8 +138,7 @@ def _publish(
 
 def entry_of(me: Member, size: int) -> bytes:
     """Return what a rank, which was started as one of `size`, tells the others of itself."""
-    member = {**dataclasses.asdict(me), "surroundings": me.surroundings._asdict()}
-    return _encode({"terms": _terms(size), "member": member})
+    return _encode({"terms": _terms(size), "member": dataclasses.asdict(me)})
 
 
 def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def _check_reachable(members: Sequence[Member]) -> None:
     """Raise the error of ranks that are on several networks, where one listens for its own alone."""
     first = members[0]
     strangers = (each for each in members if each.addresses.host_id != first.addresses.host_id)
-    away = next((each for each in strangers if each.surroundings[:2] != first.surroundings[:2]), None)
+    away = next((each for each in strangers if _network(each) != _network(first)), None)
     if away is None:
         return
     from ipaddress import ip_address
@@ -204,6 +203,10 @@ def _check_reachable(members: Sequence[Member]) -> None:
             f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS, on all, to the network between the hosts, "
             "as 10.0.0.0/8, or to an interface, as eth0"
         )
+
+
+def _network(member: Member) -> tuple[str, int]:
+    return member.surroundings.machine, member.surroundings.network
 
 
 def has_arrived(store: Store, rank: int) -> bool:
