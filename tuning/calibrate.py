@@ -157,16 +157,19 @@ def calibrate_calls(
 ) -> dict[str, dict[str, Curve]]:
     """Return the seconds of whole calls on vectors of `sizes`, by collective and algorithm; see `calibrate_rounds`.
 
-    Algorithms take turns, so that what slows the machine down for a while slows all of them.
+    Algorithms take turns, so that what slows the machine down for a while slows all of them, and so do sizes, so that
+    it slows one turn of each at most.
     """
     found: dict[str, dict[str, Curve]] = {}
     for collective, names in algorithms.items():
+        turns: dict[int, list[list[float]]] = {nbytes: [] for nbytes in sizes}
+        for _ in range(_TURNS):
+            for nbytes, taken in turns.items():
+                if sum(map(sum, taken)) <= len(names) * _ENOUGH_S:
+                    taken.append([time_s(collective, name, nbytes) for name in names])
         points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
-        for nbytes in sizes:
-            turns: list[list[float]] = []
-            while len(turns) < _TURNS and sum(map(sum, turns)) <= len(names) * _ENOUGH_S:
-                turns.append([time_s(collective, name, nbytes) for name in names])
-            for name, *times in zip(names, *turns, strict=True):
+        for nbytes, taken in turns.items():
+            for name, *times in zip(names, *taken, strict=True):
                 points[name].append((nbytes, typical_s(times)))
         found[collective] = {name: curve(measured) for name, measured in points.items()}
     return found
