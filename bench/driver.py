@@ -45,7 +45,7 @@ class Settings:
         rounds: rounds per size.
         seconds: time budget of one library at one size, over all rounds.
         bind: see `placement.cores_to_bind`.
-        placement: "near" or "far" to use rounds of that placement only, "any" for all.
+        placement: "core", "near" or "far" to use rounds of that placement only, "any" for all.
         deadline_s: a library that does not answer for longer than this has failed.
     """
 

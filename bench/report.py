@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         nbytes: size of the vector.
-        placement: "near", "far" or "unknown".
+        placement: "core", "near", "far" or "unknown".
         latency_ns: median over the rounds of the one-way latency of a flag between the first two ranks' cores.
         library: its name, as asked for.
         rounds, calls: how many there were.

@@ -139,7 +139,9 @@ class Trials:
         return self._timed(call, count)[0]
 
     def placement(self) -> str:
-        """Return how far apart two cores of the ranks on rank 0's host are now, "near" or "far"; nothing if it has one.
+        """Return how far apart two cores of the ranks on rank 0's host are now, as `transports.cores` labels it.
+
+        Nothing if it has one.
 
         It is the same on all ranks.
         """

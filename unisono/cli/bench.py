@@ -104,7 +104,7 @@ def command(
 
     --seconds is the time budget of one library at one size. Libraries are bound to cores alike (--bind auto: one rank
     per core, if there are enough). --placement keeps rounds in which the cores of the first two ranks were near, or
-    far. The exit code is 1 if a library failed.
+    far, or two threads of one core. The exit code is 1 if a library failed.
     """
     itemsize = DTYPES[dtype].itemsize
     settings = Settings(

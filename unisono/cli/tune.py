@@ -193,7 +193,7 @@ def command(
     ranks, sizes or collectives it adds to the table. Under torchrun or unisono run it measures over the ranks of that
     job, whatever -n is. Ctrl-C ends it early, with a table of what has been measured; so does what hangs, after twice
     the budget and a minute. Where cores move, as those of virtual machines do, --placement keeps only races during
-    which they were near each other, or far from each other, all the time.
+    which they were near each other, or far from each other, or threads of one core, all the time.
 
     Use a table by UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
