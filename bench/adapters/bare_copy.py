@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 
-import unisono as un
+from unisono.bench.adapters.unisono_api import UnisonoAdapter
 
 
-class CopyAdapter:
+class CopyAdapter(UnisonoAdapter):
     """The world communicator, for barriers and for the result."""
 
-    version = "a copy by each rank"
-
     def __init__(self) -> None:
-        self._world = un.init()
-        self.size = self._world.size
-        self.barrier = self._world.barrier
+        super().__init__()
+        self.version = "a copy by each rank"
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure; its first one finds the result."""
@@ -36,10 +33,6 @@ class CopyAdapter:
             np.copyto(out, results[0])
 
         return copy
-
-    def close(self) -> None:
-        """Leave the communicator."""
-        self._world.close()
 
 
 connect = CopyAdapter
