@@ -1,10 +1,11 @@
 """The driver: runs all libraries in randomised, interleaved rounds on the same cores and keeps every call's time.
 
 For each size, each library's result is verified and its speed estimated, which also warms it up. Then come rounds: in
-each one all libraries run, in random order, as many calls as fit into their share of the time budget, while the
-processes of the others sleep. The placement of the cores is measured before and after a round; a round in which it
-changed, or that has another placement than the one asked for, is run again. A library that fails leaves a failure and
-takes no further part; one that lacks the call, or returns a wrong result, leaves one and is back at the next size.
+each one all libraries run, in random order and on new arrays, as many calls as fit into their share of the time budget,
+while the processes of the others sleep. The placement of the cores is measured before and after a round; a round in
+which it changed, or that has another placement than the one asked for, is run again. A library that fails leaves a
+failure and takes no further part; one that lacks the call, or returns a wrong result, leaves one and is back at the
+next size.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Driver:
         self._observer.step(f"{nbytes} B: round {number + 1} of {self._settings.rounds} ({before.label})")
         samples = []
         for name in self._random.sample(sorted(iterations), len(iterations)):
-            replies = self._attempt(name, nbytes, partial(self._ask_run, self._jobs[name], iterations[name]))
+            replies = self._attempt(name, nbytes, partial(self._run_anew, self._jobs[name], iterations[name]))
             if replies is None:
                 del iterations[name]
                 continue
@@ -198,6 +199,10 @@ class Driver:
             return False
         self.results.samples += samples
         return True
+
+    def _run_anew(self, job: Job, iterations: int) -> list[dict[str, Any]]:
+        _check(job.ask("verify", self._deadline_s))
+        return self._ask_run(job, iterations)
 
     def _ask_run(self, job: Job, iterations: int) -> list[dict[str, Any]]:
         replies = job.ask("run", self._deadline_s, iterations=iterations)
