@@ -16,7 +16,9 @@
 //
 // The payload of a large message that lies in an arena (see arena.h) is not copied into slots: one slot carries a
 // reference, and the receiver, which has mapped the arena, uses the payload where it lies. The message has ended for
-// the sender when the receiver has let go of that slot.
+// the sender when the receiver has let go of that slot. Where the payload is to be copied, the receiver's own memory
+// may be an arena that the peer has just read, and slow to write like a slot: so it is measured, too, whether stores go
+// past the caches (store_policy.h), where the result is then read from slower than from a cache.
 //
 // A payload that lies anywhere else can be *left* there likewise: the slot says at which address, and the receiver has
 // the kernel copy it (process_vm_readv) to where it is wanted or, if it is to be combined, piece by piece to memory of
@@ -113,6 +115,7 @@ class ShmChannel final : public Channel {
   std::size_t place_in_ring(const SlotLabel& label) const;
   void take_reference(const SlotLabel& label);
   void take_left(const SlotLabel& label);
+  bool is_reference();
   bool is_left();
   // Of a message that was left: copies more of it, or refuses it and returns false; and what has been copied to memory
   // of the channel.
@@ -169,6 +172,7 @@ class ShmChannel final : public Channel {
   std::size_t in_left_ = 0;       // bytes of the message not yet consumed
   bool message_open_ = false;
   bool slot_taken_ = false;
+  bool refers_ = false;  // it stands for memory of the peer
   Stores slot_stored_ = Stores::ordinary;
   std::optional<Clock::time_point> slot_taken_at_;  // if it is timed
   pid_t peer_process_ = 0;
@@ -182,6 +186,7 @@ class ShmChannel final : public Channel {
   std::vector<std::byte> stage_;
   std::array<RecentTimes, store_ways> read_;
   StorePolicy copies_;
+  StorePolicy results_;  // of what is copied from where it lies
   TakenArenas taken_arenas_;
 };
 

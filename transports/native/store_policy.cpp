@@ -102,11 +102,11 @@ std::chrono::nanoseconds StorePolicy::fill(std::byte* dst, const std::byte* src,
   return took;
 }
 
-void StorePolicy::copy(std::byte* dst, const std::byte* src, std::size_t nbytes) {
+void StorePolicy::copy(std::byte* dst, const std::byte* src, std::size_t nbytes, const ReadTimes& read) {
   constexpr std::size_t most_at_once = 64 << 10;
   for (std::size_t done = 0; done < nbytes; done += most_at_once) {
     const std::size_t part = std::min(nbytes - done, most_at_once);
-    fill(dst + done, src + done, part, choose(part, [] { return ReadTimes{1, 1}; }));  // read equally fast
+    fill(dst + done, src + done, part, choose(part, [&read] { return read; }));
   }
 }
 

@@ -105,8 +105,9 @@ class StorePolicy {
   }
   // Fills memory that a peer has read since it was filled the last time. Returns the time that it took, if it is timed.
   std::chrono::nanoseconds fill(std::byte* dst, const std::byte* src, std::size_t nbytes, Way way);
-  // Copies to memory that nobody reads for now, in the way that is faster itself.
-  void copy(std::byte* dst, const std::byte* src, std::size_t nbytes);
+  // Copies to memory that nobody reads for now, in the way that is faster itself; or to memory that takes so long to be
+  // read.
+  void copy(std::byte* dst, const std::byte* src, std::size_t nbytes, const ReadTimes& read = {1, 1});
   // What filling and reading usually take together, in nanoseconds for each 64 KiB; 0 if it is not known.
   std::uint32_t usual_cost(const ReadTimes& read) const { return cost(usual_, read); }
   // Takes in how long a fill took.
