@@ -33,8 +33,6 @@ constexpr std::uint32_t looks_per_fetch = 4;
 // Two ranks use so much of a ring, and less where there are more: a second-level cache holds those of few peers only.
 constexpr std::size_t most_ring_nbytes = 1536 << 10;
 constexpr std::size_t least_ring_nbytes = 640 << 10;
-// So does a message of so much: what it brings along fills second-level caches anyway.
-constexpr std::size_t long_nbytes = 2 << 20;
 // The pages of a ring come so many bytes at a time.
 constexpr std::size_t populated_at_once = 128 << 10;
 static_assert(most_ring_nbytes % populated_at_once == 0 && populated_at_once % page == 0);
@@ -195,7 +193,7 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
   if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
-  const std::size_t used = only_peer_ && label_.header.nbytes < long_nbytes ? most_ring_nbytes : least_ring_nbytes;
+  const std::size_t used = only_peer_ ? most_ring_nbytes : least_ring_nbytes;
   if (ring_next_ + nbytes > used) ring_next_ = 0;
   if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
   const std::uint32_t place = ring_next_;
