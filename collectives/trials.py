@@ -5,8 +5,10 @@ from when the first rank of a host begins until the last one there has ended, on
 times are exchanged after each run, so all ranks know the same ones, to the bit.
 
 What a call sends is written anew before it, as a program does that has computed it: on data that has lain in the
-caches since the last call, other algorithms are the fastest. All algorithms get the same arrays, since some lie better
-in caches than others, and where that can be, vectors are replaced by their results.
+caches since the last call, other algorithms are the fastest. How well caches hold an array is decided by where its
+pages lie, for as long as it lives, and makes up to a third of a call's time: so all algorithms get the same arrays, and
+if these are long, there are several, of which each run has the next. Where that can be, vectors are replaced by their
+results.
 
 Each rank's own time would say less where ranks share cores. They leave the barrier one after the other, and a rank that
 still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
@@ -18,9 +20,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +48,19 @@ _EXCHANGE = "recursive_doubling"
 _MEETING = "direct"
 
 
+# Arrays of no fewer bytes are several, and how many of them there are.
+_LONG, _SETS = 256 << 10, 3
+
+
 class PlannedCall(NamedTuple):
     """A call to be measured: its plan, and what writes anew what it sends, if it sends anything."""
 
     plan: Callable[[], Any]
     rewrite: Callable[[], Any] = lambda: None
+
+
+# A call on each of the sets of arrays that take turns, for ever; all ranks take them together.
+Turns = Iterator[PlannedCall]
 
 
 def rewriting(sent: Any) -> Callable[[], Any]:
@@ -74,9 +85,9 @@ class Trials:
         self._known = known or comm.known
         self._dtype = numpy_dtype(DTYPES[dtype])
         self._run_s = run_s
-        self._calls: dict[tuple[str, int, str], PlannedCall] = {}
+        self._calls: dict[tuple[str, int, str], Turns] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}
-        self._arrays: tuple[Any, Any, Callable[[], Any]] | None = None
+        self._arrays: list[tuple[Any, Any, Callable[[], Any]]] = []
         self._of_arrays: tuple[str, int] | None = None
         self._seen = time.perf_counter()
 
@@ -108,35 +119,39 @@ class Trials:
                 return error.message
         return None
 
-    def planned(self, collective: str, nbytes: int, variant: str) -> PlannedCall:
-        """Return such a call, on the arrays that the last one had, if it was alike.
+    def planned(self, collective: str, nbytes: int, variant: str) -> Turns:
+        """Return such calls, on the arrays that the last ones had, if they were alike.
 
         Raises:
             NoAlgorithmError, UsageError, TransportUnavailableError: these ranks cannot make it.
         """
         if self._of_arrays != (collective, nbytes):
             self._of_arrays, self._arrays = (collective, nbytes), self._made(collective, nbytes)
-        if self._arrays is None:
-            return PlannedCall(self._comm.plan(collective, algorithm=variant))
-        sent, out, rewrite = self._arrays
-        return PlannedCall(self._comm.plan(collective, sent, out=out, algorithm=variant), rewrite)
+        if not self._arrays:
+            return cycle([PlannedCall(self._comm.plan(collective, algorithm=variant))])
+        plan = partial(self._comm.plan, collective, algorithm=variant)
+        return cycle([PlannedCall(plan(sent, out=out), rewrite) for sent, out, rewrite in self._arrays])
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each, and the seconds since the last run has ended."""
         key = collective, nbytes, variant
-        call = self._calls[key]
+        calls = self._calls[key]
         if key not in self._estimates:
-            call.plan()
-            self._estimates[key] = self.times(call, 1)[0]
+            next(calls).plan()
+            self._estimates[key] = self.times(calls, 1)[0]
         wanted = round(self._run_s / self._estimates[key])
-        times, cost_s = self._timed(call, max(_FEWEST, min(_MOST, wanted)))
+        times, cost_s = self._timed(next(calls), max(_FEWEST, min(_MOST, wanted)))
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
         self._estimates[key] = min(self._estimates[key], *times)
         return times, cost_s
 
-    def times(self, call: PlannedCall, count: int) -> list[float]:
-        """Let all ranks meet and call, so many times; return the seconds of each call, the same on all ranks."""
-        return self._timed(call, count)[0]
+    def times(self, calls: Turns, count: int) -> list[float]:
+        """Let all ranks meet and make the next call, so many times.
+
+        Returns:
+            The seconds of each time, the same on all ranks.
+        """
+        return self._timed(next(calls), count)[0]
 
     def placement(self) -> str:
         """Return how far apart two cores of the ranks on rank 0's host are now, as `transports.cores` labels it.
@@ -213,13 +228,17 @@ class Trials:
         contract = CONTRACTS[collective]
         return Cut.SHARES in (contract.input, contract.output)
 
-    def _made(self, collective: str, nbytes: int) -> tuple[Any, Any, Callable[[], Any]] | None:
-        """Return what such calls send, where their results go, and what rewrites the first; None of a barrier."""
+    def _made(self, collective: str, nbytes: int) -> list[tuple[Any, Any, Callable[[], Any]]]:
+        """Return sets of what is sent, where results go, and what rewrites the first; none of a barrier."""
         contract = CONTRACTS[collective]
         if contract.output is None:
-            return None
+            return []
         whole = nbytes // self._dtype.itemsize
         counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // self._comm.size}
-        sent = np.ones(counts[contract.input], self._dtype)
         in_place = contract.input is contract.output is Cut.VECTOR
-        return sent, sent if in_place else np.ones(counts[contract.output], self._dtype), rewriting(sent)
+        found = []
+        for _ in range(_SETS if nbytes >= _LONG else 1):
+            sent = np.ones(counts[contract.input], self._dtype)
+            out = sent if in_place else np.ones(counts[contract.output], self._dtype)
+            found.append((sent, out, rewriting(sent)))
+        return found

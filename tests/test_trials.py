@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ LATE_S = 0.02
 # By how much the clock of the second host is ahead.
 AHEAD_S = 1000.0
 COUNT = 3
+LONG = 256 << 10
 
 
 class Seen:
@@ -51,17 +53,30 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
         trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
     comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
     call = PlannedCall(lambda: time.sleep(LATE_S if world.rank == busy else 0.0))
-    return Trials(comm).times(call, COUNT)
+    return Trials(comm).times(repeat(call), COUNT)
 
 
 def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
     """Return the result of calls by one algorithm after calls by another, and whether both had the same array."""
     comm: Any = Seen(world, world.hosts, 0.0)
     measured = Trials(comm)
-    for call in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
-        measured.times(call, COUNT)
+    for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
+        measured.times(turns, COUNT)
     first, second = comm.results[:2]
     return second.tolist(), first is second
+
+
+def sums_of_long_calls(world: un.Communicator) -> list[float]:
+    """Return the first element of each array with results, after fewer runs than there are, and after as many."""
+    comm: Any = Seen(world, world.hosts, 0.0)
+    measured = Trials(comm)
+    turns = measured.planned("allreduce", LONG, "ring")
+    arrays, found = list(comm.results), list[float]()
+    for runs in (len(arrays) - 1, 1):
+        for _ in range(runs):
+            measured.times(turns, COUNT)
+        found += [float(each[0]) for each in arrays]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -86,3 +101,8 @@ def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_
 def test_what_a_call_sends_is_written_anew_before_it_into_the_arrays_of_all_algorithms() -> None:
     results = un.launch(sums_of_two_calls, 2, timeout_s=DEADLINE_S)
     assert results == [([2.0] * 16, True)] * 2
+
+
+def test_runs_of_long_calls_take_turns_among_several_arrays() -> None:
+    first, second = un.launch(sums_of_long_calls, 2, timeout_s=DEADLINE_S)
+    assert first == second == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0]

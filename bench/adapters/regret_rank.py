@@ -24,7 +24,7 @@ from typing import Any
 import unisono as un
 from unisono.bench.statistics import usual_s
 from unisono.collectives.probes import rounds_calibrated
-from unisono.collectives.trials import PlannedCall, Trials
+from unisono.collectives.trials import Trials, Turns
 from unisono.tuning.choice import Known, explain
 from unisono.tuning.parameters import Parameters
 
@@ -65,13 +65,13 @@ class Sweep:
         """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
         world, began = self._world, time.perf_counter()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
-        runs = dict[str, PlannedCall]()
+        runs = dict[str, Turns]()
         for name in dict.fromkeys((*able, *also)):
             with suppress(un.NoAlgorithmError):
                 runs[name] = self._trials.planned(collective, nbytes, name)
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
-        least = {name: self._run(call, FEWEST) for name, call in runs.items()}
+        least = {name: self._run(turns, FEWEST) for name, turns in runs.items()}
         self.spent_s += time.perf_counter() - began
         rounds = list[dict[str, float]]()
         while len(rounds) < self._asked["rounds"]:
@@ -79,7 +79,7 @@ class Sweep:
             least = {name: min(least[name], rounds[-1][name]) for name in runs}
         return {name: [each[name] for each in rounds] for name in runs}
 
-    def _round(self, runs: Mapping[str, PlannedCall], least: Mapping[str, float]) -> dict[str, float]:
+    def _round(self, runs: Mapping[str, Turns], least: Mapping[str, float]) -> dict[str, float]:
         """Run everything once, in random order and for about as long; again if the cores have moved meanwhile.
 
         Raises:
@@ -99,8 +99,8 @@ class Sweep:
                 return times
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
 
-    def _run(self, call: PlannedCall, calls: int) -> float:
-        return usual_s(self._trials.times(call, calls))
+    def _run(self, turns: Turns, calls: int) -> float:
+        return usual_s(self._trials.times(turns, calls))
 
     def _await_placement(self) -> None:
         if self._asked["placement"] != "any":

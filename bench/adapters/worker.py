@@ -148,7 +148,7 @@ class Worker:
         caches hold them, and with it up to a third of a call's time.
         """
         collective, element, put, got = self._asked
-        self._array = self._out = self._call = None  # So that the new ones can have their memory.
+        vars(self).update(_array=None, _out=None, _call=None)  # So that the new ones can have their memory.
         self._array = self._memory.empty(put, element)
         self._out = self._array if got is None else self._memory.empty(got, element)
         self._call = self._adapter.call(collective, self._array, self._out)
