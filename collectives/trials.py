@@ -14,6 +14,9 @@ Each rank's own time would say less where ranks share cores. They leave the barr
 still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
 of calls and be another one in the next job, made a short call take 5 us or 9 us. Clocks of several hosts have nothing
 in common, so each host counts for itself. The barrier is the same whatever the tuner would take.
+
+After calls of another size, the first ones find nothing that they need in the caches, and messages of 4 KiB through
+shared memory take until the 400th to have been everywhere in their ring: so these calls are not measured.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ from unisono.tuning.choice import Known, Question
 
 # Calls of one run. More runs of few calls tell more than few runs of many: what disturbs a run disturbs all of it.
 _FEWEST, _MOST = 3, 64
+# How many bytes of vectors calls warm up with at most, and which part of the time of a run.
+_WARMING_NBYTES, _WARMING = 4 << 20, 0.25
 # How often ranks that share cores meet after these have measured, until each has had its share of them again.
 _SETTLING = 20
 # How long to wait before the cores are measured again.
@@ -87,6 +92,7 @@ class Trials:
         self._run_s = run_s
         self._calls: dict[tuple[str, int, str], Turns] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}
+        self._warm: set[tuple[str, int, str]] = set()
         self._arrays: list[tuple[Any, Any, Callable[[], Any]]] = []
         self._of_arrays: tuple[str, int] | None = None
         self._seen = time.perf_counter()
@@ -113,6 +119,7 @@ class Trials:
         if key not in self._calls:
             if len(self._calls) and next(iter(self._calls))[:2] != key[:2]:
                 self._calls.clear()
+                self._warm.clear()
             try:
                 self._calls[key] = self.planned(*key)
             except (NoAlgorithmError, UsageError, TransportUnavailableError) as error:
@@ -140,6 +147,9 @@ class Trials:
             next(calls).plan()
             self._estimates[key] = self.times(calls, 1)[0]
         wanted = round(self._run_s / self._estimates[key])
+        if key not in self._warm:
+            self._warm.add(key)
+            self._warm_up(next(calls), min(_WARMING_NBYTES // nbytes, round(_WARMING * wanted)))
         times, cost_s = self._timed(next(calls), max(_FEWEST, min(_MOST, wanted)))
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
         self._estimates[key] = min(self._estimates[key], *times)
@@ -208,6 +218,10 @@ class Trials:
             spans.append((began, time.perf_counter()))
         *times, passed_s = self._longest([*spans, self._since_last()])
         return times, passed_s
+
+    def _warm_up(self, call: PlannedCall, count: int) -> None:
+        for _ in range(count):
+            call.plan()
 
     def _passed_s(self) -> float:
         return self._longest([self._since_last()])[0]
