@@ -5,10 +5,9 @@ from when the first rank of a host begins until the last one there has ended, on
 times are exchanged after each run, so all ranks know the same ones, to the bit.
 
 What a call sends is written anew before it, as a program does that has computed it: on data that has lain in the
-caches since the last call, other algorithms are the fastest. How well caches hold an array is decided by where its
-pages lie, for as long as it lives, and makes up to a third of a call's time: so all algorithms get the same arrays, and
-if these are long, there are several, of which each run has the next. Where that can be, vectors are replaced by their
-results.
+caches since the last call, other algorithms are the fastest. Where an array lies decides how well caches hold it, for
+as long as it lives, and makes up to a third of a call's time: so all algorithms get the same arrays, of which there are
+several, and each run has the next. Where that can be, vectors are replaced by their results.
 
 Each rank's own time would say less where ranks share cores. They leave the barrier one after the other, and a rank that
 still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
@@ -53,8 +52,8 @@ _EXCHANGE = "recursive_doubling"
 _MEETING = "direct"
 
 
-# Arrays of no fewer bytes are several, and how many of them there are.
-_LONG, _SETS = 256 << 10, 3
+# How many arrays take turns.
+_SETS = 3
 
 
 class PlannedCall(NamedTuple):
@@ -251,7 +250,7 @@ class Trials:
         counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // self._comm.size}
         in_place = contract.input is contract.output is Cut.VECTOR
         found = []
-        for _ in range(_SETS if nbytes >= _LONG else 1):
+        for _ in range(_SETS):
             sent = np.ones(counts[contract.input], self._dtype)
             out = sent if in_place else np.ones(counts[contract.output], self._dtype)
             found.append((sent, out, rewriting(sent)))

@@ -19,7 +19,6 @@ LATE_S = 0.02
 # By how much the clock of the second host is ahead.
 AHEAD_S = 1000.0
 COUNT = 3
-LONG = 256 << 10
 
 
 class Seen:
@@ -57,20 +56,21 @@ def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int,
 
 
 def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
-    """Return the result of calls by one algorithm after calls by another, and whether both had the same array."""
+    """Return the result of calls by one algorithm after calls by another, and whether both had the same arrays."""
     comm: Any = Seen(world, world.hosts, 0.0)
     measured = Trials(comm)
     for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
         measured.times(turns, COUNT)
-    first, second = comm.results[:2]
-    return second.tolist(), first is second
+    arrays = [each for each in comm.results if each is not None]
+    half = len(arrays) // 2
+    return arrays[0].tolist(), all(one is other for one, other in zip(arrays[:half], arrays[half:], strict=True))
 
 
-def sums_of_long_calls(world: un.Communicator) -> list[float]:
+def sums_of_several_runs(world: un.Communicator) -> list[float]:
     """Return the first element of each array with results, after fewer runs than there are, and after as many."""
     comm: Any = Seen(world, world.hosts, 0.0)
     measured = Trials(comm)
-    turns = measured.planned("allreduce", LONG, "ring")
+    turns = measured.planned("allreduce", 64, "ring")
     arrays, found = list(comm.results), list[float]()
     for runs in (len(arrays) - 1, 1):
         for _ in range(runs):
@@ -103,6 +103,6 @@ def test_what_a_call_sends_is_written_anew_before_it_into_the_arrays_of_all_algo
     assert results == [([2.0] * 16, True)] * 2
 
 
-def test_runs_of_long_calls_take_turns_among_several_arrays() -> None:
-    first, second = un.launch(sums_of_long_calls, 2, timeout_s=DEADLINE_S)
+def test_runs_take_turns_among_several_arrays() -> None:
+    first, second = un.launch(sums_of_several_runs, 2, timeout_s=DEADLINE_S)
     assert first == second == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0]
