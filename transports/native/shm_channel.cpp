@@ -171,7 +171,7 @@ bool ShmChannel::leave(const Header& header, Whole whole) {
     const std::uint32_t slots_ns = only_peer_ ? read_ns + ahead_ns_ : stores_.usual_cost(read_times());
     took[use] = {read_ns == 0 ? 0 : slots_ns, out_->left_ns[use].load(std::memory_order_relaxed)};
   }
-  measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took);
+  measured_ = !leaves_.leaves(header.nbytes, whole.receipt == Receipt::combined, took, stores_.ordinary_ns());
   if (measured_) {
     writing_ = {};
     begun_at_ = published_;
