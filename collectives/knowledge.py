@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.preference import resolved
 from unisono.tuning.choice import Known
-from unisono.tuning.parameters import PRIORS, from_json, to_json as parameters_to_json
+from unisono.tuning.parameters import from_json, priors, to_json as parameters_to_json
 
 _log = log.get(log.NAME)
 
@@ -27,7 +27,7 @@ _MOST_NBYTES = 512 << 10
 
 
 def offered(options: Options, rank: int) -> dict[str, Any]:
-    """Return what this rank would have all ranks use: its options, and the texts of its table and calibration.
+    """Return what this rank would have all ranks use: its options, what its machine is, its table and calibration.
 
     Only rank 0's are looked at. What is wrong with them is an item of its own, for all ranks to raise.
     """
@@ -37,6 +37,7 @@ def offered(options: Options, rank: int) -> dict[str, Any]:
         "table_hash": "",
         "parameters": "",
         "machine": "",
+        "maker": "",
         "refusal": "",
     }
     if rank > 0:
@@ -63,14 +64,15 @@ def adopted(settings: Mapping[str, Any]) -> Known:
         from unisono.tuning.forcing import rules
 
         rules(settings["algorithm"])
+    usual = priors(settings["maker"])
     if not settings["machine"]:
-        return Known()
+        return Known(parameters=usual)
     table = None
     if settings["table"]:
         from unisono.tuning.table import from_text
 
         table = from_text(settings["table"], settings["table_name"])
-    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else PRIORS
+    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else usual
     return Known(table, parameters, settings["machine"])
 
 
@@ -128,12 +130,12 @@ def _is_of(text: str, machine: str) -> bool:
 
 
 def _of_this_machine(*, has_table: bool) -> dict[str, str]:
-    from unisono.tuning.identity import cache_folder, calibrated, fingerprint
+    from unisono.tuning.identity import cache_folder, calibrated, fingerprint, maker
 
-    folder = cache_folder()
+    found, folder = {"maker": maker()}, cache_folder()
     if not has_table and not os.path.isdir(folder):
         _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
-        return {}
+        return found
     machine = fingerprint()
     parameters = calibrated(machine)
-    return {"machine": machine, "parameters": json.dumps(parameters_to_json(parameters)) if parameters else ""}
+    return found | {"machine": machine, "parameters": json.dumps(parameters_to_json(parameters)) if parameters else ""}

@@ -89,6 +89,18 @@ def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None
     assert from_json(to_json(known)) == known
 
 
+def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
+    class Cached(MadeUpProbes):
+        """Caches of 1 MiB: what is longer is faster in parts."""
+
+        def around(self, nbytes: int, segment_nbytes: int) -> float:
+            is_slow = segment_nbytes > (1 << 20) or segment_nbytes < min(nbytes // 2, 1 << 20)
+            return super().around(nbytes, segment_nbytes) * (1.0 + 0.1 * is_slow - 0.05 * (segment_nbytes == 128 << 10))
+
+    link = calibrate(Cached(), "shm", SHORT, ["float32"]).link
+    assert (link.segment_nbytes, link.whole_nbytes) == (128 << 10, 1 << 20)
+
+
 def test_a_calibration_leaves_segments_alone_where_no_block_travels_whole() -> None:
     calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
     assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes

@@ -28,8 +28,8 @@ _TURNS, _ENOUGH_S = 3, 4e-3
 _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
 _SMALL, _LARGE = 8, 1 << 20
-# A vector of so many bytes may be cut into such segments.
-_PIPELINED, _SEGMENTS = 4 << 20, (128 << 10, 256 << 10)
+# Vectors of so many bytes may be cut into such segments.
+_PIPELINED, _SEGMENTS = (1 << 20, 4 << 20, 16 << 20), (128 << 10, 256 << 10)
 # Pairs that take longer together than one alone, by more than this, share a link.
 _ROOM = 1.25
 
@@ -96,14 +96,21 @@ def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[
 def with_segments(link: Link, probes: Probes) -> Link:
     """Return the link with the segments that are fastest on it, if blocks may travel whole by such a link at all.
 
-    What is cut is still in caches when the next round reads it, but is not left to the receiver to fetch (decision 5).
+    Blocks travel whole up to half of the shortest one that is faster in parts. What is cut is still in caches when the
+    next round reads it, but is not left to the receiver to fetch (decision 5).
     """
     if link.whole_nbytes <= link.segment_nbytes:
         return link
-    turns = [[probes.around(_PIPELINED, each) for each in (*_SEGMENTS, link.whole_nbytes)] for _ in range(_TURNS)]
-    *cut_s, whole_s = (typical_s(times) for times in zip(*turns, strict=True))
-    fastest = _SEGMENTS[cut_s.index(min(cut_s))]
-    return link._replace(segment_nbytes=fastest, whole_nbytes=link.whole_nbytes if whole_s < min(cut_s) else fastest)
+    fastest, whole_nbytes = link.segment_nbytes, link.whole_nbytes
+    for nbytes in _PIPELINED:
+        block = nbytes // 2
+        turns = [[probes.around(nbytes, each) for each in (*_SEGMENTS, block)] for _ in range(_TURNS)]
+        *cut_s, whole_s = (typical_s(times) for times in zip(*turns, strict=True))
+        fastest = _SEGMENTS[cut_s.index(min(cut_s))]
+        if min(cut_s) < whole_s:
+            whole_nbytes = block // 2
+            break
+    return link._replace(segment_nbytes=fastest, whole_nbytes=whole_nbytes)
 
 
 def pairs_at_once(probes: Probes) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono import log
 from unisono.errors import UsageError
-from unisono.tuning.parameters import Parameters, from_json, to_json
+from unisono.tuning.parameters import Parameters, from_json, priors, to_json
 
 _log = log.get(log.NAME)
 
@@ -52,6 +52,11 @@ def fingerprint(identity: Mapping[str, Any] | None = None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def maker() -> str:
+    """Return who has made the processor, as Linux names it ("GenuineIntel"); nothing where it does not say."""
+    return _of_cores("vendor_id")
+
+
 def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the user's cache folder of Unisono, which need not be there."""
     base = environ.get("XDG_CACHE_HOME", "")
@@ -69,6 +74,11 @@ def calibrated(machine: str) -> Parameters | None:
     except (OSError, ValueError, UsageError) as error:
         _log.warning("the calibration in %s is not used: %s; `unisono calibrate` makes it anew", path, error)
         return None
+
+
+def known(machine: str) -> Parameters:
+    """Return the parameters that were measured on the machine with this fingerprint, or else the priors of this one."""
+    return calibrated(machine) or priors(maker())
 
 
 def keep(machine: str, parameters: Parameters) -> str | None:
@@ -91,13 +101,17 @@ def _path_of(machine: str) -> str:
 
 
 def _processor() -> str:
+    return _of_cores("model name", "CPU part") or platform.processor()
+
+
+def _of_cores(*fields: str) -> str:
+    """Return what Linux says of the first core by the first of these fields that it has; nothing if it has none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = file.read(_HEAD).splitlines()
     except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
-    return names[0] if names else platform.processor()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fields)), "")
 
 
 def _gpus(folder: str | os.PathLike[str]) -> list[str]:

@@ -225,6 +225,14 @@ PRIORS = Parameters(
 )
 LINKS = PRIORS.links
 
+# By the maker of the processor, where it makes a difference to shared memory: decision 5 tells what was measured.
+_SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10, whole_nbytes=1 << 20)}
+
+
+def priors(maker: str) -> Parameters:
+    """Return the priors of a machine whose processor is by this maker, as Linux names it; any other name will do."""
+    return PRIORS._replace(links={**LINKS, "shm": _SHM_BY_MAKER.get(maker, LINKS["shm"])})
+
 
 def to_json(parameters: Parameters) -> dict[str, Any]:
     """Return parameters as JSON has them; curves are lists of [bytes, seconds]."""

@@ -32,9 +32,9 @@ from unisono.timers import after
 from unisono.transports.cores import PLACEMENTS
 from unisono.tuning.campaign import Campaign, Settings, patience_s
 from unisono.tuning.choice import Known
-from unisono.tuning.identity import calibrated as calibrated_here, describe, fingerprint, keep as keep_calibration
+from unisono.tuning.identity import describe, fingerprint, keep as keep_calibration, known as known_here
 from unisono.tuning.lint import lint
-from unisono.tuning.parameters import PRIORS, Parameters, at_level
+from unisono.tuning.parameters import Parameters, at_level
 from unisono.tuning.store import Measurement, Store, merged
 from unisono.tuning.table import Table, compiled, differences, dumped, loaded, to_json
 
@@ -105,8 +105,8 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
     """Return what is known, with what is not known yet of the link and the rounds of these ranks."""
     asked = comm.explain("allreduce", 8).question
-    link = at_level(asked.link, asked.level)
-    if known.links.get(link) == PRIORS.links.get(link):
+    link = known.links.get(at_level(asked.link, asked.level))
+    if link is None or not link.step.nbytes:
         return calibrated(comm, known, short=True)
     rounds = known.rounds_of(asked.link, asked.size, asked.ranks_per_host)
     if rounds is None or rounds.ranks != asked.size:
@@ -343,5 +343,5 @@ def report_(path: Path, out: Path) -> None:
 
     store = Store(path.with_suffix(".jsonl"))
     measurements = store.read() if store.path.exists() else []
-    page = write(loaded(path), measurements, out, calibrated_here(fingerprint()) or PRIORS)
+    page = write(loaded(path), measurements, out, known_here(fingerprint()))
     click.echo(str(page))
