@@ -101,6 +101,20 @@ def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
     assert (link.segment_nbytes, link.whole_nbytes) == (128 << 10, 1 << 20)
 
 
+def test_both_ranks_measure_the_same_whatever_it_takes() -> None:
+    class Noted(MadeUpProbes):
+        def around(self, nbytes: int, segment_nbytes: int) -> float:
+            noted.append((nbytes, segment_nbytes))
+            return super().around(nbytes, segment_nbytes)
+
+    found = []
+    for fastest in (0, 128 << 10, 2 << 20):
+        noted = list[tuple[int, int]]()
+        calibrate(Noted(segment_nbytes=fastest), "shm", SHORT, ["float32"])
+        found.append(noted)
+    assert found[0] == found[1] == found[2] != []
+
+
 def test_a_calibration_leaves_segments_alone_where_no_block_travels_whole() -> None:
     calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
     assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes

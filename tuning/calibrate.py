@@ -101,16 +101,18 @@ def with_segments(link: Link, probes: Probes) -> Link:
     """
     if link.whole_nbytes <= link.segment_nbytes:
         return link
-    fastest, whole_nbytes = link.segment_nbytes, link.whole_nbytes
-    for nbytes in _PIPELINED:
-        block = nbytes // 2
-        turns = [[probes.around(nbytes, each) for each in (*_SEGMENTS, block)] for _ in range(_TURNS)]
-        *cut_s, whole_s = (typical_s(times) for times in zip(*turns, strict=True))
+    # Everything is measured, as the other rank has other times and would stop elsewhere.
+    for nbytes, (*cut_s, whole_s) in [(each, _around(probes, each)) for each in _PIPELINED]:
         fastest = _SEGMENTS[cut_s.index(min(cut_s))]
         if min(cut_s) < whole_s:
-            whole_nbytes = block // 2
-            break
-    return link._replace(segment_nbytes=fastest, whole_nbytes=whole_nbytes)
+            return link._replace(segment_nbytes=fastest, whole_nbytes=nbytes // 4)
+    return link._replace(segment_nbytes=fastest)
+
+
+def _around(probes: Probes, nbytes: int) -> list[float]:
+    """Return the times of a vector around the ring, in each of the segments and in whole blocks."""
+    turns = [[probes.around(nbytes, each) for each in (*_SEGMENTS, nbytes // 2)] for _ in range(_TURNS)]
+    return [typical_s(times) for times in zip(*turns, strict=True)]
 
 
 def pairs_at_once(probes: Probes) -> float:
