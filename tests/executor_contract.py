@@ -356,7 +356,7 @@ def check_neighbours_exchange_messages(ranks: Any, count: int) -> None:
 
 def run_exchange(executor: Any, count: int) -> Any:
     dtype = DTYPES["bfloat16"]
-    mine, other = np.full(count, executor.rank, "bfloat16"), np.zeros(count, "bfloat16")
+    mine, other = np.full(count, executor.rank, ml_dtypes.bfloat16), np.zeros(count, ml_dtypes.bfloat16)
     operations = [
         executor.send(mine, dtype, (executor.rank + 1) % executor.size, 0),
         executor.recv(other, dtype, (executor.rank - 1) % executor.size, 0),
