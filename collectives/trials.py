@@ -148,11 +148,17 @@ class Trials:
         wanted = round(self._run_s / self._estimates[key])
         if key not in self._warm:
             self._warm.add(key)
-            self._warm_up(next(calls), min(_WARMING_NBYTES // nbytes, round(_WARMING * wanted)))
+            self.warm_up(calls, nbytes, round(_WARMING * wanted))
         times, cost_s = self._timed(next(calls), max(_FEWEST, min(_MOST, wanted)))
         # The least ever: after a disturbed run, the next one would have too few calls to be better.
         self._estimates[key] = min(self._estimates[key], *times)
         return times, cost_s
+
+    def warm_up(self, calls: Turns, nbytes: int, most: int) -> None:
+        """Make the next call until caches hold all that they can of what such calls need, or so many times."""
+        call = next(calls)
+        for _ in range(min(_WARMING_NBYTES // nbytes, most)):
+            call.plan()
 
     def times(self, calls: Turns, count: int) -> list[float]:
         """Let all ranks meet and make the next call, so many times.
@@ -217,10 +223,6 @@ class Trials:
             spans.append((began, time.perf_counter()))
         *times, passed_s = self._longest([*spans, self._since_last()])
         return times, passed_s
-
-    def _warm_up(self, call: PlannedCall, count: int) -> None:
-        for _ in range(count):
-            call.plan()
 
     def _passed_s(self) -> float:
         return self._longest([self._since_last()])[0]

@@ -71,15 +71,15 @@ class Sweep:
                 runs[name] = self._trials.planned(collective, nbytes, name)
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
-        least = {name: self._run(turns, FEWEST) for name, turns in runs.items()}
+        least = {name: self._run(turns, nbytes, FEWEST) for name, turns in runs.items()}
         self.spent_s += time.perf_counter() - began
         rounds = list[dict[str, float]]()
         while len(rounds) < self._asked["rounds"]:
-            rounds.append(self._round(runs, least))
+            rounds.append(self._round(runs, nbytes, least))
             least = {name: min(least[name], rounds[-1][name]) for name in runs}
         return {name: [each[name] for each in rounds] for name in runs}
 
-    def _round(self, runs: Mapping[str, Turns], least: Mapping[str, float]) -> dict[str, float]:
+    def _round(self, runs: Mapping[str, Turns], nbytes: int, least: Mapping[str, float]) -> dict[str, float]:
         """Run everything once, in random order and for about as long; again if the cores have moved meanwhile.
 
         Raises:
@@ -90,7 +90,7 @@ class Sweep:
             self._await_placement()
             began = time.perf_counter()
             times = {
-                name: self._run(runs[name], max(FEWEST, min(MOST, round(run_s / least[name]))))
+                name: self._run(runs[name], nbytes, max(FEWEST, min(MOST, round(run_s / least[name]))))
                 for name in self._draw.sample(sorted(runs), len(runs))
             }
             took_s = time.perf_counter() - began
@@ -99,7 +99,8 @@ class Sweep:
                 return times
         raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
 
-    def _run(self, turns: Turns, calls: int) -> float:
+    def _run(self, turns: Turns, nbytes: int, calls: int) -> float:
+        self._trials.warm_up(turns, nbytes, calls)
         return usual_s(self._trials.times(turns, calls))
 
     def _await_placement(self) -> None:

@@ -17,4 +17,10 @@ bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took, s
   return left_last_;
 }
 
+std::size_t LeavePolicy::length(std::size_t nbytes) {
+  std::size_t number = 0;
+  for (std::size_t most = 4 * least_nbytes; nbytes >= most && number + 1 < lengths; most *= 4) ++number;
+  return number;
+}
+
 }  // namespace unisono

@@ -54,7 +54,7 @@ void fence_streaming_stores() {}
 #endif
 
 bool Choice::is_second(std::uint32_t first_cost, std::uint32_t second_cost) {
-  if (!settled()) return made_++ / burst_ % 2 != 0;
+  if (made_ < first_trials) return made_++ / burst_ % 2 != 0;
   const double better = second_ ? second_cost : first_cost;
   const double other = second_ ? first_cost : second_cost;
   if (other != 0 && other < better * clearly_better) {

@@ -44,7 +44,7 @@ struct Way {
 // The last few times, in nanoseconds for each 64 KiB.
 class RecentTimes {
  public:
-  static constexpr std::uint32_t kept = 3;
+  static constexpr std::size_t kept = 3;
 
   static std::uint32_t of(std::chrono::nanoseconds took, std::size_t nbytes) {
     const double each = static_cast<double>(took.count()) * (64 << 10) / static_cast<double>(nbytes);
@@ -70,19 +70,19 @@ class RecentTimes {
 // know what it costs.
 class Choice {
  public:
-  explicit Choice(std::uint32_t burst)
-      : burst_(burst), first_trials_(2 * burst * ((RecentTimes::kept + burst) / burst)) {}
+  explicit Choice(std::uint32_t burst) : burst_(burst) {}
   // Returns whether it is the second. A cost is 0 as long as it is not known.
   bool is_second(std::uint32_t first_cost, std::uint32_t second_cost);
   // Whether both ways have been tried, and the second is the better one.
-  bool settled() const { return made_ >= first_trials_; }
+  bool settled() const { return made_ >= first_trials; }
   bool second_is_better() const { return second_; }
 
  private:
+  // At first both ways take turns so often.
+  static constexpr std::uint32_t first_trials = 2 * (RecentTimes::kept + 1);
   static constexpr std::uint32_t fewest_between = 4;
 
   std::uint32_t burst_;
-  std::uint32_t first_trials_;  // at first both ways take turns so often
   std::uint32_t made_ = 0;
   std::uint32_t since_trial_ = 0;
   std::uint32_t trials_left_ = 0;

@@ -16,7 +16,9 @@ namespace {
 
 enum Deed : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_receive, deeds };
 
-constexpr std::size_t most_nbytes = 8 << 16;
+// From here on, messages are so long that they may be left where they lie.
+constexpr std::uint16_t long_from = 0xf000;
+constexpr std::size_t most_nbytes = LeavePolicy::least_nbytes + (1 << 16);
 
 // Zeros, of which the second half cannot be read.
 const std::byte* half_readable() {
@@ -28,16 +30,25 @@ const std::byte* half_readable() {
   return data;
 }
 
-// False if the protocol was broken.
-bool send_to(Channel& channel, std::size_t nbytes) {
-  static const std::vector<std::byte> zeros(most_nbytes);
-  Header header{};
-  header.nbytes = nbytes;
-  return !throws<ProtocolError>([&] {
-    if (channel.flush() && channel.begin(header, Whole(zeros.data(), Receipt::kept)))
-      channel.write(zeros.data(), nbytes);
-  });
-}
+class Sender {
+ public:
+  explicit Sender(Channel& channel) : channel_(channel) {}
+  // Goes on with the last message or, if all of it has been written, begins one; false if the protocol was broken.
+  bool run(std::size_t nbytes) {
+    static const std::vector<std::byte> zeros(most_nbytes);
+    Header header{};
+    header.nbytes = nbytes;
+    return !throws<ProtocolError>([&] {
+      if (left_ == 0 && channel_.flush() && channel_.begin(header, Whole(zeros.data(), Receipt::kept))) left_ = nbytes;
+      left_ -= channel_.write(zeros.data(), left_);
+    });
+  }
+  bool busy() const { return left_ != 0; }
+
+ private:
+  Channel& channel_;
+  std::size_t left_ = 0;  // of the message
+};
 
 // The words of a segment that are not payload: those that are not zero when each slot has been used with a payload of
 // zeros, long messages have been left and refused, and both sides wait.
@@ -52,7 +63,12 @@ std::vector<std::size_t> find_bookkeeping() {
   ChannelPair another = channel_pair(Transport::shm, 0, 1);
   for (const auto& [from, to] : {std::pair{another.a.get(), another.b.get()}, {another.b.get(), another.a.get()}}) {
     Drain drain(*to);
-    for (int i = 0; i < 5; ++i) CHECK(send_to(*from, LeavePolicy::least_nbytes) && drain.run());
+    Sender sender(*from);
+    for (int i = 0; i < 5; ++i) {
+      do {
+        CHECK(sender.run(LeavePolicy::least_nbytes) && drain.run());
+      } while (sender.busy());
+    }
     from->flush();
     from->begin({1, most_nbytes, 1, 1, 1, 1}, Whole(half_readable(), Receipt::kept));
     drain.run();
@@ -72,6 +88,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   Segment segment(pair.memory);
   Drain ours(*pair.a);
   Drain theirs(*pair.b);
+  Sender our_sender(*pair.a);
+  Sender their_sender(*pair.b);
   static const std::vector<std::size_t> places = find_bookkeeping();
   while (!input.empty()) {
     const auto deed = static_cast<Deed>(input.take<std::uint8_t>() % deeds);
@@ -81,8 +99,9 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
       segment.set(places[place % places.size()], value);
     } else if (deed == peer_sends || deed == we_send) {
       // Mostly a slot or less, for the sake of speed.
-      const std::size_t eighths = input.take<std::uint16_t>();
-      if (!send_to(deed == we_send ? *pair.a : *pair.b, eighths < 0x8000 ? eighths % 512 : eighths * 8)) break;
+      const std::size_t number = input.take<std::uint16_t>();
+      const std::size_t length = number < long_from ? number % 512 : LeavePolicy::least_nbytes + number;
+      if (!(deed == we_send ? our_sender : their_sender).run(length)) break;
     } else if (!(deed == we_receive ? ours : theirs).run()) {
       break;
     }

@@ -71,18 +71,18 @@ void write_tcp(const std::filesystem::path& folder) {
 }
 
 void write_shm(const std::filesystem::path& folder) {
-  const auto send = [](Seed& seed, std::uint8_t deed, std::uint16_t thirds) { seed.put(deed).put(thirds); };
+  const auto send = [](Seed& seed, std::uint8_t deed, std::uint16_t number) { seed.put(deed).put(number); };
   Seed exchange;
-  for (const std::uint16_t thirds : std::initializer_list<std::uint16_t>{0, 16, 17, 0x8000, 0xffff}) {
-    send(exchange, 1, thirds);
+  for (const std::uint16_t number : std::initializer_list<std::uint16_t>{0, 16, 17, 0xf000, 0xffff}) {
+    send(exchange, 1, number);
     exchange.put(std::uint8_t{4});
-    send(exchange, 3, thirds);
+    send(exchange, 3, number);
     exchange.put(std::uint8_t{2});
   }
   exchange.write(folder, "exchange");
   Seed scribbles;
   for (std::uint16_t place = 0; place < 24; ++place) {
-    send(scribbles, 1, 0x8000);
+    send(scribbles, 1, 0xf000);
     scribbles.put(std::uint8_t{0}).put(place).put(std::uint32_t{65537}).put(std::uint8_t{4});
   }
   scribbles.write(folder, "scribbles");
