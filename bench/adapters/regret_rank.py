@@ -15,11 +15,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import unisono as un
 from unisono.bench.statistics import usual_s
@@ -34,6 +35,8 @@ FEWEST, MOST = 3, 256
 # How long to wait for cores to be as far apart as is wanted, and how often a round is run at most, until they stay so.
 PATIENCE_S = 60.0
 ATTEMPTS = 4
+
+T = TypeVar("T")
 
 
 def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[str]:
@@ -54,8 +57,8 @@ class Sweep:
         world, model, times_s = self._world, list[Any](), list[Any]()
         wanted = list(zip(self._asked["points"], self._asked["also"], strict=True))
         for collective, of_collective in groupby(wanted, key=lambda each: each[0][0]):
-            self._await_placement()
-            parameters = rounds_calibrated(world, world.known.parameters, short=False, collectives=[collective])
+            calibrate = partial(rounds_calibrated, world, world.known.parameters, short=False, collectives=[collective])
+            parameters, _ = self._steadily(calibrate)
             for (_, nbytes), also in of_collective:
                 model.append(predictions(world, parameters, collective, nbytes))
                 times_s.append(self._measure(collective, nbytes, also))
@@ -80,24 +83,32 @@ class Sweep:
         return {name: [each[name] for each in rounds] for name in runs}
 
     def _round(self, runs: Mapping[str, Turns], nbytes: int, least: Mapping[str, float]) -> dict[str, float]:
-        """Run everything once, in random order and for about as long; again if the cores have moved meanwhile.
+        """Run everything once, in random order and for about as long."""
+
+        def measured() -> dict[str, float]:
+            return {
+                name: self._run(runs[name], nbytes, max(FEWEST, min(MOST, round(self._asked["run_s"] / least[name]))))
+                for name in self._draw.sample(sorted(runs), len(runs))
+            }
+
+        times, took_s = self._steadily(measured)
+        self.spent_s += took_s
+        return times
+
+    def _steadily(self, measure: Callable[[], T]) -> tuple[T, float]:
+        """Return what is measured and the seconds that it takes; it is measured again if the cores move meanwhile.
 
         Raises:
             UsageError: they have each time.
         """
-        placement, run_s = self._asked["placement"], self._asked["run_s"]
+        placement = self._asked["placement"]
         for _ in range(ATTEMPTS):
             self._await_placement()
             began = time.perf_counter()
-            times = {
-                name: self._run(runs[name], nbytes, max(FEWEST, min(MOST, round(run_s / least[name]))))
-                for name in self._draw.sample(sorted(runs), len(runs))
-            }
-            took_s = time.perf_counter() - began
+            found, took_s = measure(), time.perf_counter() - began
             if placement in {"any", self._trials.placement()}:
-                self.spent_s += took_s
-                return times
-        raise un.UsageError(f"the cores were never {placement} for as long as a round takes")
+                return found, took_s
+        raise un.UsageError(f"the cores were never {placement} for as long as it takes to measure")
 
     def _run(self, turns: Turns, nbytes: int, calls: int) -> float:
         self._trials.warm_up(turns, nbytes, calls)
