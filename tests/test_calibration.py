@@ -95,7 +95,7 @@ def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
 
         def around(self, nbytes: int, segment_nbytes: int) -> float:
             is_slow = segment_nbytes > (1 << 20) or segment_nbytes < min(nbytes // 2, 1 << 20)
-            return super().around(nbytes, segment_nbytes) * (1.0 + 0.1 * is_slow - 0.05 * (segment_nbytes == 128 << 10))
+            return super().around(nbytes, segment_nbytes) * (1.0 + 0.2 * is_slow - 0.15 * (segment_nbytes == 128 << 10))
 
     link = calibrate(Cached(), "shm", SHORT, ["float32"]).link
     assert (link.segment_nbytes, link.whole_nbytes) == (128 << 10, 1 << 20)

@@ -27,8 +27,8 @@ def test_blocks_travel_whole_up_to_8_mib(maker: str) -> None:
     assert [segments(mib << 20, maker) for mib in (1, 2, 4, 16, 32)] == [1, 1, 1, 1, 64]
 
 
-def test_blocks_of_more_than_1_mib_are_cut_on_processors_by_amd() -> None:
-    assert [segments(mib << 20, AMD) for mib in (1, 2, 4, 16)] == [1, 1, 16, 64]
+def test_blocks_of_more_than_2_mib_are_cut_on_processors_by_amd() -> None:
+    assert [segments(mib << 20, AMD) for mib in (1, 2, 4, 16)] == [1, 1, 1, 64]
     assert {**priors(AMD).links, "shm": None} == {**PRIORS.links, "shm": None}
 
 

@@ -30,6 +30,8 @@ _SHORTEST_S = 1e-8
 _SMALL, _LARGE = 8, 1 << 20
 # Vectors of so many bytes may be cut into such segments.
 _PIPELINED, _SEGMENTS = (1 << 20, 4 << 20, 16 << 20), (128 << 10, 256 << 10)
+# Blocks are cut where that takes less than this part of the time: what is read where it lies is slower in parts.
+_CLEARLY = 0.95
 # Pairs that take longer together than one alone, by more than this, share a link.
 _ROOM = 1.25
 
@@ -96,7 +98,7 @@ def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[
 def with_segments(link: Link, probes: Probes) -> Link:
     """Return the link with the segments that are fastest on it, if blocks may travel whole by such a link at all.
 
-    Blocks travel whole up to half of the shortest one that is faster in parts. What is cut is still in caches when the
+    Blocks travel whole up to half of the shortest one that is clearly faster in parts. What is cut is still in caches when the
     next round reads it, but is not left to the receiver to fetch (decision 5).
     """
     if link.whole_nbytes <= link.segment_nbytes:
@@ -104,7 +106,7 @@ def with_segments(link: Link, probes: Probes) -> Link:
     # Everything is measured, as the other rank has other times and would stop elsewhere.
     for nbytes, (*cut_s, whole_s) in [(each, _around(probes, each)) for each in _PIPELINED]:
         fastest = _SEGMENTS[cut_s.index(min(cut_s))]
-        if min(cut_s) < whole_s:
+        if min(cut_s) < _CLEARLY * whole_s:
             return link._replace(segment_nbytes=fastest, whole_nbytes=nbytes // 4)
     return link._replace(segment_nbytes=fastest)
 

@@ -226,7 +226,7 @@ PRIORS = Parameters(
 LINKS = PRIORS.links
 
 # By the maker of the processor, where it makes a difference to shared memory: decision 5 tells what was measured.
-_SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10, whole_nbytes=1 << 20)}
+_SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10, whole_nbytes=2 << 20)}
 
 
 def priors(maker: str) -> Parameters:
