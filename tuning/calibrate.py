@@ -98,8 +98,8 @@ def calibrate(probes: Probes, link: str, sizes: Sequence[int], dtypes: Sequence[
 def with_segments(link: Link, probes: Probes) -> Link:
     """Return the link with the segments that are fastest on it, if blocks may travel whole by such a link at all.
 
-    Blocks travel whole up to half of the shortest one that is clearly faster in parts. What is cut is still in caches when the
-    next round reads it, but is not left to the receiver to fetch (decision 5).
+    Blocks travel whole up to half of the shortest one that is clearly faster in parts. What is cut is still in caches
+    when the next round reads it, but is not left to the receiver to fetch (decision 5).
     """
     if link.whole_nbytes <= link.segment_nbytes:
         return link
