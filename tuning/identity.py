@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from unisono import log
@@ -76,7 +77,7 @@ def calibrated(machine: str) -> Parameters | None:
         return None
 
 
-def known(machine: str) -> Parameters:
+def parameters_of(machine: str) -> Parameters:
     """Return the parameters that were measured on the machine with this fingerprint, or else the priors of this one."""
     return calibrated(machine) or priors(maker())
 
@@ -106,12 +107,16 @@ def _processor() -> str:
 
 def _of_cores(*fields: str) -> str:
     """Return what Linux says of the first core by the first of these fields that it has; nothing if it has none."""
+    return next((line.partition(":")[2].strip() for line in _about_cores() if line.startswith(fields)), "")
+
+
+@cache
+def _about_cores() -> tuple[str, ...]:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            lines = file.read(_HEAD).splitlines()
+            return tuple(file.read(_HEAD).splitlines())
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fields)), "")
+        return ()
 
 
 def _gpus(folder: str | os.PathLike[str]) -> list[str]:

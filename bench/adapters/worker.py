@@ -121,6 +121,9 @@ class Worker:
     def __init__(self, adapter_path: str, rank: int) -> None:
         self._adapter_path = adapter_path
         self._rank = rank
+        self._array: Any = None
+        self._out: Any = None
+        self._call: Any = None
 
     def join(self) -> dict[str, Any]:
         """Join the library's job, which needs all ranks."""
@@ -148,7 +151,7 @@ class Worker:
         caches hold them, and with it up to a third of a call's time.
         """
         collective, element, put, got = self._asked
-        vars(self).update(_array=None, _out=None, _call=None)  # So that the new ones can have their memory.
+        self._array = self._out = self._call = None  # So that the new ones can have their memory.
         self._array = self._memory.empty(put, element)
         self._out = self._array if got is None else self._memory.empty(got, element)
         self._call = self._adapter.call(collective, self._array, self._out)

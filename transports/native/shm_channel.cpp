@@ -372,7 +372,7 @@ void ShmChannel::take_left(const SlotLabel& label) {
 }
 
 std::span<const std::byte> ShmChannel::readable() {
-  if (!message_open_ || !take_slot()) return {};
+  if (!has_slot()) return {};
   return left_by_peer_ ? staged() : std::span(slot_data_ + slot_used_, slot_nbytes_ - slot_used_);
 }
 
@@ -407,7 +407,8 @@ void ShmChannel::refuse() {
 
 std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType memory) {
   combined_ = false;
-  if (is_reference()) return read_by([this](auto... part) { results_.copy(part..., result_ns); }, data, nbytes);
+  if (!has_slot()) return 0;
+  if (refers_) return read_by([this](auto... part) { results_.copy(part..., result_ns); }, data, nbytes);
   if (!is_left()) return Channel::read(data, nbytes, memory);
   const std::size_t part = std::min({nbytes, slot_nbytes_ - slot_used_, most_copied_nbytes});
   if (!copy_left(data, part)) return 0;
@@ -415,10 +416,11 @@ std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType mem
   return part;
 }
 
-bool ShmChannel::is_reference() { return message_open_ && take_slot() && refers_; }
+// Whether there is something of a message to be read.
+bool ShmChannel::has_slot() { return message_open_ && take_slot(); }
 
 // Whether the message at the front was left by the peer, and nothing of it waits in the stage.
-bool ShmChannel::is_left() { return message_open_ && take_slot() && left_by_peer_ && slot_used_ == copied_to_; }
+bool ShmChannel::is_left() const { return left_by_peer_ && slot_used_ == copied_to_; }
 
 void ShmChannel::consume(std::size_t nbytes) {
   slot_used_ += nbytes;
@@ -440,7 +442,7 @@ void ShmChannel::release_slot() {
 }
 
 std::size_t ShmChannel::read_past_caches(std::byte* data, std::size_t nbytes) {
-  if (is_left()) return read(data, nbytes);
+  if (has_slot() && is_left()) return read(data, nbytes);
   combined_ = false;
   return read_by([this](auto... part) { copies_.copy(part...); }, data, nbytes);
 }

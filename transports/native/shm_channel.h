@@ -115,8 +115,8 @@ class ShmChannel final : public Channel {
   std::size_t place_in_ring(const SlotLabel& label) const;
   void take_reference(const SlotLabel& label);
   void take_left(const SlotLabel& label);
-  bool is_reference();
-  bool is_left();
+  bool has_slot();
+  bool is_left() const;
   // Of a message that was left: copies more of it, or refuses it and returns false; and what has been copied to memory
   // of the channel.
   bool copy_left(std::byte* data, std::size_t nbytes);

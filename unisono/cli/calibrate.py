@@ -24,7 +24,7 @@ from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.timers import after
 from unisono.tuning.choice import Known, candidate
-from unisono.tuning.identity import fingerprint, keep, known as known_before
+from unisono.tuning.identity import fingerprint, keep, parameters_of
 from unisono.tuning.parameters import UNBOUNDED, Parameters, to_json
 from unisono.tuning.race import typical_s
 
@@ -121,7 +121,7 @@ def command(*, counts: tuple[int, ...], transport: str, short: bool, as_json: bo
     From then on, every job whose rank 0 is on such a machine chooses algorithms by it, where no table says better.
     """
     machine = fingerprint()
-    found = before = _Measured(known_before(machine))
+    found = before = _Measured(parameters_of(machine))
     in_job = detect(os.environ)
     if in_job.size > 1:
         found = _measured_in_job(before, short)

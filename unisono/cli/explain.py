@@ -19,7 +19,7 @@ from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes
 from unisono.tuning.choice import Candidate, Choice, Explanation, Known, Question, builder_params, explain
 from unisono.tuning.forcing import forced
-from unisono.tuning.identity import fingerprint, known
+from unisono.tuning.identity import fingerprint, parameters_of
 from unisono.tuning.parameters import LINKS
 from unisono.tuning.topology import Topology
 
@@ -92,7 +92,7 @@ def _known(table: Path | None) -> Known:
     from unisono.tuning.table import loaded
 
     machine = fingerprint()
-    return Known(loaded(table) if table else None, known(machine), machine)
+    return Known(loaded(table) if table else None, parameters_of(machine), machine)
 
 
 def simulated(asked: Question, over: Topology) -> Explanation:

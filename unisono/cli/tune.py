@@ -32,7 +32,7 @@ from unisono.timers import after
 from unisono.transports.cores import PLACEMENTS
 from unisono.tuning.campaign import Campaign, Settings, patience_s
 from unisono.tuning.choice import Known
-from unisono.tuning.identity import describe, fingerprint, keep as keep_calibration, known as known_here
+from unisono.tuning.identity import describe, fingerprint, keep as keep_calibration, parameters_of
 from unisono.tuning.lint import lint
 from unisono.tuning.parameters import Parameters, at_level
 from unisono.tuning.store import Measurement, Store, merged
@@ -343,5 +343,5 @@ def report_(path: Path, out: Path) -> None:
 
     store = Store(path.with_suffix(".jsonl"))
     measurements = store.read() if store.path.exists() else []
-    page = write(loaded(path), measurements, out, known_here(fingerprint()))
+    page = write(loaded(path), measurements, out, parameters_of(fingerprint()))
     click.echo(str(page))
