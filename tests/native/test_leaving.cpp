@@ -24,6 +24,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t page = 4096;
+constexpr std::uint32_t slot_nbytes = 64 << 10;
 constexpr std::size_t least = LeavePolicy::least_nbytes;
 // By so many messages of a length, some have been left and some have not.
 constexpr int both_ways = 8;
@@ -203,6 +204,14 @@ void addresses_that_are_none_are_refused() {
   CHECK(pair.a->flush() && got == data);
 }
 
+// Replaces what slots say of whole fragments, however these were stored; returns how many there were.
+std::size_t relabel(Segment& segment, std::uint32_t by) {
+  std::size_t found = 0;
+  for (const std::uint32_t how : {std::uint32_t{0}, SlotLabel::timed, SlotLabel::timed | SlotLabel::streamed})
+    found += segment.replace(slot_nbytes | SlotLabel::in_ring | how, by);
+  return found;
+}
+
 void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   const Bytes data(2 * least);
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
@@ -210,7 +219,7 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   Segment segment(pair.memory);
   Bytes got(data.size());
   CHECK(pair.b->front() != nullptr && pair.b->read(got.data(), page) == page);  // one slot has been taken
-  CHECK(segment.replace(64 << 10, SlotLabel::left) != 0);
+  CHECK(relabel(segment, SlotLabel::left) != 0);
   CHECK(throws<ProtocolError>([&] { pair.b->read(got.data(), got.size()); }));
 
   ChannelPair another = channel_pair(Transport::shm, 0, 1);
@@ -218,6 +227,15 @@ void what_says_that_it_was_left_where_it_cannot_be_is_an_error() {
   Segment of_another(another.memory);
   CHECK(of_another.replace(least, 0) != 0);  // in the header
   CHECK(throws<ProtocolError>([&] { another.b->front(); }));
+}
+
+void what_does_not_fit_into_a_cell_is_not_read_from_it() {
+  const Bytes data(2 * slot_nbytes);
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  CHECK(pair.a->begin(header_of(data.size())) && pair.a->write(data.data(), data.size()) == data.size());
+  Segment segment(pair.memory);
+  CHECK(relabel(segment, slot_nbytes) != 0);
+  CHECK(throws<ProtocolError>([&] { pair.b->front(); }));
 }
 
 // How many of the last messages are left, if their reader waits for something else between two slots, and takes half as
@@ -301,6 +319,7 @@ int main() {
       {"addresses that are none are refused", addresses_that_are_none_are_refused},
       {"what says that it was left where it cannot be is an error",
        what_says_that_it_was_left_where_it_cannot_be_is_an_error},
+      {"what does not fit into a cell is not read from it", what_does_not_fit_into_a_cell_is_not_read_from_it},
       {"among more than two ranks the work counts and not the time",
        among_more_than_two_ranks_the_work_counts_and_not_the_time},
       {"the quicker way is taken and the other one tried", the_quicker_way_is_taken_and_the_other_one_tried},

@@ -26,6 +26,8 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t slots = 8;
 constexpr std::size_t slot_capacity = 64 << 10;
 constexpr std::size_t cell_capacity = 4 << 10;
+// Of two ranks, whose rings are large, shorter fragments are better off there, too: the peer still holds cells.
+constexpr std::size_t least_in_large_ring = 2 << 10;
 // What is longer comes as quickly by the processor's own foresight, which it has from the fifth line or so on, and
 // slower if that is disturbed.
 constexpr std::size_t most_fetched_nbytes = 1 << 10;
@@ -101,7 +103,8 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
       peer_bell_(std::move(peer_bell)),
       socket_(std::move(socket)),
       leaves_(dialler),
-      only_peer_(peers == 1) {
+      only_peer_(peers == 1),
+      least_in_ring_(only_peer_ ? least_in_large_ring : cell_capacity) {
   struct stat status{};
   const int seals = ::fcntl(memory.get(), F_GET_SEALS);
   if (::fstat(memory.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != segment_nbytes())
@@ -192,7 +195,7 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
 
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
-  if (nbytes < cell_capacity) return out_cells_[published_ % slots].data;
+  if (nbytes < least_in_ring_) return out_cells_[published_ % slots].data;
   const std::size_t used = only_peer_ ? most_ring_nbytes : least_ring_nbytes;
   if (ring_next_ + nbytes > used) ring_next_ = 0;
   if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
@@ -262,9 +265,9 @@ bool ShmChannel::write_refused() {
 
 void ShmChannel::publish_slot() {
   if (!referred_)
-    label_.nbytes = static_cast<std::uint32_t>(slot_filled_) |
-                    (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) |
-                    (stored_.timed ? SlotLabel::timed : 0);
+    label_.nbytes =
+        static_cast<std::uint32_t>(slot_filled_) | (slot_filled_ < least_in_ring_ ? 0 : SlotLabel::in_ring) |
+        (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) | (stored_.timed ? SlotLabel::timed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
   // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
   ShmSlot& slot = out_->slot(published_);
@@ -328,7 +331,7 @@ bool ShmChannel::take_slot() {
 }
 
 void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
-  slot_nbytes_ = label.nbytes & ~(SlotLabel::streamed | SlotLabel::timed);
+  slot_nbytes_ = label.nbytes & ~(SlotLabel::streamed | SlotLabel::timed | SlotLabel::in_ring);
   if ((label.nbytes & SlotLabel::timed) != 0 && slot_nbytes_ != 0) {
     slot_stored_ = (label.nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
     slot_taken_at_ = Clock::now();
@@ -337,11 +340,12 @@ void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
     throw ProtocolError("a fragment in shared memory has an impossible length");
   if (in_header_.nbytes <= SlotLabel::small_capacity) {
     slot_data_ = slot.label.small;
-  } else if (slot_nbytes_ < cell_capacity) {
+  } else if ((label.nbytes & SlotLabel::in_ring) != 0) {
+    slot_data_ = in_ring_ + place_in_ring(label);
+  } else {
+    if (slot_nbytes_ > cell_capacity) throw ProtocolError("a fragment in shared memory does not fit into its cell");
     slot_data_ = in_cells_[released_ % slots].data;
     cell_fetched_ = slot_nbytes_ <= most_fetched_nbytes ? slot_nbytes_ : 0;
-  } else {
-    slot_data_ = in_ring_ + place_in_ring(label);
   }
 }
 

@@ -57,6 +57,7 @@ struct SlotLabel {
   static constexpr std::uint32_t left = reference - 1;               // likewise: it is an address
   static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
   static constexpr std::uint32_t timed = streamed >> 1;              // likewise: reading it is to be timed
+  static constexpr std::uint32_t in_ring = timed >> 1;               // likewise: it lies in the ring, and not in a cell
   Header header;                                                     // of the message that it belongs to
   std::uint32_t nbytes;                                              // of the fragment
   std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
@@ -152,12 +153,13 @@ class ShmChannel final : public Channel {
   const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
   bool may_leave_ = true;
   LeavePolicy leaves_;
-  const bool only_peer_;        // there are two ranks
-  bool measured_ = false;       // how long it takes to write as much of the message as there is room for
-  std::uint64_t begun_at_ = 0;  // slots published before the message
-  Clock::duration writing_{};   // of it
-  std::uint32_t ahead_ns_ = 0;  // what that took of the last such message, for each 64 KiB of all of it
-  Way stored_;                  // what is last in the open slot
+  const bool only_peer_;             // there are two ranks
+  const std::size_t least_in_ring_;  // bytes of a fragment that is too long for a cell
+  bool measured_ = false;            // how long it takes to write as much of the message as there is room for
+  std::uint64_t begun_at_ = 0;       // slots published before the message
+  Clock::duration writing_{};        // of it
+  std::uint32_t ahead_ns_ = 0;       // what that took of the last such message, for each 64 KiB of all of it
+  Way stored_;                       // what is last in the open slot
   StorePolicy stores_;
   PassedArenas passed_arenas_;
 

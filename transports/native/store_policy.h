@@ -119,7 +119,7 @@ class StorePolicy {
 
  private:
   // What is shorter is stored in the ordinary way.
-  static constexpr std::size_t least_chosen_nbytes = 8 << 10;
+  static constexpr std::size_t least_chosen_nbytes = 2 << 10;
 
   Way decide(const ReadTimes& read);
   std::uint32_t cost(Stores stores, const ReadTimes& read) const;
