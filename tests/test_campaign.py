@@ -300,6 +300,7 @@ def test_two_ranks_make_a_table_and_choose_by_it(tuned: Path) -> None:
     table = loaded(tuned / "table.json")
     assert {context.collective for context in table.decisions} == {"allreduce", "broadcast"}
     assert all(len(decision.times_s) >= FAMILIES for decision in table.decisions.values())
+    assert not list((tuned / "cache").rglob("*.json")), "what a campaign calibrates for itself is not kept"
     ranks = un.launch(chosen, 2, options=un.Options(table=str(tuned / "table.json")), timeout_s=DEADLINE_S)
     assert ranks[0] == ranks[1]
     assert {tier for _, tier in ranks[0]} == {"table"}

@@ -32,7 +32,7 @@ from unisono.timers import after
 from unisono.transports.cores import PLACEMENTS
 from unisono.tuning.campaign import Campaign, Settings, patience_s
 from unisono.tuning.choice import Known
-from unisono.tuning.identity import describe, fingerprint, keep as keep_calibration, parameters_of
+from unisono.tuning.identity import describe, fingerprint, parameters_of
 from unisono.tuning.lint import lint
 from unisono.tuning.parameters import Parameters, at_level
 from unisono.tuning.store import Measurement, Store, merged
@@ -87,9 +87,8 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
     Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, known.parameters)
     if parameters is not known.parameters:
+        # Good enough to leave candidates out, and not kept: without a table, programs choose better by priors.
         known = Known(None, parameters, about["machine"])
-        if comm.rank == 0:
-            keep_calibration(about["machine"], parameters)
 
     def keep(measurements: Sequence[Measurement]) -> None:
         if comm.rank == 0:
