@@ -152,16 +152,17 @@ class Trials:
         return times, cost_s
 
     def _make_warm(self, key: tuple[str, int, str]) -> None:
-        """Make the calls of a run quick: those that are timed first, which the processor has to learn, too."""
+        """Make calls that do not count until later ones are no quicker: first timed ones, as a run has them."""
+        _, nbytes, _ = key
         calls, run_s = self._calls[key], _WARMING * self._run_s
         if key not in self._estimates:
             next(calls).plan()
             self._note(key, self.times(calls, 1))
         self._note(key, self.times(calls, self._fitting(key, run_s)))
-        self.warm_up(calls, key[1], round(run_s / self._estimates[key]))
+        self.warm_up(calls, nbytes, round(run_s / self._estimates[key]))
 
     def _fitting(self, key: tuple[str, int, str], seconds: float) -> int:
-        """Return how many calls a run makes that is to take so long."""
+        """Return how many timed calls take so long together, up to the most of a run."""
         return min(_MOST, round(seconds / self._estimates[key]))
 
     def _note(self, key: tuple[str, int, str], times: Sequence[float]) -> None:

@@ -63,8 +63,8 @@ void carry(Channel& from, Channel& to, std::size_t nbytes, bool in_place) {
 }
 
 void messages_arrive_whole_and_in_order() {
-  const std::size_t lengths[] = {0,    1,     7,     16,    17,     2047, 2048,    2049, 4095,
-                                 4096, 65535, 65536, 65537, 200000, 0,    3 << 20, 1};
+  const std::size_t lengths[] = {0,    1,    7,     16,    17,    2047,   2048, 2049,    4095,
+                                 4096, 4097, 65535, 65536, 65537, 200000, 0,    3 << 20, 1};
   for (const Transport transport : transports) {
     for (const bool in_place : {false, true}) {
       ChannelPair pair = channel_pair(transport, 0, 1);

@@ -195,7 +195,7 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
 
 std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
-  if (nbytes < least_in_ring_) return out_cells_[published_ % slots].data;
+  if (!goes_into_ring(nbytes)) return out_cells_[published_ % slots].data;
   const std::size_t used = only_peer_ ? most_ring_nbytes : least_ring_nbytes;
   if (ring_next_ + nbytes > used) ring_next_ = 0;
   if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
@@ -265,9 +265,9 @@ bool ShmChannel::write_refused() {
 
 void ShmChannel::publish_slot() {
   if (!referred_)
-    label_.nbytes =
-        static_cast<std::uint32_t>(slot_filled_) | (slot_filled_ < least_in_ring_ ? 0 : SlotLabel::in_ring) |
-        (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) | (stored_.timed ? SlotLabel::timed : 0);
+    label_.nbytes = static_cast<std::uint32_t>(slot_filled_) | (goes_into_ring(slot_filled_) ? SlotLabel::in_ring : 0) |
+                    (stored_.stores == Stores::streaming ? SlotLabel::streamed : 0) |
+                    (stored_.timed ? SlotLabel::timed : 0);
   label_.acknowledged = static_cast<std::uint32_t>(released_);
   // In one go: the receiver looks at this cache line all the time, and would take it away between two stores.
   ShmSlot& slot = out_->slot(published_);
@@ -331,7 +331,7 @@ bool ShmChannel::take_slot() {
 }
 
 void ShmChannel::take_fragment(const ShmSlot& slot, const SlotLabel& label) {
-  slot_nbytes_ = label.nbytes & ~(SlotLabel::streamed | SlotLabel::timed | SlotLabel::in_ring);
+  slot_nbytes_ = label.nbytes & ~SlotLabel::flags;
   if ((label.nbytes & SlotLabel::timed) != 0 && slot_nbytes_ != 0) {
     slot_stored_ = (label.nbytes & SlotLabel::streamed) != 0 ? Stores::streaming : Stores::ordinary;
     slot_taken_at_ = Clock::now();

@@ -58,8 +58,9 @@ struct SlotLabel {
   static constexpr std::uint32_t streamed = std::uint32_t{1} << 31;  // in `nbytes`: by stores that went past the caches
   static constexpr std::uint32_t timed = streamed >> 1;              // likewise: reading it is to be timed
   static constexpr std::uint32_t in_ring = timed >> 1;               // likewise: it lies in the ring, and not in a cell
-  Header header;                                                     // of the message that it belongs to
-  std::uint32_t nbytes;                                              // of the fragment
+  static constexpr std::uint32_t flags = streamed | timed | in_ring;
+  Header header;                    // of the message that it belongs to
+  std::uint32_t nbytes;             // of the fragment
   std::uint32_t acknowledged;       // slots of the other direction that the sender has consumed, modulo 2^32
   std::byte small[small_capacity];  // a payload that fits here lies here, and a reference
 };
@@ -100,6 +101,7 @@ class ShmChannel final : public Channel {
   using Clock = std::chrono::steady_clock;
 
   bool open_slot();
+  bool goes_into_ring(std::size_t nbytes) const { return nbytes >= least_in_ring_; }
   // Where a fragment of the open slot is to lie.
   std::byte* place_fragment(std::size_t nbytes);
   void populate_ring(std::size_t nbytes);
