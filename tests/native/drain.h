@@ -11,26 +11,28 @@ namespace unisono::testing {
 class Drain {
  public:
   explicit Drain(Channel& channel) : channel_(channel) {}
-  // Reads until nothing comes; false if the protocol was broken.
+  // Reads until nothing comes; false if the protocol was broken, now or before, after which nobody reads a channel.
   bool run() {
-    return !throws<ProtocolError>([&] {
-      while (const Header* header = channel_.front()) {
-        const std::size_t nbytes = header->nbytes;
-        const auto available = channel_.readable();
-        CHECK(available.size() <= nbytes - taken_);
-        if (available.empty() && nbytes != 0) return;
-        sum_ =
-            std::accumulate(available.begin(), available.end(), sum_, [](std::byte a, std::byte b) { return a ^ b; });
-        channel_.consume(available.size());
-        taken_ = taken_ + available.size() == nbytes ? 0 : taken_ + available.size();
-      }
-    });
+    broken_ = broken_ || throws<ProtocolError>([&] {
+                while (const Header* header = channel_.front()) {
+                  const std::size_t nbytes = header->nbytes;
+                  const auto available = channel_.readable();
+                  CHECK(available.size() <= nbytes - taken_);
+                  if (available.empty() && nbytes != 0) return;
+                  sum_ = std::accumulate(available.begin(), available.end(), sum_,
+                                         [](std::byte a, std::byte b) { return a ^ b; });
+                  channel_.consume(available.size());
+                  taken_ = taken_ + available.size() == nbytes ? 0 : taken_ + available.size();
+                }
+              });
+    return !broken_;
   }
 
  private:
   Channel& channel_;
   std::size_t taken_ = 0;  // of the message
   std::byte sum_{};
+  bool broken_ = false;
 };
 
 }  // namespace unisono::testing

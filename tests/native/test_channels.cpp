@@ -153,12 +153,27 @@ void scribbled_shared_memory_does_no_harm() {
   CHECK(refused > 5);
 }
 
+void a_fragment_lies_in_its_cache_lines_as_where_it_comes_from() {
+  ChannelPair pair = channel_pair(Transport::shm, 0, 1);
+  const Bytes memory(10000);
+  for (const std::size_t from : {0, 1, 16, 63}) {
+    const std::byte* data = memory.data() + from;
+    const std::size_t nbytes = memory.size() - from;
+    CHECK(pair.a->begin(header_of(nbytes)) && pair.a->write(data, nbytes) == nbytes && pair.b->front() != nullptr);
+    const auto fragment = pair.b->readable();
+    CHECK(fragment.size() == nbytes);
+    CHECK((reinterpret_cast<std::uintptr_t>(fragment.data()) - reinterpret_cast<std::uintptr_t>(data)) % 64 == 0);
+    pair.b->consume(nbytes);
+  }
+}
+
 void a_fragment_outside_of_its_ring_is_refused() {
   ChannelPair pair = channel_pair(Transport::shm, 0, 1);
   const Bytes zeros(10000);
   for (int i = 0; i < 2; ++i)
     CHECK(pair.a->begin(header_of(zeros.size())) && pair.a->write(zeros.data(), zeros.size()) == zeros.size());
-  const std::uint32_t second = 157 * 64;  // where it lies
+  const std::size_t lead = reinterpret_cast<std::uintptr_t>(zeros.data()) % 64;
+  const auto second = static_cast<std::uint32_t>((lead + zeros.size() + 63) / 64 * 64 + lead);  // where it lies
   Segment segment(pair.memory);
   CHECK(segment.replace(second, static_cast<std::uint32_t>(ShmChannel::segment_nbytes())) == 1);
   Drain drain(*pair.b);
@@ -266,6 +281,8 @@ int main() {
       {"memory that is not sealed or has another size is refused",
        memory_that_is_not_sealed_or_has_another_size_is_refused},
       {"scribbled shared memory does no harm", scribbled_shared_memory_does_no_harm},
+      {"a fragment lies in its cache lines as where it comes from",
+       a_fragment_lies_in_its_cache_lines_as_where_it_comes_from},
       {"a fragment outside of its ring is refused", a_fragment_outside_of_its_ring_is_refused},
       {"a peer that scribbles all the time does no harm", a_peer_that_scribbles_all_the_time_does_no_harm},
       {"any header from a peer ends as a failure of the call", any_header_from_a_peer_ends_as_a_failure_of_the_call},

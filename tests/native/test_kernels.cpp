@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "check.h"
@@ -69,6 +71,30 @@ void a_destination_may_be_any_of_the_sources() {
       }
     }
   });
+}
+
+// However far into their pages both lie: of some distances, the processor's own way is not taken.
+void a_copy_is_exact_at_any_offset_and_length() {
+  constexpr std::align_val_t page{4096};
+  const auto free = [](std::byte* memory) { ::operator delete(memory, page); };
+  using Pages = std::unique_ptr<std::byte, decltype(free)>;
+  const auto pages = [&](std::size_t nbytes) {
+    return Pages(static_cast<std::byte*>(::operator new(nbytes, page)), free);
+  };
+  Dice dice(6);
+  for (const std::size_t nbytes : {0, 1, 1023, 1024, 1025, 1087, 1280, 4095, 8192}) {
+    for (const std::size_t from : {0, 5, 48}) {
+      const Pages src = pages(from + nbytes);
+      for (std::size_t i = 0; i < nbytes; ++i) src.get()[from + i] = static_cast<std::byte>(dice.word());
+      for (std::size_t to = 0; to < 130; ++to) {
+        const Pages dst = pages(to + nbytes);
+        std::memset(dst.get(), 0x5a, to);
+        copy_array(dst.get() + to, src.get() + from, nbytes);
+        CHECK(std::memcmp(dst.get() + to, src.get() + from, nbytes) == 0);
+        CHECK(std::all_of(dst.get(), dst.get() + to, [](std::byte each) { return each == std::byte{0x5a}; }));
+      }
+    }
+  }
 }
 
 void integers_wrap_and_their_division_truncates() {
@@ -171,6 +197,7 @@ int main() {
   return run_tests({
       {"kernels stay within their arrays", kernels_stay_within_their_arrays},
       {"a destination may be any of the sources", a_destination_may_be_any_of_the_sources},
+      {"a copy is exact at any offset and length", a_copy_is_exact_at_any_offset_and_length},
       {"integers wrap and their division truncates", integers_wrap_and_their_division_truncates},
       {"halves are summed in float32 and rounded once", halves_are_summed_in_float32_and_rounded_once},
       {"complex numbers are added and multiplied by parts", complex_numbers_are_added_and_multiplied_by_parts},

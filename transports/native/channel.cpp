@@ -1,11 +1,11 @@
 #include "channel.h"
 
-#include <cstring>
+#include "kernels.h"
 
 namespace unisono {
 
 std::size_t Channel::read(std::byte* data, std::size_t nbytes, MemoryType /*memory*/) {
-  return read_by([](auto... part) { std::memcpy(part...); }, data, nbytes);
+  return read_by(copy_array, data, nbytes);
 }
 
 std::optional<ArenaReference> Channel::refer(const std::byte*, std::size_t) { return std::nullopt; }

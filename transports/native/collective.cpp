@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels.h"
+
 namespace unisono {
 namespace {
 
@@ -15,7 +17,7 @@ constexpr std::uint64_t most_nbytes_meanwhile = 32 << 10;
 void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const> sources, std::int64_t count) {
   const auto elements = static_cast<std::size_t>(count);
   if (sources.size() == 1 && piece.divisor == 1) {
-    if (dst != sources[0]) std::memcpy(dst, sources[0], elements * piece.itemsize);
+    if (dst != sources[0]) copy_array(dst, sources[0], elements * piece.itemsize);
     return;
   }
   if (piece.kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");

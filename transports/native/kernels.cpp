@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include <cstring>
+
 #include "codecs.h"
 
 #ifdef UNISONO_X86
@@ -21,16 +23,28 @@ struct Level {
   const char* name;
   detail::KernelLookup lookup;
   const Codec* (*codec)(DType);
+  detail::CopyFunction copy;
 };
+
+// What is shorter, no library copies by `rep movsb`.
+constexpr std::size_t least_moved_nbytes = 1 << 10;
+
+// Whether `rep movsb` takes its slow way: measured, from 1 to 31 bytes further into a page.
+bool is_slow_to_move(const std::byte* dst, const std::byte* src) {
+  constexpr std::uintptr_t page = 4096, line = 64;
+  const std::uintptr_t further = (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % page;
+  return further != 0 && further < line;
+}
 
 Level widest_level() {
 #ifdef UNISONO_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
-    return {"avx512", detail::kernels_avx512, detail::codec_avx512};
-  if (__builtin_cpu_supports("avx2") && has_f16c()) return {"avx2", detail::kernels_avx2, detail::codec_avx2};
+    return {"avx512", detail::kernels_avx512, detail::codec_avx512, detail::copy_avx512};
+  if (__builtin_cpu_supports("avx2") && has_f16c())
+    return {"avx2", detail::kernels_avx2, detail::codec_avx2, detail::copy_avx2};
 #endif
-  return {"baseline", detail::kernels_baseline, detail::codec_baseline};
+  return {"baseline", detail::kernels_baseline, detail::codec_baseline, detail::copy_baseline};
 }
 
 const Level& level() {
@@ -43,6 +57,13 @@ const Level& level() {
 ReduceFunction reduce_function(DType dtype, Combine combine) { return level().lookup(dtype, combine); }
 
 const Codec* codec(DType form) { return level().codec(form); }
+
+void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes) {
+  if (nbytes >= least_moved_nbytes && is_slow_to_move(dst, src))
+    level().copy(dst, src, nbytes);
+  else
+    std::memcpy(dst, src, nbytes);
+}
 
 const char* simd_level() { return level().name; }
 

@@ -232,6 +232,35 @@ ReduceFunction for_logic(DType dtype) {
   return first_of(for_words<Op>(dtype), for_floats<Op>(dtype), for_complex<Op>(dtype));
 }
 
+// What one register holds: gcc 12 takes wider ones to be aligned where it cuts them.
+#if defined(__AVX512F__)
+#define UNISONO_REGISTER_NBYTES 64
+#elif defined(__AVX2__)
+#define UNISONO_REGISTER_NBYTES 32
+#else
+#define UNISONO_REGISTER_NBYTES 16
+#endif
+typedef uint64_t Register __attribute__((vector_size(UNISONO_REGISTER_NBYTES), aligned(1), may_alias));
+
+constexpr size_t line_nbytes = 64;
+
+template <size_t nbytes>
+inline void copy_exactly(byte* dst, const byte* src) {
+  constexpr size_t count = nbytes / sizeof(Register);
+  Register all[count];
+  for (size_t i = 0; i < count; ++i) all[i] = reinterpret_cast<const Register*>(src)[i];
+  for (size_t i = 0; i < count; ++i) reinterpret_cast<Register*>(dst)[i] = all[i];
+}
+
+// Four lines at a time, aligned where they are stored; some of the first may be stored twice.
+void copy(byte* dst, const byte* src, size_t nbytes) {
+  constexpr size_t step = 4 * line_nbytes;
+  copy_exactly<line_nbytes>(dst, src);
+  size_t done = line_nbytes - reinterpret_cast<uintptr_t>(dst) % line_nbytes;
+  for (; nbytes - done >= step; done += step) copy_exactly<step>(dst + done, src + done);
+  __builtin_memcpy(dst + done, src + done, nbytes - done);
+}
+
 }  // namespace
 
 ReduceFunction lookup(DType dtype, Combine combine) {
@@ -273,6 +302,9 @@ namespace unisono::detail {
 #define UNISONO_JOIN(a, b) UNISONO_JOIN_(a, b)
 ReduceFunction UNISONO_JOIN(kernels_, UNISONO_ISA)(DType dtype, Combine combine) {
   return UNISONO_ISA::lookup(dtype, combine);
+}
+void UNISONO_JOIN(copy_, UNISONO_ISA)(std::byte* dst, const std::byte* src, size_t nbytes) {
+  UNISONO_ISA::copy(dst, src, nbytes);
 }
 
 }  // namespace unisono::detail

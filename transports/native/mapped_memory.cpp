@@ -1,8 +1,9 @@
 #include "mapped_memory.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
+
+#include "kernels.h"
 
 namespace unisono {
 
@@ -63,13 +64,13 @@ void MappedMemory::bind(const Program& program, std::vector<std::byte*>& bases) 
 void MappedMemory::load() const {
   const Buffer& input = buffers_[0];
   if (!input.is_copied()) return;
-  input.for_each([](std::byte* user, std::byte* place, std::size_t size) { std::memcpy(place, user, size); });
+  input.for_each([](std::byte* user, std::byte* place, std::size_t size) { copy_array(place, user, size); });
 }
 
 void MappedMemory::store() const {
   const Buffer& output = buffers_[1];
   if (!output.is_copied()) return;
-  output.for_each([](std::byte* user, std::byte* place, std::size_t size) { std::memcpy(user, place, size); });
+  output.for_each(copy_array);
 }
 
 std::optional<Flag> MappedMemory::flag_for(Channel& channel) const {

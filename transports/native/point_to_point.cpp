@@ -1,10 +1,10 @@
 #include "point_to_point.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "dtype.h"
+#include "kernels.h"
 
 namespace unisono {
 namespace {
@@ -213,7 +213,7 @@ void Mailbox::deliver(PointToPoint& receive, Unexpected& message) {
   if (receive.parcel_.memory != MemoryType::host) {
     receive.aside_ = std::move(message.data);
   } else if (message.moved != 0) {
-    std::memcpy(receive.parcel_.data, message.data.get(), message.moved);
+    copy_array(receive.parcel_.data, message.data.get(), message.moved);
   }
   end(receive);
 }

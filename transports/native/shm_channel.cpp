@@ -38,8 +38,9 @@ constexpr std::size_t least_ring_nbytes = 640 << 10;
 // The pages of a ring come so many bytes at a time.
 constexpr std::size_t populated_at_once = 128 << 10;
 static_assert(most_ring_nbytes % populated_at_once == 0 && populated_at_once % page == 0);
-// What has not been consumed, what is left over at the end of the ring, and another fragment.
-static_assert((slots + 2) * slot_capacity <= least_ring_nbytes);
+// All fragments that can lie in a ring, each with what lies before it in its first line, and what is left over at the
+// end.
+static_assert((slots + 1) * (slot_capacity + cache_line) <= least_ring_nbytes);
 // How much of a message that was left is copied to the stage at once, or anywhere.
 constexpr std::size_t stage_nbytes = 128 << 10;
 constexpr std::size_t most_copied_nbytes = 1 << 20;
@@ -193,15 +194,19 @@ StorePolicy::ReadTimes ShmChannel::read_times() const {
   return times;
 }
 
-std::byte* ShmChannel::place_fragment(std::size_t nbytes) {
+// In the ring, a fragment lies in its cache lines as the user's memory does, and mostly the peer's: so both copies are
+// by whole lines, and not slow as they can be (see `copy_array`).
+std::byte* ShmChannel::place_fragment(const std::byte* data, std::size_t nbytes) {
   if (label_.header.nbytes <= SlotLabel::small_capacity) return label_.small;
   if (!goes_into_ring(nbytes)) return out_cells_[published_ % slots].data;
   const std::size_t used = only_peer_ ? most_ring_nbytes : least_ring_nbytes;
-  if (ring_next_ + nbytes > used) ring_next_ = 0;
-  if (ring_next_ + nbytes > ring_populated_) populate_ring(ring_next_ + nbytes);
-  const std::uint32_t place = ring_next_;
+  const std::size_t lead = reinterpret_cast<std::uintptr_t>(data) % cache_line;
+  if (ring_next_ + lead + nbytes > used) ring_next_ = 0;
+  const std::size_t end = ring_next_ + lead + nbytes;
+  if (end > ring_populated_) populate_ring(end);
+  const auto place = static_cast<std::uint32_t>(ring_next_ + lead);
   std::memcpy(label_.small, &place, sizeof place);
-  ring_next_ += static_cast<std::uint32_t>((nbytes + cache_line - 1) / cache_line * cache_line);
+  ring_next_ = static_cast<std::uint32_t>((end + cache_line - 1) / cache_line * cache_line);
   return out_ring_ + place;
 }
 
@@ -219,7 +224,7 @@ std::size_t ShmChannel::write(const std::byte* data, std::size_t nbytes) {
   if (referred_) return nbytes;
   std::size_t taken = 0;
   while (taken < nbytes && open_slot()) {
-    if (slot_filled_ == 0) fragment_ = place_fragment(std::min(out_left_, slot_capacity));
+    if (slot_filled_ == 0) fragment_ = place_fragment(data + taken, std::min(out_left_, slot_capacity));
     const std::size_t part = std::min(nbytes - taken, slot_capacity - slot_filled_);
     stored_ = stores_.choose(part, [this] { return read_times(); });
     stored_.timed |= measured_;

@@ -103,7 +103,7 @@ class ShmChannel final : public Channel {
   bool open_slot();
   bool goes_into_ring(std::size_t nbytes) const { return nbytes >= least_in_ring_; }
   // Where a fragment of the open slot is to lie.
-  std::byte* place_fragment(std::size_t nbytes);
+  std::byte* place_fragment(const std::byte* data, std::size_t nbytes);
   void populate_ring(std::size_t nbytes);
   bool send_reference(const Header& header, const std::byte* whole);
   bool leave(const Header& header, Whole whole);

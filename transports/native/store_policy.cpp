@@ -6,6 +6,8 @@
 #include <emmintrin.h>
 #endif
 
+#include "kernels.h"
+
 namespace unisono {
 namespace {
 
@@ -94,7 +96,7 @@ std::chrono::nanoseconds StorePolicy::fill(std::byte* dst, const std::byte* src,
     copy_streaming(dst, src, nbytes);
     fence_streaming_stores();
   } else {
-    std::memcpy(dst, src, nbytes);
+    copy_array(dst, src, nbytes);
   }
   if (!way.timed) return {};
   const std::chrono::nanoseconds took = Clock::now() - before;

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels.h"
+
 namespace unisono {
 namespace {
 
@@ -196,7 +198,7 @@ std::size_t TaggedChannel::write(const std::byte* data, std::size_t nbytes) {
   while (taken < nbytes && room_to_stage()) {
     Chunk& stage = *out_stage_;
     const std::size_t part = std::min(nbytes - taken, stage.nbytes - stage.used);
-    std::memcpy(stage.stage.get() + stage.used, data + taken, part);
+    copy_array(stage.stage.get() + stage.used, data + taken, part);
     stage.used += part;
     taken += part;
     if (stage.used == stage.nbytes) send_stage();
@@ -383,7 +385,7 @@ std::size_t TaggedChannel::read(std::byte* data, std::size_t nbytes, MemoryType 
     Chunk* chunk = front_chunk();
     if (chunk == nullptr) break;
     const std::size_t part = std::min(nbytes - moved, chunk->nbytes - chunk->used);
-    if (chunk->direct == nullptr) std::memcpy(data + moved, chunk->stage.get() + chunk->used, part);
+    if (chunk->direct == nullptr) copy_array(data + moved, chunk->stage.get() + chunk->used, part);
     moved += part;
     use(*chunk, part);
   }
