@@ -1,5 +1,7 @@
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -159,6 +161,52 @@ void a_channel_has_at_least_one_stream() {
   CHECK(throws<std::invalid_argument>([] { TcpChannel(1, std::vector<Descriptor>(17), {}); }));
 }
 
+// Times of a whole message, in turn straight and by the stage; what counts is only which of them are.
+std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanoseconds straight,
+                                  std::chrono::nanoseconds staged) {
+  std::vector<bool> found;
+  policy.begin_message();
+  for (int i = 0; i < 100; ++i) {
+    found.push_back(policy.is_staged());
+    policy.note(found.back(), found.back() ? staged : straight, policy.most(ReceivePolicy::first_nbytes));
+  }
+  return found;
+}
+
+void what_is_received_slowly_goes_by_the_stage() {
+  using std::chrono::microseconds;
+  ReceivePolicy policy;
+  policy.begin_message();
+  CHECK(policy.most(1 << 20) == ReceivePolicy::first_nbytes && policy.most(1000) == 1000);
+  const auto slow = staged_receives(policy, microseconds(20), microseconds(10));
+  CHECK(!slow[0] && std::count(slow.begin(), slow.end(), true) == 99);
+  CHECK(policy.most(1 << 20) == 1 << 20);
+  const auto quick = staged_receives(policy, microseconds(5), microseconds(10));
+  CHECK(std::count(quick.begin(), quick.end(), true) == 1);  // a trial
+  const auto alike = staged_receives(policy, microseconds(10), microseconds(9));
+  CHECK(std::count(alike.begin(), alike.end(), true) <= 2);
+}
+
+void a_long_message_is_whole_whichever_way_its_parts_are_received() {
+  Dice dice(5);
+  SocketPair sockets = unix_pair();
+  const auto sender = open(std::move(sockets.a), {});
+  const auto receiver = open(std::move(sockets.b), {});
+  for (const std::size_t from : {0, 1, 16, 40}) {
+    Bytes payload(3 * block_nbytes + 17);
+    for (std::byte& byte : payload) byte = static_cast<std::byte>(dice.word());
+    Bytes found(from + payload.size());
+    CHECK(sender->begin(header_of(payload.size())));
+    std::size_t sent = 0, got = 0;
+    CHECK(eventually([&] {
+      sent += sender->write(payload.data() + sent, payload.size() - sent);
+      if (receiver->front() != nullptr) got += receiver->read(found.data() + from + got, payload.size() - got);
+      return got == payload.size();
+    }));
+    CHECK(std::equal(payload.begin(), payload.end(), found.begin() + static_cast<std::ptrdiff_t>(from)));
+  }
+}
+
 void checksums_are_those_of_the_standard_however_the_data_is_cut() {
   const char* digits = "123456789";
   const auto* data = reinterpret_cast<const std::byte*>(digits);
@@ -192,6 +240,9 @@ int main() {
       {"nothing of a damaged block is handed out", nothing_of_a_damaged_block_is_handed_out},
       {"messages of another epoch and out of turn are refused", messages_of_another_epoch_and_out_of_turn_are_refused},
       {"a channel has at least one stream", a_channel_has_at_least_one_stream},
+      {"what is received slowly goes by the stage", what_is_received_slowly_goes_by_the_stage},
+      {"a long message is whole whichever way its parts are received",
+       a_long_message_is_whole_whichever_way_its_parts_are_received},
       {"checksums are those of the standard however the data is cut",
        checksums_are_those_of_the_standard_however_the_data_is_cut},
   });

@@ -1,11 +1,13 @@
 #include "tcp_channel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "crc32c.h"
+#include "kernels.h"
 
 namespace unisono {
 namespace {
@@ -93,6 +95,7 @@ const Header* TcpChannel::front() {
   in_header_ = wire.header;
   in_checked_ = (wire.flags & WireHeader::checked) != 0;
   in_done_ = 0;
+  receiving_.begin_message();
   ++in_number_;
   // The next message is most likely like this one.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
@@ -154,7 +157,24 @@ std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes, MemoryType /*m
   const bool ends_message = nbytes == in_header_.nbytes - in_done_ && in_header_.nbytes >= direct_read_nbytes;
   const bool direct = nbytes >= direct_read_nbytes || ends_message;
   if (in_checked_ || !direct || !stream.staged().empty()) return Channel::read(data, nbytes);
-  const std::size_t got = stream.receive(data, std::min(nbytes, left_of_block(in_done_, in_header_.nbytes)));
+  return receive(stream, data, receiving_.most(std::min(nbytes, left_of_block(in_done_, in_header_.nbytes))));
+}
+
+// Moves up to `nbytes` from the kernel to `data`, straight or by the stage.
+std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t nbytes) {
+  using Clock = std::chrono::steady_clock;
+  const auto began = Clock::now();
+  const bool is_staged = receiving_.is_staged();
+  std::size_t got;
+  if (is_staged) {
+    stream.read_apart(data, nbytes);
+    got = stream.staged().size();
+    copy_array(data, stream.staged().data(), got);
+    stream.take(got);
+  } else {
+    got = stream.receive(data, nbytes);
+  }
+  receiving_.note(is_staged, Clock::now() - began, got);
   moved_on(stream, got);
   return got;
 }

@@ -8,14 +8,16 @@
 // A small message is put together and given to the kernel in one call, a large one block by block from the caller's own
 // memory. Receiving reads ahead, so that a small message costs one call too, and reductions look at their operand in
 // the read-ahead, which fits the second-level cache. Large payloads for plain receives go from the kernel straight to
-// their destination; so that not much of them is read ahead, only a header is wanted after a large message. A checked
-// block is read ahead as a whole, and nothing of it is handed out before its checksum has been found right.
+// their destination, unless the way by the read-ahead is measured to be quicker (receive_policy.h); so that not much of
+// them is read ahead, only a header is wanted after a large message. A checked block is read ahead as a whole, and
+// nothing of it is handed out before its checksum has been found right.
 #pragma once
 
 #include <vector>
 
 #include "channel.h"
 #include "descriptor.h"
+#include "receive_policy.h"
 #include "tcp_stream.h"
 #include "tcp_wire.h"
 
@@ -53,6 +55,7 @@ class TcpChannel final : public Channel {
   void end_block();
   void check(const WireHeader& wire) const;
   bool verify(TcpStream& stream, std::size_t nbytes);
+  std::size_t receive(TcpStream& stream, std::byte* data, std::size_t nbytes);
   void moved_on(TcpStream& stream, std::size_t nbytes);
   [[noreturn]] void refuse(const char* what) const;
 
@@ -70,6 +73,7 @@ class TcpChannel final : public Channel {
   Header in_header_{};
   std::uint32_t in_number_ = 0;  // of the next message
   std::uint64_t in_done_ = 0;    // of the payload
+  ReceivePolicy receiving_;
   bool in_checked_ = false;
   bool block_verified_ = false;
   bool message_open_ = false;

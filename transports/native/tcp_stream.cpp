@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -95,6 +96,13 @@ void TcpStream::read_ahead(std::size_t needed, std::size_t most) {
     end_ -= begin_;
     begin_ = 0;
   }
+  end_ += receive(staging_.get() + end_, std::min(most, capacity_ - end_));
+}
+
+void TcpStream::read_apart(const std::byte* data, std::size_t most) {
+  constexpr std::size_t line = 64;
+  const auto distance = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(staging_.get());
+  begin_ = end_ = (distance + line / 2) % line;
   end_ += receive(staging_.get() + end_, std::min(most, capacity_ - end_));
 }
 

@@ -31,6 +31,9 @@ class TcpStream {
   void take(std::size_t nbytes) { begin_ += nbytes; }
   // Looks once for up to `most` more bytes, with room for `needed` to be staged in all.
   void read_ahead(std::size_t needed, std::size_t most);
+  // Looks once for up to `most` bytes, which are staged half a cache line apart from how `data` lies; nothing may be
+  // staged before.
+  void read_apart(const std::byte* data, std::size_t most);
   // Moves up to `nbytes` from the kernel straight to `data`; nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
 

@@ -1,0 +1,59 @@
+// How the bytes of a long message get from the kernel to where they are wanted: straight, or by a stage.
+//
+// Theory of operation. The kernel copies by `rep movsb` where the processor says that this is fast. On Zen 3 and 4 it
+// is several times slower where bytes go a little further into a page than they lie in one of the kernel's (see
+// `copy_array`), and nobody outside knows how they lie there. To copy them twice is quicker then: to a stage that lies
+// otherwise in its cache lines, and from there. So each message begins straight, and is timed; its rest goes the other
+// way if that takes less, which one receive is made by now and then to know it. On other processors it never does.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "store_policy.h"
+
+namespace unisono {
+
+class ReceivePolicy {
+ public:
+  // What is shorter says nothing.
+  static constexpr std::size_t least_nbytes = 16 << 10;
+  // How much is received at once until it is known how long it takes.
+  static constexpr std::size_t first_nbytes = 64 << 10;
+
+  void begin_message() { straight_ns_ = 0; }
+  // How much may be received next.
+  std::size_t most(std::size_t nbytes) const {
+    return straight_ns_ == 0 && nbytes > first_nbytes ? first_nbytes : nbytes;
+  }
+  // Whether the next bytes shall go by the stage.
+  bool is_staged() const {
+    if (straight_ns_ == 0) return false;
+    const std::uint32_t staged = staged_.smallest();
+    return staged == 0 || straight_since_trial_ >= straight_per_trial || staged < straight_ns_ * clearly_better;
+  }
+  // Takes in how long it took to receive so much.
+  void note(bool is_staged, std::chrono::nanoseconds took, std::size_t nbytes) {
+    if (nbytes < least_nbytes) return;
+    const std::uint32_t each = RecentTimes::of(took, nbytes);
+    if (is_staged) {
+      staged_.add(each);
+      straight_since_trial_ = 0;
+    } else {
+      if (straight_ns_ == 0 || each < straight_ns_) straight_ns_ = each;
+      ++straight_since_trial_;
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t straight_per_trial = 64;
+  // To be taken, the stage must be better by this factor.
+  static constexpr double clearly_better = 0.8;
+
+  RecentTimes staged_;
+  std::uint32_t straight_ns_ = 0;  // for 64 KiB, the least of this message; 0: not known
+  std::uint32_t straight_since_trial_ = 0;
+};
+
+}  // namespace unisono
