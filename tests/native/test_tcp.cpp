@@ -165,7 +165,7 @@ void a_channel_has_at_least_one_stream() {
 std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanoseconds straight,
                                   std::chrono::nanoseconds staged) {
   std::vector<bool> found;
-  policy.begin_message();
+  policy.begin_message(1 << 20);
   for (int i = 0; i < 100; ++i) {
     found.push_back(policy.is_staged());
     policy.note(found.back(), found.back() ? staged : straight, policy.most(ReceivePolicy::first_nbytes));
@@ -176,7 +176,7 @@ std::vector<bool> staged_receives(ReceivePolicy& policy, std::chrono::nanosecond
 void what_is_received_slowly_goes_by_the_stage() {
   using std::chrono::microseconds;
   ReceivePolicy policy;
-  policy.begin_message();
+  policy.begin_message(1 << 20);
   CHECK(policy.most(1 << 20) == ReceivePolicy::first_nbytes && policy.most(1000) == 1000);
   const auto slow = staged_receives(policy, microseconds(20), microseconds(10));
   CHECK(!slow[0] && std::count(slow.begin(), slow.end(), true) == 99);
@@ -185,6 +185,27 @@ void what_is_received_slowly_goes_by_the_stage() {
   CHECK(std::count(quick.begin(), quick.end(), true) == 1);  // a trial
   const auto alike = staged_receives(policy, microseconds(10), microseconds(9));
   CHECK(std::count(alike.begin(), alike.end(), true) <= 2);
+  policy.begin_message(2 * ReceivePolicy::first_nbytes);
+  policy.note(false, microseconds(20), ReceivePolicy::first_nbytes);
+  CHECK(!policy.is_staged());  // too little is left
+}
+
+void a_stage_moves_in_its_line_after_what_was_slow() {
+  using std::chrono::microseconds;
+  StagingPolicy policy;
+  const auto lead_after = [&](int us) {
+    return policy.note(microseconds(us), ReceivePolicy::first_nbytes), policy.lead();
+  };
+  CHECK(policy.lead() == 0 && lead_after(10) == 0 && lead_after(12) == 0);
+  CHECK(lead_after(30) == 32 && lead_after(10) == 32 && lead_after(30) == 0);
+  policy.note(microseconds(30), 1000);  // says nothing
+  CHECK(policy.lead() == 0);
+  int moved = 0;
+  for (int i = 0; i < 100; ++i) {
+    const std::size_t before = policy.lead();
+    moved += lead_after(30) != before;
+  }
+  CHECK(0 < moved && moved < 30);  // until it is known that it takes as long wherever it lies
 }
 
 void a_long_message_is_whole_whichever_way_its_parts_are_received() {
@@ -241,6 +262,7 @@ int main() {
       {"messages of another epoch and out of turn are refused", messages_of_another_epoch_and_out_of_turn_are_refused},
       {"a channel has at least one stream", a_channel_has_at_least_one_stream},
       {"what is received slowly goes by the stage", what_is_received_slowly_goes_by_the_stage},
+      {"a stage moves in its line after what was slow", a_stage_moves_in_its_line_after_what_was_slow},
       {"a long message is whole whichever way its parts are received",
        a_long_message_is_whole_whichever_way_its_parts_are_received},
       {"checksums are those of the standard however the data is cut",

@@ -12,6 +12,8 @@
 namespace unisono {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::size_t block_nbytes = 256 << 10;
 // A block with its checksum can be read ahead, and what follows is worth a try.
 constexpr std::size_t most_read_ahead_nbytes = block_nbytes + 4096;
@@ -95,7 +97,7 @@ const Header* TcpChannel::front() {
   in_header_ = wire.header;
   in_checked_ = (wire.flags & WireHeader::checked) != 0;
   in_done_ = 0;
-  receiving_.begin_message();
+  receiving_.begin_message(in_header_.nbytes);
   ++in_number_;
   // The next message is most likely like this one.
   header_read_ahead_ = in_header_.nbytes < direct_read_nbytes ? most_read_ahead_nbytes : sizeof wire;
@@ -120,8 +122,14 @@ std::span<const std::byte> TcpChannel::readable() {
   TcpStream& stream = stream_of(in_done_);
   const std::size_t left = left_of_block(in_done_, in_header_.nbytes);
   if (in_checked_) return verify(stream, left) ? stream.staged().first(left) : std::span<const std::byte>();
-  if (stream.staged().empty()) stream.read_ahead(1, most_read_ahead_nbytes);
+  if (stream.staged().empty()) stage(stream);
   return stream.staged().first(std::min(stream.staged().size(), left));
+}
+
+void TcpChannel::stage(TcpStream& stream) {
+  const auto began = Clock::now();
+  stream.read_ahead(1, most_read_ahead_nbytes, staging_.lead());
+  staging_.note(Clock::now() - began, stream.staged().size());
 }
 
 // Whether the block of `nbytes` at the front has arrived, and is right.
@@ -162,12 +170,11 @@ std::size_t TcpChannel::read(std::byte* data, std::size_t nbytes, MemoryType /*m
 
 // Moves up to `nbytes` from the kernel to `data`, straight or by the stage.
 std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t nbytes) {
-  using Clock = std::chrono::steady_clock;
   const auto began = Clock::now();
   const bool is_staged = receiving_.is_staged();
   std::size_t got;
   if (is_staged) {
-    stream.read_apart(data, nbytes);
+    stream.read_ahead(1, nbytes, (stream.lead_of(data) + TcpStream::line_nbytes / 2) % TcpStream::line_nbytes);
     got = stream.staged().size();
     copy_array(data, stream.staged().data(), got);
     stream.take(got);

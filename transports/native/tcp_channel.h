@@ -55,6 +55,7 @@ class TcpChannel final : public Channel {
   void end_block();
   void check(const WireHeader& wire) const;
   bool verify(TcpStream& stream, std::size_t nbytes);
+  void stage(TcpStream& stream);
   std::size_t receive(TcpStream& stream, std::byte* data, std::size_t nbytes);
   void moved_on(TcpStream& stream, std::size_t nbytes);
   [[noreturn]] void refuse(const char* what) const;
@@ -74,6 +75,7 @@ class TcpChannel final : public Channel {
   std::uint32_t in_number_ = 0;  // of the next message
   std::uint64_t in_done_ = 0;    // of the payload
   ReceivePolicy receiving_;
+  StagingPolicy staging_;
   bool in_checked_ = false;
   bool block_verified_ = false;
   bool message_open_ = false;

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -88,21 +87,14 @@ bool TcpStream::flush() {
   return waiting_.empty();
 }
 
-void TcpStream::read_ahead(std::size_t needed, std::size_t most) {
+void TcpStream::read_ahead(std::size_t needed, std::size_t most, std::size_t lead) {
   if (begin_ == end_) {
-    begin_ = end_ = 0;
+    begin_ = end_ = lead;
   } else if (capacity_ - begin_ < needed) {
     std::memmove(staging_.get(), staging_.get() + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
   }
-  end_ += receive(staging_.get() + end_, std::min(most, capacity_ - end_));
-}
-
-void TcpStream::read_apart(const std::byte* data, std::size_t most) {
-  constexpr std::size_t line = 64;
-  const auto distance = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(staging_.get());
-  begin_ = end_ = (distance + line / 2) % line;
   end_ += receive(staging_.get() + end_, std::min(most, capacity_ - end_));
 }
 

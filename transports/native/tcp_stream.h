@@ -13,6 +13,8 @@ namespace unisono {
 
 class TcpStream {
  public:
+  static constexpr std::size_t line_nbytes = 64;
+
   // Takes over the socket, and makes it nonblocking. `read_ahead_nbytes` is the most that can be read ahead.
   TcpStream(Descriptor socket, std::size_t read_ahead_nbytes);
 
@@ -29,11 +31,13 @@ class TcpStream {
   std::span<const std::byte> staged() const { return {staging_.get() + begin_, end_ - begin_}; }
   // Removes bytes from the front of what has been read ahead.
   void take(std::size_t nbytes) { begin_ += nbytes; }
-  // Looks once for up to `most` more bytes, with room for `needed` to be staged in all.
-  void read_ahead(std::size_t needed, std::size_t most);
-  // Looks once for up to `most` bytes, which are staged half a cache line apart from how `data` lies; nothing may be
-  // staged before.
-  void read_apart(const std::byte* data, std::size_t most);
+  // Looks once for up to `most` more bytes, with room for `needed` to be staged in all; if nothing is staged, they
+  // begin `lead` bytes into the stage, less than a cache line.
+  void read_ahead(std::size_t needed, std::size_t most, std::size_t lead = 0);
+  // How far into the stage something lies in its cache line as `data` does.
+  std::size_t lead_of(const std::byte* data) const {
+    return (reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(staging_.get())) % line_nbytes;
+  }
   // Moves up to `nbytes` from the kernel straight to `data`; nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
 
