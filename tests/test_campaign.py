@@ -121,6 +121,22 @@ def test_what_no_model_predicts_is_measured_even_where_the_budget_is_for_two() -
     assert MPI_NATIVE in {each.variant for each in kept}
 
 
+def test_what_runs_first_is_not_predicted_alike() -> None:
+    trials, nbytes = MadeUp(2, seed=5), 8 << 20
+    budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
+    settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
+    Campaign(trials, settings, lambda _: None, lambda *_: None).run()
+    asked = trials.question("allreduce", nbytes)
+
+    def predicted_s(variant: str) -> float | None:
+        return candidate(parsed(variant), asked, trials.known, None, True).predicted_s
+
+    first, second = list(dict.fromkeys(variant for _, _, variant in trials.ran))[:2]
+    assert predicted_s(first) != predicted_s(second)
+    other = next(name for name in ("direct", "recursive_doubling", "recursive_multiplying") if name != first)
+    assert predicted_s("direct") == predicted_s("recursive_doubling") == predicted_s(other)  # else this says nothing
+
+
 class OfTwoMinds(UnderMpi):
     """Ranks whose MPI does otherwise at one size, between two at which others are clearly faster."""
 

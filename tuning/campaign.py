@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import NamedTuple, Protocol
 
@@ -267,7 +268,8 @@ class Campaign:
     ) -> list[str]:
         """Return the variants within `most` times the best, those `wanted`, and the best of at least two families.
 
-        All of them can be run. Those of which nothing is known come second, before the budget of their race ends.
+        All of them can be run. Those of which nothing is known come second, before the budget of their race ends; and
+        of those that are predicted alike, as they have the same closed form, one comes before any second one.
         """
         ordered = sorted(times, key=times.__getitem__)
         kept, families = list[str](), set[str]()
@@ -278,7 +280,7 @@ class Campaign:
             if (is_near or is_other) and self._trials.prepare(collective, nbytes, each) is None:
                 kept.append(each)
                 families.add(family)
-        return kept
+        return _one_of_each_first(kept, times)
 
     @staticmethod
     def _family(collective: str, variant: str) -> str:
@@ -391,6 +393,21 @@ class Campaign:
         times |= {lap.candidate: lap.median_s for lap in laps}
         about = {**self._settings.about, "placement": placement}
         self._keep([measured(context, lap, nbytes, about) for lap in laps])
+
+
+def _one_of_each_first(variants: Sequence[str], times: Mapping[str, float]) -> list[str]:
+    """Return variants in their order, but one of all that take equally long before any second one.
+
+    >>> _one_of_each_first(["direct", "doubling", "ring", "own"], {"direct": 1.0, "doubling": 1.0, "ring": 2.0})
+    ['direct', 'ring', 'own', 'doubling']
+    """
+    seen = Counter[float | str]()
+    turns = list[int]()
+    for each in variants:
+        alike = times.get(each, each)
+        turns.append(seen[alike])
+        seen[alike] += 1
+    return [each for _, each in sorted(zip(turns, variants, strict=True), key=itemgetter(0))]
 
 
 def _is_worth_it(found: Outcome, variant: str) -> bool:
