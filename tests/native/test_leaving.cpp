@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t page = 4096;
+constexpr std::size_t line = 64;
 constexpr std::uint32_t slot_nbytes = 64 << 10;
 constexpr std::size_t least = LeavePolicy::least_nbytes;
 // By so many messages of a length, some have been left and some have not.
@@ -44,13 +46,14 @@ bool kernel_reads() {
   return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == 1;
 }
 
-// Receives in parts of many lengths what one sends; returns whether it was left.
+// Receives in parts of many lengths, to anywhere in a cache line, what one sends; returns whether it was left.
 bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Receipt receipt = Receipt::kept) {
   const std::size_t nbytes = data.size();
   CHECK(from.begin(header_of(nbytes), Whole(data.data(), receipt)));
   std::size_t sent = from.write(data.data(), nbytes);
   const bool left = sent == nbytes && !from.flush();
-  Bytes got(nbytes);
+  Bytes room(nbytes + line);
+  const auto got = std::span(room).subspan(dice.below(line), nbytes);
   for (std::size_t received = 0; received < nbytes;) {
     CHECK(to.front() != nullptr && *to.front() == header_of(nbytes));
     const std::size_t part = std::min(nbytes - received, 1 + dice.below(nbytes));
@@ -68,7 +71,7 @@ bool carry(Channel& from, Channel& to, const Bytes& data, Dice& dice, Receipt re
     else
       from.flush();  // what has been refused, maybe
   }
-  CHECK(eventually([&] { return from.flush(); }) && to.front() == nullptr && got == data);
+  CHECK(eventually([&] { return from.flush(); }) && to.front() == nullptr && std::ranges::equal(got, data));
   return left;
 }
 

@@ -29,13 +29,6 @@ struct Level {
 // What is shorter, no library copies by `rep movsb`.
 constexpr std::size_t least_moved_nbytes = 1 << 10;
 
-// Whether `rep movsb` takes its slow way: measured, from 1 to 31 bytes further into a page.
-bool is_slow_to_move(const std::byte* dst, const std::byte* src) {
-  constexpr std::uintptr_t page = 4096, line = 64;
-  const std::uintptr_t further = (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % page;
-  return further != 0 && further < line;
-}
-
 Level widest_level() {
 #ifdef UNISONO_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -58,8 +51,15 @@ ReduceFunction reduce_function(DType dtype, Combine combine) { return level().lo
 
 const Codec* codec(DType form) { return level().codec(form); }
 
+// Measured: from 1 to 31 bytes further into a page.
+bool is_slow_to_move(const std::byte* dst, std::uintptr_t src) {
+  constexpr std::uintptr_t page = 4096, line = 64;
+  const std::uintptr_t further = (reinterpret_cast<std::uintptr_t>(dst) - src) % page;
+  return further != 0 && further < line;
+}
+
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes) {
-  if (nbytes >= least_moved_nbytes && is_slow_to_move(dst, src))
+  if (nbytes >= least_moved_nbytes && is_slow_to_move(dst, reinterpret_cast<std::uintptr_t>(src)))
     level().copy(dst, src, nbytes);
   else
     std::memcpy(dst, src, nbytes);

@@ -29,6 +29,9 @@ ReduceFunction reduce_function(DType dtype, Combine combine);
 // beginning. There it is done by vectors, which take at most twice as long wherever both lie.
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes);
 
+// Whether `rep movsb`, by which the kernel copies too, takes that slow way; `src` may be an address in another process.
+bool is_slow_to_move(const std::byte* dst, std::uintptr_t src);
+
 // Name of the instruction set in use: "baseline", "avx2" or "avx512".
 const char* simd_level();
 

@@ -15,6 +15,7 @@
 
 #include "doorbell.h"
 #include "fence.h"
+#include "kernels.h"
 
 namespace unisono {
 namespace {
@@ -385,13 +386,15 @@ std::span<const std::byte> ShmChannel::readable() {
   return left_by_peer_ ? staged() : std::span(slot_data_ + slot_used_, slot_nbytes_ - slot_used_);
 }
 
-// What is left over of the last piece comes first.
+// What is left over of the last piece comes first. In the stage, a piece lies in its cache lines as with the peer, so
+// that the kernel copies it quickly.
 std::span<const std::byte> ShmChannel::staged() {
-  if (slot_used_ == copied_to_) {
-    stage_.resize(stage_nbytes);
-    if (!copy_left(stage_.data(), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
-  }
-  return {stage_.data() + (slot_used_ - copied_from_), copied_to_ - slot_used_};
+  stage_.resize(stage_nbytes + cache_line);
+  const auto place = [this](std::size_t from) {
+    return stage_.data() + (*left_by_peer_ + from - reinterpret_cast<std::uintptr_t>(stage_.data())) % cache_line;
+  };
+  if (is_left() && !copy_left(place(slot_used_), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
+  return {place(copied_from_) + (slot_used_ - copied_from_), copied_to_ - slot_used_};
 }
 
 bool ShmChannel::copy_left(std::byte* data, std::size_t nbytes) {
@@ -418,7 +421,7 @@ std::size_t ShmChannel::read(std::byte* data, std::size_t nbytes, MemoryType mem
   combined_ = false;
   if (!has_slot()) return 0;
   if (refers_) return read_by([this](auto... part) { results_.copy(part..., result_ns); }, data, nbytes);
-  if (!is_left()) return Channel::read(data, nbytes, memory);
+  if (!is_left() || is_slow_to_move(data, *left_by_peer_ + slot_used_)) return Channel::read(data, nbytes, memory);
   const std::size_t part = std::min({nbytes, slot_nbytes_ - slot_used_, most_copied_nbytes});
   if (!copy_left(data, part)) return 0;
   consume(part);
