@@ -4,8 +4,8 @@
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
-between those of the table, in interleaved rounds, for each collective as soon as the ranks have calibrated the model by
-it; `bench.judgement` says how it is judged.
+between those of the table, in interleaved rounds, one collective after the other, and the model is calibrated by it
+before, amid and after them; `bench.judgement` says how it is judged.
 With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
 "shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 

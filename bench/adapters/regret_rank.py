@@ -1,4 +1,8 @@
-"""One rank of `unisono.bench.regret`: says what is chosen where, or calibrates and then measures everything there.
+"""One rank of `unisono.bench.regret`: says what is chosen where, or calibrates and measures everything there.
+
+A machine that is not alone changes its speed within seconds. So the rounds of all points of a collective are
+interleaved, and the model is calibrated before, amid and after them: what it predicts is the mean of three. It chooses
+by the first calibration, before anything else is measured.
 
 Run by path as ``regret_rank.py FILE``. FILE is JSON: the points as [collective, bytes], and to measure them also
 `rounds`, `run_s`, the `placement` that the cores shall have, and the variants to run at each beside those of the tuner,
@@ -20,7 +24,8 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import geometric_mean
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import unisono as un
 from unisono.bench.statistics import usual_s
@@ -35,8 +40,27 @@ FEWEST, MOST = 3, 256
 # How long to wait for cores to be as far apart as is wanted, and how often a round is run at most, until they stay so.
 PATIENCE_S = 60.0
 ATTEMPTS = 4
+# How many parts the rounds are run in, with calibrations before, between and after them.
+PARTS = 2
 
 T = TypeVar("T")
+# What the model chooses, and the seconds that it predicts, by variant.
+Forecast: TypeAlias = tuple[str, dict[str, float]]
+
+
+class Field(NamedTuple):
+    """All variants at a point: their calls, the times of each round until now, and the least of them in seconds."""
+
+    trials: Trials
+    nbytes: int
+    runs: Mapping[str, Turns]
+    times_s: dict[str, list[float]]
+    least_s: dict[str, float]
+
+    def run(self, name: str, calls: int) -> float:
+        """Return what so many calls of a variant usually take, after as many that warm up."""
+        self.trials.warm_up(self.runs[name], self.nbytes, calls)
+        return usual_s(self.trials.times(self.runs[name], calls))
 
 
 def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[str]:
@@ -53,47 +77,62 @@ class Sweep:
         self._trials, self._draw = Trials(world), random.Random(SEED)
 
     def study(self) -> dict[str, Any]:
-        """Let the model predict the points of each collective, as calibrated just before, and then measure them."""
-        world, model, times_s = self._world, list[Any](), list[Any]()
+        """Measure the points of each collective, and let the model predict them."""
+        model, times_s = list[Any](), list[Any]()
         wanted = list(zip(self._asked["points"], self._asked["also"], strict=True))
-        for collective, of_collective in groupby(wanted, key=lambda each: each[0][0]):
-            calibrate = partial(rounds_calibrated, world, world.known.parameters, short=False, collectives=[collective])
-            parameters, _ = self._steadily(calibrate)
-            for (_, nbytes), also in of_collective:
-                model.append(predictions(world, parameters, collective, nbytes))
-                times_s.append(self._measure(collective, nbytes, also))
+        for _, of_collective in groupby(wanted, key=lambda each: each[0][0]):
+            predicted, measured = self._study([(*point, also) for point, also in of_collective])
+            model += predicted
+            times_s += measured
         return {"model": model, "times_s": times_s, "sweep_s": self.spent_s}
 
-    def _measure(self, collective: str, nbytes: int, also: Sequence[str]) -> dict[str, list[float]]:
-        """Run all algorithms at a point, in random order in each round; return the times of each round, by variant."""
-        world, began = self._world, time.perf_counter()
+    def _study(self, points: Sequence[tuple[str, int, Sequence[str]]]) -> tuple[list[Any], list[Any]]:
+        """Return what the model chooses and predicts at each point of a collective, and what was measured there."""
+        began = time.perf_counter()
+        fields = [self._prepared(*point) for point in points]
+        self.spent_s += time.perf_counter() - began
+        forecasts = [self._forecasts(points)]
+        for _ in range(PARTS):
+            for _ in range(self._asked["rounds"] // PARTS):
+                for field in fields:
+                    self._round(field)
+            forecasts.append(self._forecasts(points))
+        return [means(of_point) for of_point in zip(*forecasts, strict=True)], [field.times_s for field in fields]
+
+    def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> Field:
+        """Return all variants that can run at a point, after a few calls of each."""
+        world, trials, runs = self._world, Trials(self._world), dict[str, Turns]()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
-        runs = dict[str, Turns]()
         for name in dict.fromkeys((*able, *also)):
             with suppress(un.NoAlgorithmError):
-                runs[name] = self._trials.planned(collective, nbytes, name)
+                runs[name] = trials.planned(collective, nbytes, name)
         if world.rank == 0:
             sys.stderr.write(f"{collective} {nbytes}\n")
-        least = {name: self._run(turns, nbytes, FEWEST) for name, turns in runs.items()}
-        self.spent_s += time.perf_counter() - began
-        rounds = list[dict[str, float]]()
-        while len(rounds) < self._asked["rounds"]:
-            rounds.append(self._round(runs, nbytes, least))
-            least = {name: min(least[name], rounds[-1][name]) for name in runs}
-        return {name: [each[name] for each in rounds] for name in runs}
+        field = Field(trials, nbytes, runs, {name: [] for name in runs}, {})
+        field.least_s.update({name: field.run(name, FEWEST) for name in runs})
+        return field
 
-    def _round(self, runs: Mapping[str, Turns], nbytes: int, least: Mapping[str, float]) -> dict[str, float]:
-        """Run everything once, in random order and for about as long."""
+    def _forecasts(self, points: Sequence[tuple[str, int, Sequence[str]]]) -> list[Forecast]:
+        """Calibrate the model, and return what it says of each point."""
+        world, collective = self._world, points[0][0]
+        calibrate = partial(rounds_calibrated, world, world.known.parameters, short=False, collectives=[collective])
+        parameters, _ = self._steadily(calibrate)
+        return [predictions(world, parameters, collective, nbytes) for _, nbytes, _ in points]
+
+    def _round(self, field: Field) -> None:
+        """Run everything at a point once, in random order and for about as long."""
 
         def measured() -> dict[str, float]:
             return {
-                name: self._run(runs[name], nbytes, max(FEWEST, min(MOST, round(self._asked["run_s"] / least[name]))))
-                for name in self._draw.sample(sorted(runs), len(runs))
+                name: field.run(name, max(FEWEST, min(MOST, round(self._asked["run_s"] / field.least_s[name]))))
+                for name in self._draw.sample(sorted(field.runs), len(field.runs))
             }
 
         times, took_s = self._steadily(measured)
         self.spent_s += took_s
-        return times
+        for name, seconds in times.items():
+            field.times_s[name].append(seconds)
+            field.least_s[name] = min(field.least_s[name], seconds)
 
     def _steadily(self, measure: Callable[[], T]) -> tuple[T, float]:
         """Return what is measured and the seconds that it takes; it is measured again if the cores move meanwhile.
@@ -103,25 +142,22 @@ class Sweep:
         """
         placement = self._asked["placement"]
         for _ in range(ATTEMPTS):
-            self._await_placement()
+            if placement != "any":
+                self._trials.await_placement(placement, PATIENCE_S)
             began = time.perf_counter()
             found, took_s = measure(), time.perf_counter() - began
             if placement in {"any", self._trials.placement()}:
                 return found, took_s
         raise un.UsageError(f"the cores were never {placement} for as long as it takes to measure")
 
-    def _run(self, turns: Turns, nbytes: int, calls: int) -> float:
-        self._trials.warm_up(turns, nbytes, calls)
-        return usual_s(self._trials.times(turns, calls))
 
-    def _await_placement(self) -> None:
-        if self._asked["placement"] != "any":
-            self._trials.await_placement(self._asked["placement"], PATIENCE_S)
+def means(forecasts: Sequence[Forecast]) -> Forecast:
+    """Return the choice of the first forecast, and the geometric mean of the times of all of them."""
+    (choice, first), *_ = forecasts
+    return choice, {name: geometric_mean([predicted[name] for _, predicted in forecasts]) for name in first}
 
 
-def predictions(
-    world: un.Communicator, parameters: Parameters, collective: str, nbytes: int
-) -> tuple[str, dict[str, float]]:
+def predictions(world: un.Communicator, parameters: Parameters, collective: str, nbytes: int) -> Forecast:
     """Return what the model chooses, and the predicted times, by variant."""
     said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
     able = [each for each in said.candidates if each.refusal is None]
