@@ -65,6 +65,15 @@ class _Rows(NamedTuple):
     nbytes: Floats
 
 
+class _Steps(NamedTuple):
+    """What some ranks do in a round, by rank."""
+
+    rank: Ranks
+    kind: Ranks
+    peer: Ranks
+    nbytes: Floats
+
+
 class _Round(NamedTuple):
     """One round of all ranks.
 
@@ -99,8 +108,13 @@ def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Tr
     now = np.zeros(found.size)
     level_nbytes, messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
     busy_s = np.zeros(len(topology.capacities))
+    changes = ((rows.stride > 1) | (rows.advance != 0)) & (rows.times > 1)
     for active, first, last in _intervals(rows):
-        for round_, times in _rounds(active, first, last, topology, found.size):
+        if changes[active].any():
+            rounds = _changing(_chosen(rows, active), first, last, topology, found.size)
+        else:
+            rounds = iter([(_round(_steps(rows, active), topology), last - first)])
+        for round_, times in rounds:
             now = _repeated(round_, times, now)
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
@@ -175,11 +189,15 @@ def _in_segments(found: Schedule, nbytes: float, segments: int) -> _Rows:
     return _Rows(first=first, nbytes=np.tile(found.share * (nbytes / segments), segments), **columns)
 
 
-def _chosen(rows: _Rows, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> _Rows:
+def _chosen(rows: _Rows, index: Ranks) -> _Rows:
     return _Rows(*(column[index] for column in rows))  # type: ignore[arg-type]
 
 
-def _intervals(rows: _Rows) -> Iterator[tuple[_Rows, int, int]]:
+def _steps(rows: _Rows, index: Ranks) -> _Steps:
+    return _Steps(rows.rank[index], rows.kind[index], rows.peer[index], rows.nbytes[index])
+
+
+def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
     """Yield runs of rounds, as (rows, first, after the last), with the rows that take part in all of them, by rank."""
     if not len(rows.rank):
         return
@@ -194,22 +212,15 @@ def _intervals(rows: _Rows) -> Iterator[tuple[_Rows, int, int]]:
         active = np.concatenate((alone, often[(rows.first[often] <= first) & (end[often] >= last)]))
         if len(active):
             active.sort(kind="stable")  # which only merges two runs that are in order
-            by_rank = active[np.argsort(rows.rank[active], kind="stable")]
-            yield _chosen(rows, by_rank), int(first), int(last)
+            yield active[np.argsort(rows.rank[active], kind="stable")], int(first), int(last)
 
 
-def _rounds(rows: _Rows, first: int, last: int, topology: Topology, size: int) -> Iterator[tuple[_Round, int]]:
-    """Yield the rounds of a run, and how often each is repeated."""
-    changes = ((rows.stride > 1) | (rows.advance != 0)) & (rows.times > 1)
-    if not changes.any():
-        yield _round(rows, topology), last - first
-        return
+def _changing(rows: _Rows, first: int, last: int, topology: Topology, size: int) -> Iterator[tuple[_Round, int]]:
+    """Yield the rounds of a run, no two of which are alike, so each once."""
     for at in range(first, last):
         iteration, rest = np.divmod(at - rows.first, rows.stride)
         peer = np.where(rows.peer < 0, -1, (rows.peer + iteration * rows.advance) % size)
-        taking_part = rest == 0
-        moved = rows._replace(peer=peer)
-        yield _round(_chosen(moved, taking_part), topology), 1
+        yield _round(_steps(rows._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
 
 
 def _repeated(round_: _Round, times: int, now: Floats) -> Floats:
@@ -230,10 +241,11 @@ def _repeated(round_: _Round, times: int, now: Floats) -> Floats:
     return now
 
 
-def _round(rows: _Rows, topology: Topology) -> _Round:
+def _round(rows: _Steps, topology: Topology) -> _Round:
     size = topology.size
     moves = (rows.kind == MESSAGE) | (rows.kind == FLAG) | (rows.kind == MAPPED)
-    rank, peer, kind, nbytes = (column[moves] for column in (rows.rank, rows.peer, rows.kind, rows.nbytes))
+    moving, working = np.flatnonzero(moves), np.flatnonzero(~moves)
+    rank, peer, kind, nbytes = rows.rank[moving], rows.peer[moving], rows.kind[moving], rows.nbytes[moving]
     is_message, is_mapped = kind == MESSAGE, kind == MAPPED
     paths = topology.paths(np.where(is_mapped, peer, rank), np.where(is_mapped, rank, peer))
     links = [level.link for level in topology.levels]
@@ -259,7 +271,7 @@ def _round(rows: _Rows, topology: Topology) -> _Round:
         sent_s=sent_s[arrives],
         arrives_s=(sent_s + alone_s + latency_s)[arrives],
         flags=(kind == FLAG)[arrives],
-        work_s=_sums(rows.rank[~moves], work(topology, rows.kind[~moves], rows.nbytes[~moves]), size),
+        work_s=_sums(rows.rank[working], work(topology, rows.kind[working], rows.nbytes[working]), size),
         nbytes=_sums(paths.level, nbytes, len(links)),
         messages=np.bincount(paths.level, minlength=len(links)),
         busy_s=busy_s,
@@ -289,10 +301,9 @@ def work(topology: Topology, kind: Ranks, nbytes: Floats) -> Floats:
 
 def loads(topology: Topology, resources: Ranks, transfer_s: Floats) -> Floats:
     """Return how long each resource is busy with messages that cross it."""
-    count = len(topology.capacities)
-    used = resources != NO_RESOURCE
-    weights = np.broadcast_to(transfer_s[:, None], resources.shape)[used]
-    return _sums(resources[used], weights, count) / topology.capacities
+    numbers = resources.ravel() - NO_RESOURCE  # from 1 on; 0 is none
+    used_s = _sums(numbers, np.repeat(transfer_s, resources.shape[1]), len(topology.capacities) + 1)
+    return used_s[1:] / topology.capacities
 
 
 def at_all(curve: Curve, nbytes: Floats) -> Floats:
@@ -305,7 +316,7 @@ def at_all(curve: Curve, nbytes: Floats) -> Floats:
 
 
 def _sums(index: Ranks, values: Floats, count: int) -> Floats:
-    return np.bincount(index, values, count).astype(float)
+    return np.bincount(index, values, count).astype(float, copy=False)
 
 
 def _running(values: Floats, rank: Ranks) -> Floats:
