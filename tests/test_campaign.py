@@ -192,6 +192,21 @@ def test_segments_are_refined() -> None:
     assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
 
 
+class WithoutBestSegments(MadeUp):
+    """Ranks for which segments are all alike."""
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        return super().true_s(collective, nbytes, str(parsed(variant).having(**{SEGMENT: None})))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 8])
+def test_what_is_better_by_luck_is_not_kept_as_refined(seed: int) -> None:
+    trials = WithoutBestSegments(4, seed, jitter=0.1)
+    found = campaign(trials, 10.0, collectives=["allreduce", "broadcast"])
+    assert any(SEGMENT in variant for _, _, variant in trials.ran)
+    assert not any(SEGMENT in each.variant for each in found)
+
+
 class Moving(MadeUp):
     """Cores that are near at first, and the other way round after each so many runs; waiting is for the next change."""
 

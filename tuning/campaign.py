@@ -37,8 +37,9 @@ from unisono.tuning.table import between
 FAR_BEHIND = 2.0
 NEAR = 1.3
 FAMILIES = 2
-# How much of its time a parameter must save to be changed.
+# How much of its time a parameter must surely save to be changed, and in how many blocks at least that must be seen.
 SAVED = 0.02
+_FEWEST_BLOCKS = 3
 # Two sizes between which the winner changes are near enough to each other.
 BRACKET = 2.0
 # Parts of the budget after which a stage ends, if it has not before.
@@ -210,10 +211,12 @@ class Campaign:
             at = place + step
             while 0 <= at < len(values) and budget_s > 0:
                 other = best.having(**{parameter: values[at]})
-                found = self._race(collective, nbytes, [str(best), str(other)], budget_s)
-                if found is None or not _is_worth_it(found, str(other)):
+                raced = self._raced(collective, nbytes, [str(best), str(other)], budget_s)
+                if raced is None or not _is_worth_it(raced[0], str(other)):
                     break
-                best, at, budget_s = other, at + step, budget_s - found.cost_s
+                # What is not surely better is not kept: of many values, one would be the best of them by luck.
+                self._note(collective, nbytes, *raced)
+                best, at, budget_s = other, at + step, budget_s - raced[0].cost_s
         return best
 
     def _bisect(self) -> None:
@@ -330,7 +333,17 @@ class Campaign:
         return _STAGES[stage] * self._settings.budget_s - self._spent_s
 
     def _race(self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float) -> Outcome | None:
-        """Race variants at a size and keep what was measured; None if fewer than one can run."""
+        """Race variants at a size and keep what was measured; None if there was no race that counts."""
+        raced = self._raced(collective, nbytes, variants, budget_s)
+        if raced is None:
+            return None
+        self._note(collective, nbytes, *raced)
+        return raced[0]
+
+    def _raced(
+        self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float
+    ) -> tuple[Outcome, str] | None:
+        """Return the outcome of a race, and how far apart the cores were; None if none can run, or the cores moved."""
         able = [each for each in dict.fromkeys(variants) if self._trials.prepare(collective, nbytes, each) is None]
         if not able:
             return None
@@ -345,10 +358,9 @@ class Campaign:
             if not self._has_moved():
                 self._races += 1
                 self._most_blocks = max(self._most_blocks, *(len(lap.times_s) for lap in found.laps))
-                self._note(collective, nbytes, found, placement)
                 part = min(1.0, self._spent_s / self._settings.budget_s)
                 self._observe(f"{collective}, {nbytes} B: {found.winner}", part)
-                return found
+                return found, placement
         return None
 
     def _await_placement(self) -> str | None:
@@ -411,9 +423,13 @@ def _one_of_each_first(variants: Sequence[str], times: Mapping[str, float]) -> l
 
 
 def _is_worth_it(found: Outcome, variant: str) -> bool:
-    """Return whether a race of two has found that `variant` saves enough over the other."""
-    times_s = {lap.candidate: lap.median_s for lap in found.laps}
-    return found.winner == variant and times_s[variant] <= (1 - SAVED) * max(times_s.values())
+    """Return whether a race of two has found that `variant` surely saves enough over the other."""
+    if found.winner != variant:
+        return False
+    (own_s,) = [lap.median_s for lap in found.laps if lap.candidate == variant]
+    (other,) = [lap for lap in found.laps if lap.candidate != variant]
+    is_sure = other.dropped or len(other.times_s) >= _FEWEST_BLOCKS
+    return is_sure and own_s <= (1 - SAVED) * interval(other.times_s)[0]
 
 
 def measured(context: Context, lap: Lap, nbytes: int, about: Mapping[str, str]) -> Measurement:
