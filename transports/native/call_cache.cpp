@@ -29,6 +29,8 @@ namespace {
 
 constexpr int most_axes = 8;
 constexpr std::size_t most_calls = 4096;
+// Recent calls are found by so many bits of a hash: programs call a few hundred kinds at most, over and over.
+constexpr int recent_bits = 9;
 
 // What of an array decides about a call.
 struct Form {
@@ -371,7 +373,8 @@ class CallCache {
   }
 
   const Calls::value_type*& recent(const PyObject* collective, npy_intp length) {
-    return recent_[KeyHash::mix(reinterpret_cast<std::size_t>(collective), static_cast<std::size_t>(length)) >> 58];
+    return recent_[KeyHash::mix(reinterpret_cast<std::size_t>(collective), static_cast<std::size_t>(length)) >>
+                   (64 - recent_bits)];
   }
 
   // Of the first axis of the first array, by which calls of a collective differ most.
@@ -398,8 +401,9 @@ class CallCache {
   nb::object on_start_;
   double timeout_s_;
   Calls calls_;
-  std::byte token_{};                                  // the INPUT of a barrier
-  std::array<const Calls::value_type*, 64> recent_{};  // by the collective's name, whose address it has, and a length
+  std::byte token_{};  // the INPUT of a barrier
+  // By the collective's name, whose address it has, and a length.
+  std::array<const Calls::value_type*, 1 << recent_bits> recent_{};
   // Of a call that is the same as the last.
   std::byte* last_input_ = nullptr;
   std::byte* last_output_ = nullptr;
