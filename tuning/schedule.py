@@ -122,8 +122,8 @@ def _rows(plan: Plan) -> list[Row]:
     found: list[Row] = []
     going_on: dict[tuple[float, ...], int] = {}
     for written in _written(plan):
-        row = written._replace(stride=1, advance=0) if written.times == 1 else written
-        what, at = (row.kind, row.lane, row.peer, row.share), None
+        row, at = written, None
+        what = (row.kind, row.lane, row.peer, row.share)
         if row.stride == 1 and not row.advance:
             at = going_on.pop((*what, row.first), None)
             if at is not None:
@@ -144,11 +144,12 @@ def _written(plan: Plan) -> Iterator[Row]:
         first = 0
         for item in items:
             times, groups = as_written(item)
+            stride = len(groups) if times > 1 else 1
             for offset, group in enumerate(groups):
                 for step in group.steps:
                     for kind, peer, advance, span in _parts(step, plan.rank):
                         share = shares[span.buffer] * span.count if span else 0.0
-                        yield Row(kind, lane, first + offset, len(groups), times, peer, advance, share)
+                        yield Row(kind, lane, first + offset, stride, times, peer, advance if times > 1 else 0, share)
             first += times * len(groups)
 
 

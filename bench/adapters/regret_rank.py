@@ -40,8 +40,6 @@ FEWEST, MOST = 3, 256
 # How long to wait for cores to be as far apart as is wanted, and how often a round is run at most, until they stay so.
 PATIENCE_S = 60.0
 ATTEMPTS = 4
-# How many parts the rounds are run in, with calibrations before, between and after them.
-PARTS = 2
 
 T = TypeVar("T")
 # What the model chooses, and the seconds that it predicts, by variant.
@@ -91,12 +89,12 @@ class Sweep:
         began = time.perf_counter()
         fields = [self._prepared(*point) for point in points]
         self.spent_s += time.perf_counter() - began
-        forecasts = [self._forecasts(points)]
-        for _ in range(PARTS):
-            for _ in range(self._asked["rounds"] // PARTS):
-                for field in fields:
-                    self._round(field)
-            forecasts.append(self._forecasts(points))
+        forecasts, rounds = [self._forecasts(points)], self._asked["rounds"]
+        for number in range(1, rounds + 1):
+            for field in fields:
+                self._round(field)
+            if number in (rounds // 2, rounds):
+                forecasts.append(self._forecasts(points))
         return [means(of_point) for of_point in zip(*forecasts, strict=True)], [field.times_s for field in fields]
 
     def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> Field:
