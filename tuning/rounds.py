@@ -209,9 +209,11 @@ def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
     bounds = np.searchsorted(rows.first[once], edges)
     for number, (first, last) in enumerate(pairwise(edges)):
         alone = once[bounds[number] : bounds[number + 1]]
-        active = np.concatenate((alone, often[(rows.first[often] <= first) & (end[often] >= last)]))
+        going_on = often[(rows.first[often] <= first) & (end[often] >= last)]
+        active = np.concatenate((alone, going_on))
         if len(active):
-            active.sort(kind="stable")  # which only merges two runs that are in order
+            if len(going_on):
+                active.sort(kind="stable")  # which only merges two runs that are in order
             yield active[np.argsort(rows.rank[active], kind="stable")], int(first), int(last)
 
 
