@@ -1,11 +1,13 @@
 """How good choices are: every algorithm measured at sizes that the tuner has not seen, and what was chosen beside it.
 
     python -m unisono.bench.regret -n 4 --budget 11 [--placement near]
+    python -m unisono.bench.regret -n 3 --tuned-ranks 2 --tuned-ranks 4 --budget 11
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
-In each place a table is made by `unisono tune` within the budget. Then, in one job, all algorithms are run at sizes
-between those of the table, in interleaved rounds, one collective after the other, and the model is calibrated by it
-before, amid and after them; `bench.judgement` says how it is judged.
+In each place a table is made by `unisono tune` within the budget; with `--tuned-ranks` by other numbers of ranks, each
+within it. Then, in one job, all algorithms are run at sizes between those of the table, in interleaved rounds, one
+collective after the other, and the model is calibrated by it before, amid and after them; `bench.judgement` says how it
+is judged.
 With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
 "shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 
@@ -72,6 +74,7 @@ class Asked(NamedTuple):
     rate: str = ""
     per_host: int = 1
     placement: str = "any"
+    tuned_ranks: tuple[int, ...] = ()
 
     def points(self) -> list[tuple[str, int]]:
         """Return collectives and bytes; these are multiples of an element of each rank."""
@@ -103,11 +106,13 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
 def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, float]:
     """Tune and sweep one place; return the points, and the seconds of tuning and of the sweep."""
     table, points = folder / f"{place}.json", asked.points()
+    tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
+    began = time.monotonic()
+    for ranks in asked.tuned_ranks or (asked.ranks,):
+        with _ranks(place, asked._replace(ranks=ranks)) as run:
+            run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
+    tuning_s = time.monotonic() - began
     with _ranks(place, asked) as run:
-        began = time.monotonic()
-        tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
-        run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
-        tuning_s = time.monotonic() - began
         by_table = answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
         fixed = [_choices(point, chosen) for point, chosen in zip(points, by_table, strict=True)]
         also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, fixed, strict=True)]
@@ -148,11 +153,13 @@ def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mappi
 @click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
 @click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of a shaped host.")
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
+@click.option("--tuned-ranks", type=click.IntRange(min=2), multiple=True, help="What the table is made by, and not -n.")
 def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     """Measure the regret of choices on this machine."""
     asked = Asked(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
-    if asked.ranks % asked.per_host:
-        raise click.UsageError(f"{asked.ranks} ranks are no hosts of {asked.per_host}")
+    for number in (asked.ranks, *asked.tuned_ranks):
+        if number % asked.per_host:
+            raise click.UsageError(f"{number} ranks are no hosts of {asked.per_host}")
     console = Console()
     every = list[Point]()
     for place in places.split(","):
@@ -163,7 +170,7 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
         every += points
         ranks = {"ranks": asked.ranks, "per_host": asked.per_host if place == "shaped" else asked.ranks}
         measured = {"placement": asked.placement, "tuning_s": tuning_s, "sweep_s": sweep_s}
-        about = {**ranks, **measured, "cores": os.cpu_count(), "load": load}
+        about = {**ranks, "tuned_ranks": asked.tuned_ranks, **measured, "cores": os.cpu_count(), "load": load}
         append(RESULTS, points, about)
         console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
         variants = min(len(point.times_s) for point in points)
