@@ -5,9 +5,9 @@
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place a table is made by `unisono tune` within the budget; with `--tuned-ranks` by other numbers of ranks, each
-within it. Then, in one job, all algorithms are run at sizes between those of the table, in interleaved rounds, one
-collective after the other, and the model is calibrated by it before, amid and after them; `bench.judgement` says how it
-is judged.
+within it, and the machine is calibrated among `-n`. Then, in one job, all algorithms are run at sizes between those of
+the table, in interleaved rounds, one collective after the other, and the model is calibrated by it before, amid and
+after them; `bench.judgement` says how it is judged.
 With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
 "shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 
@@ -108,6 +108,9 @@ def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, f
     table, points = folder / f"{place}.json", asked.points()
     tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
     began = time.monotonic()
+    if asked.tuned_ranks:
+        with _ranks(place, asked) as run:
+            run(["-m", "unisono", "calibrate"], {})
     for ranks in asked.tuned_ranks or (asked.ranks,):
         with _ranks(place, asked._replace(ranks=ranks)) as run:
             run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})

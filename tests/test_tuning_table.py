@@ -17,6 +17,7 @@ from unisono.tuning import table as tables
 from unisono.tuning.choice import Known, Question, choose, explain
 from unisono.tuning.forcing import forced, rules
 from unisono.tuning.lint import lint
+from unisono.tuning.parameters import PRIORS, RoundCosts, curve
 from unisono.tuning.store import Context, Measurement, Store, line_of, merged, read_line
 from unisono.tuning.table import Table, compiled, differences, dumped, from_text, loaded, to_json
 
@@ -243,6 +244,25 @@ def test_times_are_interpolated_between_numbers_of_ranks_and_then_compared() -> 
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("chain", "table, interpolated")
     assert next(each.measured_s for each in explanation.candidates if each.algorithm == "ring") == pytest.approx(3e-6)
     assert choose(replace(ASKED, size=16), found).tier == "model"
+
+
+def test_of_ranks_among_which_calls_were_calibrated_the_model_knows_more_than_is_between_others() -> None:
+    measured = [
+        took(name, 1 << 10, us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
+        for ranks in (2, 8)
+        for name, us in (("direct", 1.0), ("chain", 2.0))
+    ]
+    taking = {"direct": curve([(8, 9e-6)]), "chain": curve([(8, 8e-6)]), "ring": curve([(8, 1e-6)])}
+    step = curve([(8, 1e-6)])
+
+    def tier(ranks: int, collective: str) -> tuple[str, str]:
+        rounds = RoundCosts(ranks, ranks, 1e-6, 1e-6, *5 * [step], calls={collective: taking})
+        parameters = PRIORS._replace(rounds={"shm": (rounds,)})
+        choice = choose(ASKED, known(*measured)._replace(parameters=parameters))
+        return choice.algorithm, choice.tier
+
+    assert tier(4, "allreduce") == ("ring", "model")
+    assert tier(4, "broadcast") == tier(5, "allreduce") == ("direct", "table, interpolated")
 
 
 def test_a_table_of_another_machine_is_used_and_says_so() -> None:

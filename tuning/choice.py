@@ -202,7 +202,7 @@ def explain(question: Question, known: Known = NOTHING) -> Explanation:
         UsageError: `hosts` does not name every rank once, or the algorithm has no such parameters.
     """
     forced = None if question.algorithm == "auto" else _forced(question)
-    reading = known.table.read(_context(question, known), question.nbytes) if known.table else None
+    reading = _reading(question, known)
     times = reading.times_s if reading else {}
     named = [*([forced] if forced else []), *_variants_of(reading)]
     rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
@@ -269,6 +269,20 @@ def _context(question: Question, known: Known) -> Any:
 
     asked = question
     return Context(known.machine, asked.collective, asked.link, asked.dtype, asked.size, asked.ranks_per_host)
+
+
+def _reading(question: Question, known: Known) -> Reading | None:
+    """Return what the table says; nothing where the model knows more: of ranks among which calls were calibrated."""
+    found = known.table.read(_context(question, known), question.nbytes) if known.table else None
+    is_less = found is not None and found.is_interpolated and _is_calibrated(question, known.parameters)
+    return None if is_less else found
+
+
+def _is_calibrated(question: Question, known: Parameters) -> bool:
+    """Return whether whole calls of the collective were calibrated among just so many ranks."""
+    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
+    alike = (question.size, question.ranks_per_host)
+    return rounds is not None and (rounds.ranks, rounds.ranks_per_host) == alike and question.collective in rounds.calls
 
 
 def _variants_of(reading: Reading | None) -> list[Variant]:

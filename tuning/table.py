@@ -103,13 +103,13 @@ class Reading(NamedTuple):
             dtype" or ", another machine" where it knows no better.
         variant: the one that the range names; None where the times decide.
         times_s: of all variants that it has times of.
-        is_measured: whether the times were measured at just this size and number of ranks.
+        is_interpolated: whether all that is of other numbers of ranks.
     """
 
     tier: str
     variant: str | None
     times_s: Mapping[str, float]
-    is_measured: bool
+    is_interpolated: bool
 
 
 class Table(NamedTuple):
@@ -135,7 +135,7 @@ class Table(NamedTuple):
         if known is not None:
             times = known.times_at(nbytes)
             variant = known.variant_at(nbytes)
-            return Reading("table", variant, times, nbytes in known.sizes) if variant or times else None
+            return Reading("table", variant, times, False) if variant or times else None
         few, many = self._neighbours(context)
         if few is None or many is None:
             return None
@@ -145,7 +145,7 @@ class Table(NamedTuple):
             for variant, seconds in times_of_few.items()
             if variant in times_of_many
         }
-        return Reading("table, interpolated", None, times, False) if times else None
+        return Reading("table, interpolated", None, times, True) if times else None
 
     def _neighbours(self, context: Context) -> tuple[Context | None, Context | None]:
         """Return the contexts with the nearest smaller and larger number of ranks, with as many on each host."""
