@@ -108,13 +108,8 @@ def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Tr
     now = np.zeros(found.size)
     level_nbytes, messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
     busy_s = np.zeros(len(topology.capacities))
-    changes = ((rows.stride > 1) | (rows.advance != 0)) & (rows.times > 1)
     for active, first, last in _intervals(rows):
-        if changes[active].any():
-            rounds = _changing(_chosen(rows, active), first, last, topology, found.size)
-        else:
-            rounds = iter([(_round(_steps(rows, active), topology), last - first)])
-        for round_, times in rounds:
+        for round_, times in _rounds(rows, active, first, last, topology):
             now = _repeated(round_, times, now)
             level_nbytes += times * round_.nbytes
             messages += times * round_.messages
@@ -217,12 +212,17 @@ def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
             yield active[np.argsort(rows.rank[active], kind="stable")], int(first), int(last)
 
 
-def _changing(rows: _Rows, first: int, last: int, topology: Topology, size: int) -> Iterator[tuple[_Round, int]]:
-    """Yield the rounds of a run, no two of which are alike, so each once."""
+def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topology) -> Iterator[tuple[_Round, int]]:
+    """Yield the rounds of a run, and how often each is repeated."""
+    often = active[rows.times[active] > 1]
+    if not ((rows.stride[often] > 1) | (rows.advance[often] != 0)).any():
+        yield _round(_steps(rows, active), topology), last - first
+        return
+    changing = _chosen(rows, active)
     for at in range(first, last):
-        iteration, rest = np.divmod(at - rows.first, rows.stride)
-        peer = np.where(rows.peer < 0, -1, (rows.peer + iteration * rows.advance) % size)
-        yield _round(_steps(rows._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
+        iteration, rest = np.divmod(at - changing.first, changing.stride)
+        peer = np.where(changing.peer < 0, -1, (changing.peer + iteration * changing.advance) % topology.size)
+        yield _round(_steps(changing._replace(peer=peer), np.flatnonzero(rest == 0)), topology), 1
 
 
 def _repeated(round_: _Round, times: int, now: Floats) -> Floats:
