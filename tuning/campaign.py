@@ -37,9 +37,8 @@ from unisono.tuning.table import between
 FAR_BEHIND = 2.0
 NEAR = 1.3
 FAMILIES = 2
-# How much of its time a parameter must surely save to be changed, and in how many blocks at least that must be seen.
+# How much of its time a parameter must surely save to be changed.
 SAVED = 0.02
-_FEWEST_BLOCKS = 3
 # Two sizes between which the winner changes are near enough to each other.
 BRACKET = 2.0
 # Parts of the budget after which a stage ends, if it has not before.
@@ -212,11 +211,14 @@ class Campaign:
             while 0 <= at < len(values) and budget_s > 0:
                 other = best.having(**{parameter: values[at]})
                 raced = self._raced(collective, nbytes, [str(best), str(other)], budget_s)
-                if raced is None or not _is_worth_it(raced[0], str(other)):
+                if raced is None:
                     break
+                found, placement = raced
                 # What is not surely better is not kept: of many values, one would be the best of them by luck.
-                self._note(collective, nbytes, *raced)
-                best, at, budget_s = other, at + step, budget_s - raced[0].cost_s
+                if not _is_worth_it(found, str(other)):
+                    break
+                self._note(collective, nbytes, found, placement)
+                best, at, budget_s = other, at + step, budget_s - found.cost_s
         return best
 
     def _bisect(self) -> None:
@@ -232,8 +234,7 @@ class Campaign:
                         continue
                     if (left_s := self._left_s("crossings")) <= 0:
                         return
-                    found = self._race(collective, middle, self._candidates(collective, middle), left_s / 2)
-                    again = again or found is not None
+                    again |= self._race(collective, middle, self._candidates(collective, middle), left_s / 2)
 
     # Candidates.
 
@@ -332,13 +333,12 @@ class Campaign:
     def _left_s(self, stage: str) -> float:
         return _STAGES[stage] * self._settings.budget_s - self._spent_s
 
-    def _race(self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float) -> Outcome | None:
-        """Race variants at a size and keep what was measured; None if there was no race that counts."""
+    def _race(self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float) -> bool:
+        """Race variants at a size and keep what was measured; return whether there was a race that counts."""
         raced = self._raced(collective, nbytes, variants, budget_s)
-        if raced is None:
-            return None
-        self._note(collective, nbytes, *raced)
-        return raced[0]
+        if raced is not None:
+            self._note(collective, nbytes, *raced)
+        return raced is not None
 
     def _raced(
         self, collective: str, nbytes: int, variants: Sequence[str], budget_s: float
@@ -423,12 +423,12 @@ def _one_of_each_first(variants: Sequence[str], times: Mapping[str, float]) -> l
 
 
 def _is_worth_it(found: Outcome, variant: str) -> bool:
-    """Return whether a race of two has found that `variant` surely saves enough over the other."""
+    """Return whether a race of two, unless its budget ended it early, has found that `variant` surely saves enough."""
     if found.winner != variant:
         return False
     (own_s,) = [lap.median_s for lap in found.laps if lap.candidate == variant]
     (other,) = [lap for lap in found.laps if lap.candidate != variant]
-    is_sure = other.dropped or len(other.times_s) >= _FEWEST_BLOCKS
+    is_sure = other.dropped or len(other.times_s) >= Rules().fewest
     return is_sure and own_s <= (1 - SAVED) * interval(other.times_s)[0]
 
 
