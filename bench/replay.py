@@ -33,9 +33,9 @@ from unisono.bench.statistics import usual_s
 from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
 from unisono.tuning.campaign import Campaign, Placed, Settings
 from unisono.tuning.choice import Known, Question, explain
-from unisono.tuning.parameters import PRIORS
+from unisono.tuning.parameters import PRIORS, between
 from unisono.tuning.store import Measurement
-from unisono.tuning.table import between, compiled
+from unisono.tuning.table import compiled
 
 # Of four ranks on two cores that did nothing else.
 RECORDED = RESULTS.with_name("recorded.jsonl")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from random import Random
+from typing import ClassVar
 
 import pytest
 
@@ -173,6 +176,31 @@ def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_me
     rows = {row.algorithm: row.predicted_s for row in explain(asked, known).candidates}
     for name in algorithms["allgather"]:
         assert rows[name] == pytest.approx(Unequal(asked_of).time_s("allgather", name, nbytes), rel=0.1), name
+
+
+class Unsteady:
+    """A machine whose speed changes before each turn, and on which each algorithm is disturbed once at each size."""
+
+    factors: ClassVar = {"direct": 1.0, "ring": 1.02, "bruck": 1.04}
+
+    def __init__(self) -> None:
+        self._draw, self._slower, self._turns = Random(1), 1.0, Counter[int]()
+
+    def time_s(self, _: str, algorithm: str, nbytes: int) -> float:
+        if algorithm == "direct":
+            self._slower = self._draw.uniform(1, 4)
+            self._turns[nbytes] += 1
+        is_disturbed = list(self.factors).index(algorithm) + 1 == self._turns[nbytes]
+        return self._slower * self.factors[algorithm] * nbytes * (10e-6 if is_disturbed else 1e-6)
+
+
+def test_algorithms_are_told_apart_on_a_machine_that_changes_its_speed_from_turn_to_turn() -> None:
+    names = list(Unsteady.factors)
+    calls = calibrate_calls(Unsteady().time_s, {"allgather": names}, [16, 64])["allgather"]
+    for nbytes in (16, 64):
+        ratios = [calls[name].at(nbytes) / calls["direct"].at(nbytes) for name in names]
+        assert ratios == pytest.approx(list(Unsteady.factors.values()))
+    assert 16e-6 < calls["direct"].at(16) < 64e-6
 
 
 def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import geometric_mean
 from typing import NamedTuple, Protocol
 
 from unisono.algorithms import costs
@@ -22,8 +23,9 @@ SHORT = tuple(8 << (3 * k) for k in range(7))
 LONG = tuple(8 << k for k in range(20))
 _MEMORY = (64 << 10, 1 << 20, 16 << 20)
 _BURST = 16
-# How often algorithms take turns, unless their calls take so long together, on average.
-_TURNS, _ENOUGH_S = 3, 4e-3
+# How often each size is come to, and how often algorithms take turns there, unless the calls of all turns have taken so
+# long, on average.
+_VISITS, _TURNS, _ENOUGH_S = 2, 3, 8e-3
 # No memory is faster than this for each byte, and no cache.
 _FASTEST_S = 1e-11
 _SHORTEST_S = 1e-8
@@ -168,22 +170,34 @@ def calibrate_calls(
 ) -> dict[str, dict[str, Curve]]:
     """Return the seconds of whole calls on vectors of `sizes`, by collective and algorithm; see `calibrate_rounds`.
 
-    Algorithms take turns, so that what slows the machine down for a while slows all of them, and so do sizes, so that
-    it slows one turn of each at most.
+    Algorithms take turns, and are compared by the ratios within a turn: what slows the machine down for a while slows
+    all of them. Each size is come to more than once, so that it slows some of its turns at most.
     """
     found: dict[str, dict[str, Curve]] = {}
     for collective, names in algorithms.items():
         turns: dict[int, list[list[float]]] = {nbytes: [] for nbytes in sizes}
-        for _ in range(_TURNS):
-            for nbytes, taken in turns.items():
+        for nbytes in [*sizes] * _VISITS:
+            taken = turns[nbytes]
+            for _ in range(_TURNS):
                 if sum(map(sum, taken)) <= len(names) * _ENOUGH_S:
                     taken.append([time_s(collective, name, nbytes) for name in names])
-        points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
-        for nbytes, taken in turns.items():
-            for name, *times in zip(names, *taken, strict=True):
-                points[name].append((nbytes, typical_s(times)))
-        found[collective] = {name: curve(measured) for name, measured in points.items()}
+        points = {nbytes: _by_ratios(taken) for nbytes, taken in turns.items()}
+        found[collective] = {
+            name: curve((nbytes, times[place]) for nbytes, times in points.items()) for place, name in enumerate(names)
+        }
     return found
+
+
+def _by_ratios(turns: Sequence[Sequence[float]]) -> list[float]:
+    """Return the usual time of each column of turns, by its usual ratio to the mean of a turn and the usual mean.
+
+    >>> _by_ratios([[1.0, 4.0], [10.0, 40.0], [10.0, 40.0]])
+    [10.0, 40.0]
+    """
+    means = [geometric_mean(turn) for turn in turns]
+    usual_s = typical_s(means)
+    ratios = [[seconds / mean for seconds in turn] for turn, mean in zip(turns, means, strict=True)]
+    return [usual_s * typical_s(column) for column in zip(*ratios, strict=True)]
 
 
 def _positive(seconds: Mapping[int, float]) -> Curve:

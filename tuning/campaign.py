@@ -28,9 +28,9 @@ from unisono.algorithms.variants import Variant, parsed
 from unisono.errors import UsageError
 from unisono.tuning.choice import SEGMENT, Candidate, Known, Question, candidate, looked_at
 from unisono.tuning.model import segments, usual_segment_nbytes
+from unisono.tuning.parameters import between
 from unisono.tuning.race import Lap, Outcome, Rules, interval, quantile, race
 from unisono.tuning.store import Context, Measurement
-from unisono.tuning.table import between
 
 # Candidates that are raced: how many times as long as the best they may be predicted to take, by the model where
 # nothing has been measured, and by times measured at other sizes.

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from unisono.algorithms.algorithm import Algorithm, Cost
 from unisono.algorithms.crossing import Crossing
-from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts
+from unisono.tuning.parameters import UNMEASURED, Curve, Link, RoundCosts, between
 
 # A rank that shares its core waits for a turn of each of the others, and then finds nothing of its own in the caches.
 # So do they, and the less the more there are: a turn takes so much for each of them.
@@ -116,8 +116,7 @@ def factor_at(measured: Curve, predicted_s: Callable[[int], float], nbytes: int)
     around = measured.nbytes[max(0, after - 1) : after + 1]
     low, high = around[0], around[-1]
     below, above = (measured.at(each) / predicted_s(each) for each in (low, high))
-    part = math.log(nbytes / low) / math.log(high / low) if low < nbytes < high else 0.0
-    return float(below * (above / below) ** part)
+    return between(nbytes, (low, below), (high, above)) if low < nbytes < high else below
 
 
 def _messages(cost: Cost, nbytes: int) -> tuple[float, float]:

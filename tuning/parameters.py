@@ -23,6 +23,16 @@ FORMAT = 1
 UNBOUNDED = math.inf
 
 
+def between(place: float, low: tuple[float, float], high: tuple[float, float]) -> float:
+    """Return the value at `place` on the line through two points (place, value), on logarithmic axes.
+
+    >>> between(4, (1, 1.0), (16, 16.0))
+    4.0
+    """
+    share = math.log(max(1, place) / max(1, low[0])) / math.log(max(1, high[0]) / max(1, low[0]))
+    return float(low[1] * (high[1] / low[1]) ** share)
+
+
 class Curve(NamedTuple):
     """Seconds by number of bytes, never falling: knots, straight lines between them where both axes are logarithmic.
 
@@ -46,7 +56,7 @@ class Curve(NamedTuple):
         if after == len(self.nbytes):
             return below * nbytes / low
         high, above = self.nbytes[after], self.seconds[after]
-        return float(below * (above / below) ** (math.log(nbytes / low) / math.log(high / low)))
+        return between(nbytes, (low, below), (high, above))
 
 
 UNMEASURED = Curve()

@@ -25,6 +25,7 @@ from unisono import log
 from unisono.algorithms.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.choice import check_variant
+from unisono.tuning.parameters import between
 from unisono.tuning.store import Context, Measurement
 
 _log = log.get(log.NAME)
@@ -83,16 +84,6 @@ class Decision(NamedTuple):
         place = bisect_right([each.first for each in self.ranges], nbytes) - 1
         found = self.ranges[place] if place >= 0 else None
         return found.variant if found and (found.end is None or nbytes < found.end) else None
-
-
-def between(place: float, low: tuple[float, float], high: tuple[float, float]) -> float:
-    """Return the time at `place` on the line through two points (place, seconds), on logarithmic axes.
-
-    >>> between(4, (1, 1.0), (16, 16.0))
-    4.0
-    """
-    share = math.log(max(1, place) / max(1, low[0])) / math.log(max(1, high[0]) / max(1, low[0]))
-    return float(low[1] * (high[1] / low[1]) ** share)
 
 
 class Reading(NamedTuple):
