@@ -5,9 +5,9 @@
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
 In each place a table is made by `unisono tune` within the budget; with `--tuned-ranks` by other numbers of ranks, each
-within it, and the machine is calibrated among `-n`. Then, in one job, all algorithms are run at sizes between those of
-the table, in interleaved rounds, one collective after the other, and the model is calibrated by it before, amid and
-after them; `bench.judgement` says how it is judged.
+within it, and the machine is calibrated among `-n`, which is then what choices go by. Then, in one job, all algorithms
+are run at sizes between those of the table, in interleaved rounds, one collective after the other, and the model is
+calibrated by it before, amid and after them; `bench.judgement` says how it is judged.
 With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
 "shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
 
@@ -62,6 +62,20 @@ RINGS = {"allreduce": "ring", "allgather": "ring", "reduce_scatter": "ring", "br
 RunRanks: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
+class Spent(NamedTuple):
+    """The seconds of calibrating (where tables are of other numbers of ranks), of tuning, and of the sweep."""
+
+    calibration_s: float
+    tuning_s: float
+    sweep_s: float
+
+    def __str__(self) -> str:
+        """Return what people read: of the sweep, how long what chooses has taken."""
+        calibrated = f"calibrated in {self.calibration_s:.0f} s, " if self.calibration_s else ""
+        part = (self.calibration_s or self.tuning_s) / self.sweep_s
+        return f"tuned in {self.tuning_s:.0f} s, {calibrated}{part:.0%} of the sweep's {self.sweep_s:.0f} s"
+
+
 class Asked(NamedTuple):
     """What is to be found out: as on the command line."""
 
@@ -103,18 +117,19 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
         yield run_there
 
 
-def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, float]:
-    """Tune and sweep one place; return the points, and the seconds of tuning and of the sweep."""
+def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], Spent]:
+    """Tune and sweep one place; return the points, and how long it took."""
     table, points = folder / f"{place}.json", asked.points()
     tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
     began = time.monotonic()
     if asked.tuned_ranks:
         with _ranks(place, asked) as run:
             run(["-m", "unisono", "calibrate"], {})
+    calibration_s = time.monotonic() - began if asked.tuned_ranks else 0.0
     for ranks in asked.tuned_ranks or (asked.ranks,):
         with _ranks(place, asked._replace(ranks=ranks)) as run:
             run([*tune, "--budget", f"{asked.budget_s}s", "--collectives", ",".join(asked.collectives)], {})
-    tuning_s = time.monotonic() - began
+    tuning_s = time.monotonic() - began - calibration_s
     with _ranks(place, asked) as run:
         by_table = answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
         fixed = [_choices(point, chosen) for point, chosen in zip(points, by_table, strict=True)]
@@ -127,7 +142,7 @@ def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], float, f
             points, fixed, answers["model"], answers["times_s"], strict=True
         )
     ]
-    return found, tuning_s, answers["sweep_s"]
+    return found, Spent(calibration_s, tuning_s, answers["sweep_s"])
 
 
 def _choices(point: tuple[str, int], by_table: str) -> dict[str, str]:
@@ -169,17 +184,16 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
         load = os.getloadavg()[0]
         with tempfile.TemporaryDirectory(prefix="unisono-regret-") as folder:
             os.environ["XDG_CACHE_HOME"] = folder
-            points, tuning_s, sweep_s = study(place, asked, Path(folder))
+            points, spent = study(place, asked, Path(folder))
         every += points
         ranks = {"ranks": asked.ranks, "per_host": asked.per_host if place == "shaped" else asked.ranks}
-        measured = {"placement": asked.placement, "tuning_s": tuning_s, "sweep_s": sweep_s}
+        measured = {"placement": asked.placement, **spent._asdict()}
         about = {**ranks, "tuned_ranks": asked.tuned_ranks, **measured, "cores": os.cpu_count(), "load": load}
         append(RESULTS, points, about)
         console.print(shown(f"{asked.ranks} ranks, {place}: {len(points)} points", points))
         variants = min(len(point.times_s) for point in points)
         console.print(
-            f"tuned in {tuning_s:.0f} s, {tuning_s / sweep_s:.0%} of the sweep's {sweep_s:.0f} s; at least {variants} "
-            f"variants at each point; {of_model(points)}; load before {load:.1f}",
+            f"{spent}; at least {variants} variants at each point; {of_model(points)}; load before {load:.1f}",
             highlight=False,
         )
     console.print(shown("all together", every))
