@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "cache_line.h"
 #include "codecs.h"
 
 #ifdef UNISONO_X86
@@ -53,9 +54,9 @@ const Codec* codec(DType form) { return level().codec(form); }
 
 // Measured: from 1 to 31 bytes further into a page.
 bool is_slow_to_move(const std::byte* dst, std::uintptr_t src) {
-  constexpr std::uintptr_t page = 4096, line = 64;
+  constexpr std::uintptr_t page = 4096;
   const std::uintptr_t further = (reinterpret_cast<std::uintptr_t>(dst) - src) % page;
-  return further != 0 && further < line;
+  return further != 0 && further < cache_line;
 }
 
 void copy_array(std::byte* dst, const std::byte* src, std::size_t nbytes) {

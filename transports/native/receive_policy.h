@@ -14,12 +14,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cache_line.h"
 #include "store_policy.h"
 
 namespace unisono {
 
 // What lies so much further into its cache line is copied quickly, where it was slow.
-inline constexpr std::size_t half_a_line = 32;
+inline constexpr std::size_t half_a_line = cache_line / 2;
 
 class ReceivePolicy {
  public:

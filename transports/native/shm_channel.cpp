@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cache_line.h"
 #include "doorbell.h"
 #include "fence.h"
 #include "kernels.h"
@@ -20,7 +21,6 @@
 namespace unisono {
 namespace {
 
-constexpr std::size_t cache_line = 64;
 // What different sides write is this far apart: processors fetch cache lines in pairs.
 constexpr std::size_t apart = 2 * cache_line;
 constexpr std::size_t page = 4096;
@@ -390,9 +390,7 @@ std::span<const std::byte> ShmChannel::readable() {
 // that the kernel copies it quickly.
 std::span<const std::byte> ShmChannel::staged() {
   stage_.resize(stage_nbytes + cache_line);
-  const auto place = [this](std::size_t from) {
-    return stage_.data() + (*left_by_peer_ + from - reinterpret_cast<std::uintptr_t>(stage_.data())) % cache_line;
-  };
+  const auto place = [this](std::size_t from) { return stage_.data() + lead_of(*left_by_peer_ + from, stage_.data()); };
   if (is_left() && !copy_left(place(slot_used_), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
   return {place(copied_from_) + (slot_used_ - copied_from_), copied_to_ - slot_used_};
 }

@@ -8,14 +8,13 @@
 #include <span>
 #include <vector>
 
+#include "cache_line.h"
 #include "descriptor.h"
 
 namespace unisono {
 
 class TcpStream {
  public:
-  static constexpr std::size_t line_nbytes = 64;
-
   // Takes over the socket, and makes it nonblocking. `read_ahead_nbytes` is the most that can be read ahead.
   TcpStream(Descriptor socket, std::size_t read_ahead_nbytes);
 
@@ -37,7 +36,7 @@ class TcpStream {
   void read_ahead(std::size_t needed, std::size_t most, std::size_t lead = 0);
   // How far into the stage something lies in its cache line as `data` does.
   std::size_t lead_of(const std::byte* data) const {
-    return (reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(staging_.get())) % line_nbytes;
+    return unisono::lead_of(reinterpret_cast<std::uintptr_t>(data), staging_.get());
   }
   // Moves up to `nbytes` from the kernel straight to `data`; nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
