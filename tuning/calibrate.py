@@ -181,9 +181,9 @@ def calibrate_calls(
             for _ in range(_TURNS):
                 if sum(map(sum, taken)) <= len(names) * _ENOUGH_S:
                     taken.append([time_s(collective, name, nbytes) for name in names])
-        points = {nbytes: _by_ratios(taken) for nbytes, taken in turns.items()}
+        of_each = zip(*map(_by_ratios, turns.values()), strict=True)
         found[collective] = {
-            name: curve((nbytes, times[place]) for nbytes, times in points.items()) for place, name in enumerate(names)
+            name: curve(zip(turns, times, strict=True)) for name, times in zip(names, of_each, strict=True)
         }
     return found
 
