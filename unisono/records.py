@@ -1,14 +1,16 @@
 """Records: data classes that cannot be changed, and whose classes cost little to make.
 
 A class with ``@record`` is one with ``@dataclass(frozen=True, slots=True)`` in all that can be seen of it, for
-`dataclasses.replace` and its like too. But `dataclass` writes and compiles source for every class, which takes half a
-millisecond, and a rank makes some fifty of them before its first result. A record's methods are closures instead.
+`dataclasses.replace` and its like too; all annotations of its body are fields. But `dataclass` writes and compiles
+source for every class, which takes half a millisecond, and a rank makes some fifty of them before its first result. A
+record's methods are closures instead, which are there before its class is made; and what `dataclasses` reads of it is
+made when it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -24,6 +26,8 @@ else:
 
 
 Class = TypeVar("Class", bound=type)
+# Where the class of a record has all its fields, those of its bases first.
+_FIELDS = "_record_fields"
 
 
 @overload
@@ -43,27 +47,43 @@ def record(cls: Any = None, /, *, slots: bool = True) -> Any:
     return (lambda decorated: _made(decorated, slots)) if cls is None else _made(cls, slots)
 
 
-def _made(cls: type, slots: bool) -> Any:
-    own = set(cls.__dict__)
-    made: Any = dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
-    for name, method in {"__init__": _init(made), **_methods(fields(made))}.items():
-        if name not in own:
-            setattr(made, name, method)
-    made.__signature__ = _LazySignature()
+def _made(cls: Any, slots: bool) -> Any:
+    own = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+    names = tuple(cls.__annotations__)
+    own_fields = [_field(name, cls.__annotations__[name], own.pop(name, MISSING)) for name in names]
+    if slots:
+        own["__slots__"] = names
+    else:
+        own.update({each.name: each.default for each in own_fields if each.default is not MISSING})
+    all_fields = list({each.name: each for each in (*getattr(cls, _FIELDS, ()), *own_fields)}.values())
+    parameters = [each for each in all_fields if each.init]
+    made = {
+        _FIELDS: all_fields,
+        "__dataclass_fields__": _Described(),
+        "__dataclass_params__": _Described(),
+        "__match_args__": tuple(each.name for each in parameters),
+        "__signature__": _LazySignature(),
+        "__init__": _init(cls.__name__, parameters, getattr(cls, "__post_init__", None)),
+        **_methods(all_fields),
+    }
+    return type(cls)(cls.__name__, cls.__bases__, {**made, **own})
+
+
+def _field(name: str, annotation: Any, default: Any) -> Field[Any]:
+    made: Field[Any] = default if isinstance(default, Field) else field(default=default)
+    made.name, made.type = name, annotation
     return made
 
 
-def _init(cls: type) -> Callable[..., None]:
-    parameters = _parameters(cls)
+def _init(name: str, parameters: Sequence[Field[Any]], after: Callable[[Any], None] | None) -> Callable[..., None]:
     names = [each.name for each in parameters]
-    after = getattr(cls, "__post_init__", None)
     put = object.__setattr__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs or len(args) != len(names):
-            args = _bound(cls.__name__, parameters, args, kwargs)
-        for name, value in zip(names, args, strict=True):
-            put(self, name, value)
+            args = _bound(name, parameters, args, kwargs)
+        for parameter, value in zip(names, args, strict=True):
+            put(self, parameter, value)
         if after is not None:
             after(self)
 
@@ -96,6 +116,7 @@ def _methods(all_fields: Sequence[Field[Any]]) -> dict[str, Callable[..., Any]]:
         "__delattr__": _refuse_to_delete,
         "__getstate__": state,
         "__setstate__": set_state,
+        "__replace__": replace,
     }
 
 
@@ -105,10 +126,6 @@ def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:
 
 def _refuse_to_delete(self: object, name: str) -> NoReturn:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
-
-
-def _parameters(cls: type) -> list[Field[Any]]:
-    return [each for each in fields(cls) if each.init]
 
 
 def _bound(name: str, parameters: Sequence[Field[Any]], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -134,6 +151,23 @@ def _bound(name: str, parameters: Sequence[Field[Any]], args: Sequence[Any], kwa
     return tuple(values)
 
 
+class _Described:
+    """What `dataclasses` writes into a class that it makes, made when somebody reads it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: Any) -> Any:
+        its_fields = {each.name: each for each in getattr(owner, _FIELDS)}
+        annotations = {name: each.type for name, each in its_fields.items()}
+        described = type(
+            owner.__name__, (), {**its_fields, "__annotations__": annotations, "__module__": owner.__module__}
+        )
+        value = getattr(dataclass(init=False, repr=False, eq=False)(described), self._name)
+        setattr(owner, self._name, value)
+        return value
+
+
 class _LazySignature:
     """What `inspect.signature` and `help` show of a record, made when they ask."""
 
@@ -146,5 +180,9 @@ class _LazySignature:
 
         kind = Parameter.POSITIONAL_OR_KEYWORD
         return Signature(
-            [Parameter(each.name, kind, default=default(each), annotation=each.type) for each in _parameters(owner)]
+            [
+                Parameter(each.name, kind, default=default(each), annotation=each.type)
+                for each in getattr(owner, _FIELDS)
+                if each.init
+            ]
         )
