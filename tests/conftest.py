@@ -8,16 +8,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked_ranks
 import pytest
 from deadlines import DEADLINE_S
 from own_processes import children
 
 from unisono.algorithms.registry import REGISTERED
+from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 # What MPI's libraries and UCX leave there when their ranks are killed; Unisono itself puts nothing there.
 OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
+
+_start = process.start
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,6 +38,22 @@ def nothing_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
             if name.startswith(("UNISONO_", "OMPI_COMM_", "PMI_", "SLURM_")) or name in LAUNCHER_VARIABLES:
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "no-cache"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_ranks_of_pools(nothing_left_behind: None, nothing_from_outside: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "start", forked_ranks.server().start)
+        yield
+    forked_ranks.server().close()
+
+
+@pytest.fixture(scope="module")
+def started_ranks_of_pools() -> Iterator[None]:
+    """Where it matters how ranks are started, pools start them as those of users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "start", _start)
         yield
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fabric_ranks import MpiRanks
 from mpi_ranks import environment_of
-from native_ranks import Job
+from native_ranks import Job, Started
 
 import unisono as un
 from unisono.bench.namespaces import SUBNET, address, inside, missing
@@ -28,8 +29,8 @@ class PlacedJob(Job):
         self._prefixes = prefixes
         super().__init__(fn, len(prefixes), directory, *args, **options)
 
-    def prefix(self, rank: int) -> list[str]:
-        return list(self._prefixes[rank])
+    def start_rank(self, rank: int, command: list[str], environ: Mapping[str, str], descriptor: int) -> Started:
+        return subprocess.Popen([*self._prefixes[rank], *command], env=environ, pass_fds=[descriptor])
 
 
 class HostsJob(PlacedJob):

@@ -7,19 +7,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
+import forked_ranks
 from deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.launchers.launch import Pool
 
 CHILD = "import native_ranks; native_ranks.serve()"
+Started: TypeAlias = subprocess.Popen[bytes] | forked_ranks.ForkedProcess
 
 
 class NativeRanks:
@@ -68,7 +70,7 @@ class Job:
 
     def __init__(self, fn: Callable[..., Any], size: int, directory: Path, *args: Any, **options: Any) -> None:
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Started] = []
         self._connections: list[Connection] = []
         task = _by_value(fn, args)
         for rank in range(size):
@@ -113,21 +115,17 @@ class Job:
             connection.close()
         assert not late, f"ranks {late} did not end"
 
-    def prefix(self, rank: int) -> list[str]:
-        """Return the words before the command of `rank`."""
-        return []
+    def start_rank(self, rank: int, command: list[str], environ: Mapping[str, str], descriptor: int) -> Started:
+        """Start the process of `rank`, which inherits the descriptor."""
+        return forked_ranks.server().start_plain(command, [descriptor], environ)
 
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-            self._processes.append(
-                subprocess.Popen(
-                    [*self.prefix(rank), sys.executable, "-c", CHILD, str(theirs.fileno())],
-                    env={**os.environ, "PYTHONPATH": path},
-                    pass_fds=[theirs.fileno()],
-                )
-            )
+            command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
+            environ = {**os.environ, "PYTHONPATH": path}
+            self._processes.append(self.start_rank(rank, command, environ, theirs.fileno()))
         connection = Connection(ours.detach())
         self._connections.append(connection)
         connection.send((store, rank, self.size, options))

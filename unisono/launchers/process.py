@@ -111,6 +111,20 @@ def _exec_rank() -> str:
     return str(Path(core.origin).with_name("exec_rank"))
 
 
+def start(command: Command, core: int | None, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start what becomes a rank, bound to a core if one is given, with pipes for what it writes."""
+    return subprocess.Popen(
+        [_exec_rank(), str(os.getpid()), str(-1 if core is None else core), *command.argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+        pass_fds=command.descriptors,
+        start_new_session=True,
+        bufsize=0,
+    )
+
+
 class RankProcess:
     """A started rank, in a session and a process group of its own, killed by the kernel if the launcher dies.
 
@@ -123,17 +137,7 @@ class RankProcess:
     """
 
     def __init__(self, command: Command, place: Placement, environ: Mapping[str, str]) -> None:
-        core = -1 if place.core is None else place.core
-        self._popen = subprocess.Popen(
-            [_exec_rank(), str(os.getpid()), str(core), *command.argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environ,
-            pass_fds=command.descriptors,
-            start_new_session=True,
-            bufsize=0,
-        )
+        self._popen = start(command, place.core, environ)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
