@@ -21,8 +21,6 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 # What MPI's libraries and UCX leave there when their ranks are killed; Unisono itself puts nothing there.
 OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
 
-_start = process.start
-
 
 @pytest.fixture(autouse=True, scope="session")
 def interrupts_are_heard() -> None:
@@ -53,7 +51,7 @@ def forked_ranks_of_pools(nothing_left_behind: None, nothing_from_outside: None)
 def started_ranks_of_pools() -> Iterator[None]:
     """Where it matters how ranks are started, pools start them as those of users do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "start", _start)
+        patch.setattr(process, "start", forked_ranks.started)
         yield
 
 

@@ -3,8 +3,8 @@
 Importing takes a rank ten times as long as most tests of it. The fork server is started once by each process that runs
 tests, and has no threads. What it forks is told in the words of a command line, ``python -m MODULE …`` or ``python -c
 CODE …``, has the environment, the descriptors and the folder that it would have as a process of its own, and is killed
-by the kernel if the server dies, as that is if whoever runs the tests does. It differs in that ranks share the hashes of
-strings. What is about starting ranks is tested by ranks that are started.
+by the kernel if the server dies, as that is if whoever runs the tests does. It differs in that ranks share the hashes
+of strings. Ranks are started where that is what is tested, or where the system's loader is to find other libraries.
 
 Each rank has a pipe in which the server tells the starter what its process is, and how it has ended.
 """
@@ -27,13 +27,14 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from unisono.launchers.process import Command
+from unisono.launchers.process import Command, start as started
 
 # What ranks import: the library up to a first result, and what tests of ranks have at their beginnings.
 PRELOADED = (
@@ -42,8 +43,11 @@ PRELOADED = (
     *("cloudpickle", "hypothesis.extra.numpy", "ml_dtypes", "numpy.random", "numpy.testing", "pytest"),
     *("executor_contract", "harness", "native_ranks", "numpy.linalg"),
 )
+# What the loader has read when a process begins.
+_OF_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NUMBER = struct.Struct("=i")
 _FIRST_FREE = 512  # descriptors from here on are not in the way of those that a rank is to have
+_GRACE_S = 10.0  # for ranks that are still there when tests have ended
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -97,6 +101,9 @@ class ForkedProcess:
         return int(_NUMBER.unpack(data)[0])
 
 
+Started: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
+
+
 class ForkServer:
     """The process that forks ranks, as it is seen by the one that runs tests."""
 
@@ -105,6 +112,7 @@ class ForkServer:
         self._lock = threading.Lock()
         path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
         own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self._of_loader = [os.environ.get(name) for name in _OF_LOADER]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", "import forked_ranks; forked_ranks.serve()", str(theirs.fileno())],
@@ -113,8 +121,15 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
             )
 
-    def start(self, command: Command, core: int | None, environ: Mapping[str, str]) -> ForkedProcess:
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def start(self, command: Command, core: int | None, environ: Mapping[str, str]) -> Started:
         """Fork a rank as `unisono.launchers.process.start` starts one."""
+        if [environ.get(name) for name in _OF_LOADER] != self._of_loader:
+            return started(command, core, environ)
         out, err = os.pipe(), os.pipe()
         try:
             request = _Request(
@@ -132,9 +147,10 @@ class ForkServer:
         return ForkedProcess(self._fork(request, (1, 2, *descriptors)), None, None)
 
     def close(self) -> None:
-        """End the server, and what is left of its ranks."""
+        """End the server, and what is left of its ranks, which there should be none of."""
         self._socket.close()
-        self._process.wait()
+        left = self._process.wait()
+        assert not left, f"{left} ranks were left behind by the tests"
 
     def _fork(self, request: _Request, descriptors: Sequence[int]) -> int:
         told, tell = os.pipe()
@@ -158,7 +174,10 @@ def server() -> ForkServer:
 
 
 def serve() -> None:
-    """Fork ranks as they are asked for, until nobody can ask any more; return in a rank when it has been one."""
+    """Fork ranks as they are asked for, until nobody can ask any more; return in a rank when it has been one.
+
+    Ranks that are left then are killed, after some time, and make the exit code 1.
+    """
     _die_with_parent()
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
@@ -166,44 +185,62 @@ def serve() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    woken, wake = _hear_of_children()
+    server = os.getpid()
+    tells: dict[int, int] = {}
+    while True:
+        ready = select.select([requests, woken], [], [])[0]
+        if woken in ready:
+            _tell_of_ended(woken, tells)
+        if requests not in ready:
+            continue
+        if (asked := _next_request(requests)) is None:
+            break
+        request, (tell, *descriptors) = asked
+        pid = os.fork()
+        if pid == 0:
+            return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), server)
+        os.write(tell, _NUMBER.pack(pid))
+        tells[pid] = tell
+        for each in descriptors:
+            os.close(each)
+    sys.exit(_end_all(woken, tells))
+
+
+def _hear_of_children() -> tuple[int, int]:
+    """Return a pipe that has something to be read when a child has ended; others write nothing to it."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tells: dict[int, int] = {}
-    while True:
-        ready = select.select([requests, woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 4096)
-            _tell_of_ended(tells)
-        if requests not in ready:
-            continue
-        header, descriptors, *_ = socket.recv_fds(requests, _NUMBER.size, 64)
-        if not header:
-            break
-        request: _Request = pickle.loads(_read(requests, _NUMBER.unpack(header)[0]))
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become(request, descriptors, (requests.detach(), woken, wake, *tells.values()), parent)
-            return
-        tells[pid] = descriptors[0]
-        os.write(descriptors[0], _NUMBER.pack(pid))
-        for each in descriptors[1:]:
-            os.close(each)
+    return woken, wake
+
+
+def _next_request(requests: socket.socket) -> tuple[_Request, list[int]] | None:
+    """Return what is asked for next, and the descriptors that came along."""
+    header, descriptors, *_ = socket.recv_fds(requests, _NUMBER.size, _FIRST_FREE // 2)
+    if not header:
+        return None
+    data = bytearray()
+    while len(data) < _NUMBER.unpack(header)[0]:
+        data += requests.recv(_NUMBER.unpack(header)[0] - len(data))
+    return pickle.loads(data), descriptors
+
+
+def _end_all(woken: int, tells: dict[int, int]) -> int:
+    """Wait for the ranks that are left, and kill those that stay; return how many these were."""
+    until = time.monotonic() + _GRACE_S
+    while tells and time.monotonic() < until:
+        if select.select([woken], [], [], 0.1)[0]:
+            _tell_of_ended(woken, tells)
     for pid in tells:
         os.kill(pid, signal.SIGKILL)
+    return len(tells)
 
 
-def _read(source: socket.socket, nbytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < nbytes:
-        data += source.recv(nbytes - len(data))
-    return bytes(data)
-
-
-def _tell_of_ended(tells: dict[int, int]) -> None:
+def _tell_of_ended(woken: int, tells: dict[int, int]) -> None:
+    os.read(woken, 4096)
     while tells:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -226,7 +263,7 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
         os.setsid()
     if request.core is not None:
         os.sched_setaffinity(0, {request.core})
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors[1:]]
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
     for each in (*descriptors, *of_server):
         os.close(each)
     for each, wanted in zip(moved, request.descriptors, strict=True):
@@ -235,6 +272,8 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environ)
+    path = request.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [each for each in path if each not in sys.path]
     random.seed()
     sys.argv = ["-", *request.argv[3:]]
     if request.argv[1] == "-m":

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from fabric_ranks import MpiRanks
+from forked_ranks import Started
 from mpi_ranks import environment_of
-from native_ranks import Job, Started
+from native_ranks import Job
 
 import unisono as un
 from unisono.bench.namespaces import SUBNET, address, inside, missing

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
 import forked_ranks
 from deadlines import DEADLINE_S
+from forked_ranks import Started
 
 import unisono as un
 from unisono.launchers.launch import Pool
 
 CHILD = "import native_ranks; native_ranks.serve()"
-Started: TypeAlias = subprocess.Popen[bytes] | forked_ranks.ForkedProcess
 
 
 class NativeRanks:

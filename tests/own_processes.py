@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from forked_ranks import server
+
 
 def children() -> list[int]:
     """Return the ids of the children of all threads of this process.
 
-    They are found by their parent: the lists that ``/proc`` has by thread lose a child whose thread ends meanwhile.
+    They are found by their parent: the lists that ``/proc`` has by thread lose a child whose thread ends meanwhile. The
+    process that forks ranks for the tests is none of them.
     """
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
+    found = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _parent(folder) == os.getpid()]
+    return [pid for pid in found if pid != server().pid]
 
 
 def _parent(folder: Path) -> int | None:

@@ -19,6 +19,8 @@ from own_processes import children
 import unisono as un
 from unisono.launchers.launch import Pool
 
+pytestmark = pytest.mark.usefixtures("started_ranks_of_pools")
+
 
 class OwnError(Exception):
     """An exception of a module that ranks cannot import, with arguments of its own."""
