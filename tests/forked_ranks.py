@@ -43,6 +43,8 @@ PRELOADED = (
     *("cloudpickle", "hypothesis.extra.numpy", "ml_dtypes", "numpy.random", "numpy.testing", "pytest"),
     *("executor_contract", "harness", "native_ranks", "numpy.linalg"),
 )
+# What takes longer to import, and ranks need only if the process that runs tests has needed it.
+PRELOADED_IF_USED = ("torch", "sklearn.datasets")
 # What the loader has read when a process begins.
 _OF_LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NUMBER = struct.Struct("=i")
@@ -59,6 +61,7 @@ class _Request:
     descriptors: Sequence[int]  # the numbers that the rank is to have those under that come along
     core: int | None
     is_session: bool
+    preloaded: Sequence[str]
 
 
 class ForkedProcess:
@@ -132,19 +135,16 @@ class ForkServer:
             return started(command, core, environ)
         out, err = os.pipe(), os.pipe()
         try:
-            request = _Request(
-                command.argv, dict(environ), os.getcwd(), (1, 2, *command.descriptors), core, is_session=True
-            )
-            told = self._fork(request, (out[1], err[1], *command.descriptors))
+            theirs = (out[1], err[1], *command.descriptors)
+            told = self._fork(command, environ, theirs, core=core, is_session=True)
         finally:
             os.close(out[1])
             os.close(err[1])
         return ForkedProcess(told, open(out[0], "rb", buffering=0), open(err[0], "rb", buffering=0))
 
-    def start_plain(self, argv: Sequence[str], descriptors: Sequence[int], environ: Mapping[str, str]) -> ForkedProcess:
+    def start_plain(self, command: Command, environ: Mapping[str, str]) -> ForkedProcess:
         """Fork a process that writes where this one writes."""
-        request = _Request(argv, dict(environ), os.getcwd(), (1, 2, *descriptors), None, is_session=False)
-        return ForkedProcess(self._fork(request, (1, 2, *descriptors)), None, None)
+        return ForkedProcess(self._fork(command, environ, (1, 2, *command.descriptors)), None, None)
 
     def close(self) -> None:
         """End the server, and what is left of its ranks, which there should be none of."""
@@ -152,7 +152,24 @@ class ForkServer:
         left = self._process.wait()
         assert not left, f"{left} ranks were left behind by the tests"
 
-    def _fork(self, request: _Request, descriptors: Sequence[int]) -> int:
+    def _fork(
+        self,
+        command: Command,
+        environ: Mapping[str, str],
+        descriptors: Sequence[int],
+        *,
+        core: int | None = None,
+        is_session: bool = False,
+    ) -> int:
+        request = _Request(
+            command.argv,
+            dict(environ),
+            os.getcwd(),
+            (1, 2, *command.descriptors),
+            core,
+            is_session,
+            [name for name in PRELOADED_IF_USED if name in sys.modules],
+        )
         told, tell = os.pipe()
         data = pickle.dumps(request)
         try:
@@ -181,10 +198,7 @@ def serve() -> None:
     _die_with_parent()
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    _preload(PRELOADED)
     woken, wake = _hear_of_children()
     server = os.getpid()
     tells: dict[int, int] = {}
@@ -197,6 +211,7 @@ def serve() -> None:
         if (asked := _next_request(requests)) is None:
             break
         request, (tell, *descriptors) = asked
+        _preload(request.preloaded)
         pid = os.fork()
         if pid == 0:
             return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), server)
@@ -205,6 +220,15 @@ def serve() -> None:
         for each in descriptors:
             os.close(each)
     sys.exit(_end_all(woken, tells))
+
+
+def _preload(names: Sequence[str]) -> None:
+    if all(name in sys.modules for name in names):
+        return
+    for name in names:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def _hear_of_children() -> tuple[int, int]:

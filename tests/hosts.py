@@ -17,6 +17,7 @@ from native_ranks import Job
 
 import unisono as un
 from unisono.bench.namespaces import SUBNET, address, inside, missing
+from unisono.launchers.process import Command
 
 needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -30,8 +31,8 @@ class PlacedJob(Job):
         self._prefixes = prefixes
         super().__init__(fn, len(prefixes), directory, *args, **options)
 
-    def start_rank(self, rank: int, command: list[str], environ: Mapping[str, str], descriptor: int) -> Started:
-        return subprocess.Popen([*self._prefixes[rank], *command], env=environ, pass_fds=[descriptor])
+    def start_rank(self, rank: int, command: Command, environ: Mapping[str, str]) -> Started:
+        return subprocess.Popen([*self._prefixes[rank], *command.argv], env=environ, pass_fds=command.descriptors)
 
 
 class HostsJob(PlacedJob):

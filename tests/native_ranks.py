@@ -20,6 +20,7 @@ from forked_ranks import Started
 
 import unisono as un
 from unisono.launchers.launch import Pool
+from unisono.launchers.process import Command
 
 CHILD = "import native_ranks; native_ranks.serve()"
 
@@ -115,17 +116,16 @@ class Job:
             connection.close()
         assert not late, f"ranks {late} did not end"
 
-    def start_rank(self, rank: int, command: list[str], environ: Mapping[str, str], descriptor: int) -> Started:
-        """Start the process of `rank`, which inherits the descriptor."""
-        return forked_ranks.server().start_plain(command, [descriptor], environ)
+    def start_rank(self, rank: int, command: Command, environ: Mapping[str, str]) -> Started:
+        """Start the process of `rank`."""
+        return forked_ranks.server().start_plain(command, environ)
 
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-            command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
-            environ = {**os.environ, "PYTHONPATH": path}
-            self._processes.append(self.start_rank(rank, command, environ, theirs.fileno()))
+            command = Command((sys.executable, "-c", CHILD, str(theirs.fileno())), (theirs.fileno(),))
+            self._processes.append(self.start_rank(rank, command, {**os.environ, "PYTHONPATH": path}))
         connection = Connection(ours.detach())
         self._connections.append(connection)
         connection.send((store, rank, self.size, options))
