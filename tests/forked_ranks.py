@@ -55,10 +55,9 @@ _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class _Request:
-    argv: Sequence[str]
+    command: Command
     environ: Mapping[str, str]
     folder: str
-    descriptors: Sequence[int]  # the numbers that the rank is to have those under that come along
     core: int | None
     is_session: bool
     preloaded: Sequence[str]
@@ -135,8 +134,7 @@ class ForkServer:
             return started(command, core, environ)
         out, err = os.pipe(), os.pipe()
         try:
-            theirs = (out[1], err[1], *command.descriptors)
-            told = self._fork(command, environ, theirs, core=core, is_session=True)
+            told = self._fork(command, environ, (out[1], err[1]), core=core, is_session=True)
         finally:
             os.close(out[1])
             os.close(err[1])
@@ -144,7 +142,7 @@ class ForkServer:
 
     def start_plain(self, command: Command, environ: Mapping[str, str]) -> ForkedProcess:
         """Fork a process that writes where this one writes."""
-        return ForkedProcess(self._fork(command, environ, (1, 2, *command.descriptors)), None, None)
+        return ForkedProcess(self._fork(command, environ, (1, 2)), None, None)
 
     def close(self) -> None:
         """End the server, and what is left of its ranks, which there should be none of."""
@@ -156,25 +154,19 @@ class ForkServer:
         self,
         command: Command,
         environ: Mapping[str, str],
-        descriptors: Sequence[int],
+        outputs: tuple[int, int],
         *,
         core: int | None = None,
         is_session: bool = False,
     ) -> int:
-        request = _Request(
-            command.argv,
-            dict(environ),
-            os.getcwd(),
-            (1, 2, *command.descriptors),
-            core,
-            is_session,
-            [name for name in PRELOADED_IF_USED if name in sys.modules],
-        )
+        preloaded = [name for name in PRELOADED_IF_USED if name in sys.modules]
+        request = _Request(command, dict(environ), os.getcwd(), core, is_session, preloaded)
         told, tell = os.pipe()
         data = pickle.dumps(request)
         try:
             with self._lock:
-                socket.send_fds(self._socket, [_NUMBER.pack(len(data))], [tell, *descriptors])
+                passed = [tell, *outputs, *command.descriptors]
+                socket.send_fds(self._socket, [_NUMBER.pack(len(data))], passed)
                 self._socket.sendall(data)
         except BaseException:
             os.close(told)
@@ -200,7 +192,7 @@ def serve() -> None:
     requests.set_inheritable(False)
     _preload(PRELOADED)
     woken, wake = _hear_of_children()
-    server = os.getpid()
+    own_pid = os.getpid()
     tells: dict[int, int] = {}
     while True:
         ready = select.select([requests, woken], [], [])[0]
@@ -214,7 +206,7 @@ def serve() -> None:
         _preload(request.preloaded)
         pid = os.fork()
         if pid == 0:
-            return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), server)
+            return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), own_pid)
         os.write(tell, _NUMBER.pack(pid))
         tells[pid] = tell
         for each in descriptors:
@@ -290,7 +282,7 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST_FREE) for each in descriptors]
     for each in (*descriptors, *of_server):
         os.close(each)
-    for each, wanted in zip(moved, request.descriptors, strict=True):
+    for each, wanted in zip(moved, (1, 2, *request.command.descriptors), strict=True):
         os.dup2(each, wanted, inheritable=True)
         os.close(each)
     os.chdir(request.folder)
@@ -299,11 +291,12 @@ def _become(request: _Request, descriptors: Sequence[int], of_server: Sequence[i
     path = request.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [each for each in path if each not in sys.path]
     random.seed()
-    sys.argv = ["-", *request.argv[3:]]
-    if request.argv[1] == "-m":
-        runpy.run_module(request.argv[2], run_name="__main__", alter_sys=True)
+    _, how, what, *arguments = request.command.argv
+    sys.argv = ["-", *arguments]
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-        exec(request.argv[2], {"__name__": "__main__"})
+        exec(what, {"__name__": "__main__"})
 
 
 def _die_with_parent() -> None:
