@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 from deadlines import DEADLINE_S
+from forked_ranks import import_path
 from native_ranks import NativeRanks, _by_value, _with_executor
 
 import unisono as un
@@ -80,8 +80,7 @@ class MpiRanks:
         address = f"{self._directory}/ranks"
         command = [*(launcher or mpi_ranks.launcher(library)), "-n", str(size)]
         command += [str(mpi_ranks.environment_of(library) / "bin" / "python"), "-c", SERVE]
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-        own = {ADDRESS: address, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": path}
+        own = {ADDRESS: address, "UNISONO_TRANSPORTS": transports, "PYTHONPATH": import_path()}
         self._connections: list[Connection] = []
         with Listener(address, "AF_UNIX") as listener:
             listener._listener._socket.settimeout(DEADLINE_S)  # type: ignore[attr-defined]

@@ -112,8 +112,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
         self._of_loader = [os.environ.get(name) for name in _OF_LOADER]
         with theirs:
             self._process = subprocess.Popen(
@@ -176,6 +175,11 @@ class ForkServer:
         return told
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH with which another process imports what this one can."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+
+
 @cache
 def server() -> ForkServer:
     """Return the server of this process. The thread that calls it first has to live as long as it is needed."""
@@ -185,7 +189,7 @@ def server() -> ForkServer:
 def serve() -> None:
     """Fork ranks as they are asked for, until nobody can ask any more; return in a rank when it has been one.
 
-    Ranks that are left then are killed, after some time, and make the exit code 1.
+    Ranks that are left then are killed, after some time; how many they were is the exit code.
     """
     _die_with_parent()
     requests = socket.socket(fileno=int(sys.argv[1]))

@@ -123,9 +123,10 @@ class Job:
     def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
             command = Command((sys.executable, "-c", CHILD, str(theirs.fileno())), (theirs.fileno(),))
-            self._processes.append(self.start_rank(rank, command, {**os.environ, "PYTHONPATH": path}))
+            self._processes.append(
+                self.start_rank(rank, command, {**os.environ, "PYTHONPATH": forked_ranks.import_path()})
+            )
         connection = Connection(ours.detach())
         self._connections.append(connection)
         connection.send((store, rank, self.size, options))
