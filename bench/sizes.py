@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.errors import UsageError
-from unisono.options import FIELDS
+from unisono.options import parse_nbytes
 
 DEFAULT_FACTOR = 4
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -45,7 +45,7 @@ def _range(part: str) -> list[int]:
 
 def _size(text: str) -> int:
     try:
-        return int(FIELDS["segment_nbytes"](text))
+        return parse_nbytes(text)
     except ValueError as error:
         raise UsageError(f"{text!r} is not a size: it must be {error}") from None
 

@@ -17,7 +17,7 @@ from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_ke
 from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
 from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
-from unisono.options import Options
+from unisono.options import Options, strange_variables
 from unisono.transports import _core
 from unisono.transports.base import Executor
 from unisono.transports.native_executor import NativeExecutor
@@ -51,6 +51,8 @@ class _Job:
             self.server.close()
 
 
+# Sentences about strange variables that this process has logged.
+_reported: set[str] = set()
 _open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDictionary()
 
 
@@ -86,6 +88,7 @@ def init(
     launch = _launch(store, rank, size, mpi_comm)
     if not _open_worlds:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
+    _report_strange_variables(launch.rank)
     began = time.perf_counter()
     server = _serve(launch)
     meeting: Meeting | None = None
@@ -108,6 +111,14 @@ def init(
         raise
     _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
     return world
+
+
+def _report_strange_variables(rank: int) -> None:
+    """Log variables that look like settings, once; as a warning on rank 0 alone, since ranks mostly share them."""
+    for sentence in strange_variables(os.environ):
+        if sentence not in _reported:
+            _reported.add(sentence)
+            (_log.warning if rank == 0 else _log.info)("%s", sentence)
 
 
 def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> Launch:

@@ -105,7 +105,6 @@ def test_transports_may_be_a_tuple() -> None:
         ("UNISONO_TRANSPORTS", "pigeon"),
         ("UNISONO_TRANSPORTS", "shm,tcp,shm"),
         ("UNISONO_TRANSPORTS", "auto,tcp"),
-        ("UNISONO_LOGG", "info"),
         ("UNISONO_SIZE", "two"),
     ],
 )

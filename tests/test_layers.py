@@ -17,7 +17,7 @@ import unisono
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
-    "unisono.log",
+    *("unisono.deadlines", "unisono.log"),
 )
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)

@@ -405,10 +405,17 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
     assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", ended.stderr)
 
 
-def test_a_setting_that_does_not_exist_is_refused_before_anything_starts(script: Script) -> None:
-    ended = run("-n", 2, script("print('started')"), UNISONO_LOGG="info")
+def test_a_bad_setting_is_refused_before_anything_starts(script: Script) -> None:
+    ended = run("-n", 2, script("print('started')"), UNISONO_TIMEOUT_S="soon")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "unisono: UNISONO_LOGG is not a setting of Unisono; did you mean UNISONO_LOG?\n"
+    assert ended.stderr.startswith("unisono: UNISONO_TIMEOUT_S='soon' cannot be used")
+
+
+def test_a_variable_that_is_no_setting_is_warned_of_by_rank_0_alone(script: Script) -> None:
+    ended = run("-n", 2, script("import unisono; unisono.init().close()"), UNISONO_LOGG="info")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr.startswith("[0] unisono [0/2] UNISONO_LOGG is not a setting")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_the_log_level_reaches_the_ranks(script: Script) -> None:

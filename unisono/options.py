@@ -7,9 +7,13 @@ the program. `FIELDS` is the table of both: `unisono doctor` and the documentati
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+from unisono.deadlines import seconds
 from unisono.errors import UsageError
 from unisono.records import record
 
@@ -24,13 +28,14 @@ TRANSPORTS_GROUP = "unisono.transports"
 MOST_TCP_STREAMS = 16
 
 
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
+def _one_of(*allowed: str) -> Callable[[object], str]:
+    def check(value: object) -> str:
+        text = value.lower() if isinstance(value, str) else ""
+        if text not in allowed:
             raise ValueError(f"one of {', '.join(allowed)}")
-        return text.lower()
+        return text
 
-    return parse
+    return check
 
 
 def parse_transports(names: str | tuple[str, ...]) -> str:
@@ -40,7 +45,8 @@ def parse_transports(names: str | tuple[str, ...]) -> str:
     ('shm,tcp', 'tcp')
     """
     listed = names.split(",") if isinstance(names, str) else names
-    found = [name.strip().lower() for name in listed]
+    is_text = isinstance(listed, (list, tuple)) and all(isinstance(name, str) for name in listed)
+    found = [name.strip().lower() for name in listed] if is_text else []
     is_list = set(found) <= set(TRANSPORTS) and len(set(found)) == len(found) > 0
     if found == [CUDA_IPC]:
         raise ValueError(f"{CUDA_IPC} and another one, as it carries no messages")
@@ -62,16 +68,6 @@ def installed_transports() -> list[str]:
     return sorted(
         {each.name for each in entry_points(group=TRANSPORTS_GROUP)} - {"auto", *TRANSPORTS, *WHOLE_TRANSPORTS}
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < 1e9:
-        raise ValueError("a positive number of seconds")
-    return value
 
 
 def parse_nbytes(text: str) -> int:
@@ -96,21 +92,46 @@ def _switch(text: str) -> bool:
         raise ValueError("on or off") from None
 
 
-def _streams(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_TCP_STREAMS):
-        raise ValueError(f"a number from 1 to {MOST_TCP_STREAMS}")
-    return int(text)
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
 
 
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("not empty")
-    return text
+def _integer(least: int, most: int | None, meaning: str) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        try:
+            number = -1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = -1
+        if number < least or (most is not None and number > most):
+            raise ValueError(meaning)
+        return number
+
+    return check
+
+
+def _text(value: object) -> str:
+    if not (isinstance(value, str) and value.strip()):
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _path_or_none(value: Any) -> str:
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        path = None
+    if not isinstance(path, str):
+        raise ValueError("a path, or empty for none")
+    return path
 
 
 @record
 class Options:
     """Settings of a job.
+
+    Limits of time are positive numbers of seconds; an infinite one stands for no limit.
 
     Attributes:
         log: how much to tell on stderr: "error", "warning", "info" or "debug".
@@ -131,6 +152,9 @@ class Options:
         tcp_streams: connections between two ranks that share the load of large messages, where one alone does not
             fill the link; at most 16.
         tcp_checksum: whether payloads over TCP carry checksums (CRC-32C), which find what the network's own miss.
+
+    Raises:
+        UsageError: a setting has a value that it cannot have.
     """
 
     log: str = "warning"
@@ -146,10 +170,9 @@ class Options:
     tcp_checksum: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "transports", parse_transports(self.transports))
-        except ValueError as error:
-            raise UsageError(f"transports={self.transports!r} cannot be used: it must be {error}") from None
+        for name, field in FIELDS.items():
+            value = getattr(self, name)
+            object.__setattr__(self, name, _accepted(name, field.check, value))
 
     @property
     def preference(self) -> tuple[str, ...]:
@@ -171,17 +194,16 @@ class Options:
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> Options:
         """Return the options that ``UNISONO_*`` variables and `overrides` (which win) ask for.
 
+        Variables that are no settings are ignored here: `strange_variables` tells of them.
+
         Raises:
-            UsageError: a variable has a value that it cannot have, or no setting or launcher variable has its name.
+            UsageError: a variable of a setting has a value that it cannot have.
         """
         values = {
-            name: _parse(variable(name), parse, environ[variable(name)])
-            for name, parse in FIELDS.items()
+            name: _accepted(variable(name), field.parse, environ[variable(name)])
+            for name, field in FIELDS.items()
             if variable(name) in environ
         }
-        for name in environ:
-            if name.startswith(PREFIX) and name not in _KNOWN:
-                raise UsageError(f"{name} is not a setting of Unisono{_suggestion(name)}")
         return dataclasses.replace(cls(), **{**values, **overrides})
 
     def adopting(self, values: Mapping[str, Any]) -> Options:
@@ -189,22 +211,56 @@ class Options:
         return dataclasses.replace(self, **values)
 
 
-FIELDS: dict[str, Callable[[str], Any]] = {
-    "log": _choice("error", "warning", "info", "debug"),
-    "timeout_s": _seconds,
-    "rendezvous_timeout_s": _seconds,
-    "transports": parse_transports,
-    "algorithm": _text,
-    "table": _text,
-    "segment_nbytes": parse_nbytes,
-    "bind_address": _text,
-    "heartbeat_timeout_s": _seconds,
-    "tcp_streams": _streams,
-    "tcp_checksum": _switch,
+class Field(NamedTuple):
+    """How the values of a setting are checked. Both functions raise ValueError, which says what the value must be.
+
+    Attributes:
+        read: makes a value of the text of a variable; `check` sees it next.
+        check: returns the value of a program as it is kept.
+    """
+
+    read: Callable[[str], Any]
+    check: Callable[[Any], Any]
+
+    def parse(self, text: str) -> Any:
+        """Return the value that the text of a variable stands for."""
+        return self.check(self.read(text))
+
+
+def _number_or_text(kind: Callable[[str], float]) -> Callable[[str], float | str]:
+    """Return what reads a number; it hands on a text that is none, for the check to say what it must be."""
+
+    def read(text: str) -> float | str:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
+
+
+_SECONDS = Field(_number_or_text(float), seconds)
+
+FIELDS: dict[str, Field] = {
+    "log": Field(str, _one_of("error", "warning", "info", "debug")),
+    "timeout_s": _SECONDS,
+    "rendezvous_timeout_s": _SECONDS,
+    "transports": Field(str, parse_transports),
+    "algorithm": Field(str, _text),
+    "table": Field(str, _path_or_none),
+    "segment_nbytes": Field(parse_nbytes, _integer(0, None, "a number of bytes, as 65536")),
+    "bind_address": Field(str, _text),
+    "heartbeat_timeout_s": _SECONDS,
+    "tcp_streams": Field(_number_or_text(int), _integer(1, MOST_TCP_STREAMS, f"a number from 1 to {MOST_TCP_STREAMS}")),
+    "tcp_checksum": Field(_switch, _flag),
 }
 
 # What a launcher tells each rank; `collectives.environment` reads these.
 LAUNCHER_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB", "KEY_FD", "KEY_FILE")
+# Kubernetes sets these in every container for a service called "unisono", "unisono-store" and so on.
+_OF_KUBERNETES = (
+    r"UNISONO(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 
 
 def variable(name: str) -> str:
@@ -219,15 +275,29 @@ def variable(name: str) -> str:
 _KNOWN = frozenset({variable(name) for name in FIELDS} | {PREFIX + name for name in LAUNCHER_VARIABLES})
 
 
-def _parse(name: str, parse: Callable[[str], Any], text: str) -> Any:
+def strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each ``UNISONO_*`` variable that is no setting; those of Kubernetes are passed over.
+
+    They are no errors: they may be settings of another version, in an environment that several programs share.
+
+    >>> list(strange_variables({"UNISONO_LOGG": "info", "UNISONO_PORT": "tcp://10.96.14.3:29400"}))
+    ['UNISONO_LOGG is not a setting of this version of Unisono and is ignored; did you mean UNISONO_LOG?']
+    """
+    for name in environ:
+        if name.startswith(PREFIX) and name not in _KNOWN and not re.fullmatch(_OF_KUBERNETES, name):
+            yield f"{name} is not a setting of this version of Unisono and is ignored{_suggestion(name)}"
+
+
+def _accepted(name: str, check: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return parse(text)
+        return check(value)
     except ValueError as error:
-        raise UsageError(f"{name}={text!r} cannot be used: it must be {error}") from None
+        raise UsageError(f"{name}={value!r} cannot be used: it must be {error}") from None
 
 
 def _suggestion(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, sorted(_KNOWN), n=1)
-    return f"; did you mean {near[0]}?" if near else "; `unisono doctor` lists the settings"
+    # Without the prefix, which would make all names alike.
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in _KNOWN], n=1)
+    return f"; did you mean {PREFIX}{near[0]}?" if near else "; `unisono doctor` lists the settings"

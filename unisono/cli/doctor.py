@@ -20,7 +20,7 @@ from unisono.cli.checks import Finding, look_for, run_checks, third_party
 from unisono.cli.gpu_checks import gpu_findings
 from unisono.collectives.environment import MPI_WORLD, detect
 from unisono.errors import UsageError
-from unisono.options import FIELDS, Options, variable
+from unisono.options import FIELDS, Options, strange_variables, variable
 from unisono.transports.locality import Surroundings
 from unisono.tuning.gpus import gpus, islands
 
@@ -123,10 +123,13 @@ def ranges(numbers: list[int]) -> str:
 
 
 def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]:
+    findings: list[Finding] = []
     try:
-        options, findings = Options.from_environment(environ), []
+        options = Options.from_environment(environ)
     except UsageError as error:
-        options, findings = Options(), [Finding("settings", False, error.message, required=True)]
+        options = Options()
+        findings.append(Finding("settings", False, error.message, required=True))
+    findings += [Finding("variables", False, sentence) for sentence in strange_variables(environ)]
     settings = [
         Setting(name, str(getattr(options, name)), variable(name) if variable(name) in environ else "default")
         for name in FIELDS

@@ -48,7 +48,7 @@ def _ranks(context: click.Context, parameter: click.Parameter, text: str) -> int
 
 def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     try:
-        return None if text is None else float(FIELDS["timeout_s"](text))
+        return None if text is None else float(FIELDS["timeout_s"].parse(text))
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not {error}.") from None
 
