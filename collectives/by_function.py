@@ -15,7 +15,6 @@ carried out one after the other, so that all ranks make the second exchanges in 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from unisono.collectives.exchanges import PREFIXES, WHOLE, Draft, check, count_o
 from unisono.collectives.functions import combine_all, combine_prefixes
 from unisono.collectives.prepared import Checked, Part
 from unisono.collectives.turns import TurnOperation, Turns
+from unisono.deadlines import Deadline
 from unisono.errors import AbortedError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.records import record
@@ -99,7 +99,7 @@ class Reducer:
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
         with self._guarded():
-            deadline = time.monotonic() + limit_s
+            deadline = Deadline(limit_s)
             self._get_ready()
             # What can be done here and now is done by the executor's quicker way.
             at_once = self._turns.are_over() and len(reductions.parts) == 1
@@ -111,7 +111,7 @@ class Reducer:
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
         """Start a call, which goes on by itself; its end is none of those that the executor counts."""
         with self._guarded():
-            deadline = time.monotonic() + limit_s
+            deadline = Deadline(limit_s)
             self._get_ready()
             begun = self._begin(reductions, limit_s)
             turn = self._turns.take()
@@ -146,24 +146,24 @@ class Reducer:
             begun[-1][0].go_on(limit_s)
         return begun
 
-    def _finish(self, reductions: Reductions, begun: Sequence[_Begun] | None, deadline: float) -> None:
+    def _finish(self, reductions: Reductions, begun: Sequence[_Begun] | None, deadline: Deadline) -> None:
         """Wait for the first exchanges, or make them; combine, and make the second ones."""
         with self._guarded():
             for index, (part, way) in enumerate(zip(reductions.parts, reductions.ways, strict=True)):
                 if begun is None:
                     stage = _stage(part, way)
-                    self._executor.run(way.first, part.source, stage.reshape(-1), _rest_s(deadline))
+                    self._executor.run(way.first, part.source, stage.reshape(-1), deadline.left_s())
                 else:
                     operation, stage = begun[index]
-                    operation.wait(_rest_s(deadline))
+                    operation.wait(deadline.left_s())
                 self._take_on(part, way, self._combined(part, way, stage), deadline)
 
-    def _take_on(self, part: Part, way: Way, results: AnyArray, deadline: float) -> None:
+    def _take_on(self, part: Part, way: Way, results: AnyArray, deadline: Deadline) -> None:
         """Bring results, in rows, to where they belong."""
         if way.second is not None:
             assert self._returning is not None, "it is made before the first exchange"
             source = results[: way.draft.sent].reshape(-1)
-            self._returning.run(way.second, source, part.target, _rest_s(deadline))
+            self._returning.run(way.second, source, part.target, deadline.left_s())
         elif way.draft.rows:
             assert part.target is not None, "who combines has a result"
             part.target[...] = results[-1]
@@ -249,7 +249,3 @@ _Begun: TypeAlias = tuple[Operation, AnyArray]
 def _stage(part: Part, way: Way) -> AnyArray:
     assert part.kind.dtype is not None, "an array has a dtype"
     return np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))
-
-
-def _rest_s(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

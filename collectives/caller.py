@@ -29,6 +29,7 @@ from unisono.collectives.prepared import Part, Prepared
 from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.work import Work, Works
+from unisono.deadlines import checked_timeout_s
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
@@ -383,9 +384,7 @@ class Caller:
     def _limit_s(self, timeout_s: float | None) -> float:
         if timeout_s is None:
             return self._options.timeout_s
-        if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-            raise UsageError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-        return timeout_s
+        return checked_timeout_s(timeout_s)
 
 
 def spread(given: Given) -> list[Given]:

@@ -13,7 +13,6 @@ call, by which a disagreement is found as ever.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,11 +22,12 @@ from weakref import WeakMethod, finalize
 
 from unisono.collectives.calls import Calls
 from unisono.collectives.device_arrays import DeviceArrays
-from unisono.collectives.device_routes import ByIpc, HostCalls, Route, Staged, rest_s
+from unisono.collectives.device_routes import ByIpc, HostCalls, Route, Staged
 from unisono.collectives.device_work import Arrival, DeviceCall, DeviceWork, keep_late
 from unisono.collectives.prepared import Checked
 from unisono.collectives.turns import TurnOperation, Turns
 from unisono.collectives.work import Works
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.base import Executor, Operation, Traffic
@@ -90,7 +90,7 @@ class DeviceCalls:
         arrival = Arrival(device, call, device.new_event())
         self._keep(arrival)
         turn = self._turns.take()
-        job = partial(self._carry_out, call, ready, arrival, announcement, time.monotonic() + limit_s)
+        job = partial(self._carry_out, call, ready, arrival, announcement, Deadline(limit_s))
         name = str(announced.signature)
         operation = TurnOperation(self._executor, turn.ended, name)
         if here:
@@ -124,7 +124,7 @@ class DeviceCalls:
     def close(self) -> None:
         """End what goes on, after the executor has been closed, and give everything back that was taken."""
         self._turns.close()
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline = Deadline(_FAREWELL_S)
         with suppress(CollectiveTimeoutError):
             while self._arriving:
                 await_event(self._arriving[0].device, self._arriving[0].event, deadline)
@@ -160,12 +160,12 @@ class DeviceCalls:
         self._arriving.append(arrival)
 
     def _carry_out(
-        self, call: DeviceCall, ready: Sequence[Event], arrival: Arrival, announcement: Operation, deadline: float
+        self, call: DeviceCall, ready: Sequence[Event], arrival: Arrival, announcement: Operation, deadline: Deadline
     ) -> None:
         """Issue all of a call, which waits for other ranks."""
         try:
             self._route_of(call, deadline).issue(call, ready, arrival.event, deadline)
-            announcement.wait(rest_s(deadline))
+            announcement.wait(deadline.left_s())
         except UnisonoError as error:
             if not self._is_stopped:
                 self._executor.fail(error)
@@ -178,12 +178,12 @@ class DeviceCalls:
             for event in ready:
                 arrival.device.end_event(event)
 
-    def _route_of(self, call: DeviceCall, deadline: float) -> Route:
+    def _route_of(self, call: DeviceCall, deadline: Deadline) -> Route:
         """Return the way that a call takes, the same on all ranks, which find it out at their first call."""
         assert self._staged is not None, "it is made before the first call"
         assert self._device is not None, "it is known before the first call"
         if self._links is not None and self._by_ipc is None:
-            self._by_ipc = ByIpc(self._links, self._calls, self._device, rest_s(deadline))
+            self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.left_s())
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged
 
 

@@ -10,7 +10,6 @@ Either side chooses by itself: both ways send the same messages.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -23,6 +22,7 @@ from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.device_work import keep_late
 from unisono.collectives.parcels import Incoming, Outgoing
 from unisono.collectives.work import Work, Works
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError
 from unisono.transports.base import AnyArray, Executor, MemoryType, Probe
 from unisono.transports.cuda.device import Device, Event
@@ -109,7 +109,7 @@ class DeviceMessages:
         fetching = _copied(memory, flat, operand.flat, kept=flat)
         self.to_host_nbytes += flat.nbytes
         try:
-            fetching.wait(time.monotonic() + limit_s)
+            fetching.wait(Deadline(limit_s))
         except CollectiveTimeoutError:
             self._keep(fetching)
             raise
@@ -123,7 +123,7 @@ class DeviceMessages:
 
     def close(self) -> None:
         """Wait for the copies, but no longer than seconds."""
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline = Deadline(_FAREWELL_S)
         with suppress(CollectiveTimeoutError):
             while self._copying:
                 self._copying[0].wait(deadline)
@@ -202,7 +202,7 @@ class _ReceiveWork(Work[Any]):
         Raises:
             CollectiveTimeoutError: it has not got them in time. Any other error as `wait`.
         """
-        deadline = time.monotonic() + (self._limit_s if timeout_s is None else timeout_s)
+        deadline = Deadline(self._seconds(timeout_s))
         result = self.wait(timeout_s)
         if self._incoming.storing is not None:
             self._incoming.storing.wait(deadline)
@@ -223,7 +223,7 @@ class _Copying:
     def is_over(self) -> bool:
         return self._device.done(self.event)
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: Deadline) -> None:
         await_event(self._device, self.event, deadline)
 
 
@@ -244,7 +244,7 @@ def _memory_type(device: Device, operand: Operand) -> MemoryType | None:
 
 def _await_streams(memory: DeviceArrays, limit_s: float) -> None:
     """Block until the device has done what the caller has issued so far to the streams of the arrays."""
-    device, deadline = memory.device, time.monotonic() + limit_s
+    device, deadline = memory.device, Deadline(limit_s)
     event = device.new_event()
     try:
         for stream in memory.streams():

@@ -6,7 +6,6 @@ calls of a communicator are issued one after the other, by one thread at a time,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -16,6 +15,7 @@ from unisono.collectives.device_work import DeviceCall
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.prepared import Part
 from unisono.collectives.segments import Run, Segment, segments_of
+from unisono.deadlines import Deadline
 from unisono.transports.base import AnyArray, Executor, Traffic
 from unisono.transports.cuda import staging
 from unisono.transports.cuda.device import Device, Event
@@ -26,7 +26,6 @@ from unisono.transports.reductions import numpy_dtype
 # Bytes of the whole vector that are staged at once.
 SEGMENT_NBYTES = 4 << 20
 # How long what is left of a time limit is at least: that it is over is found by who waits.
-_SHORTEST_S = 0.001
 
 
 # What is given as the counts of a call, in elements; None for equal shares.
@@ -48,7 +47,7 @@ class Route(Protocol):
     def refuses(self, call: DeviceCall) -> str | None:
         """Return why a call cannot take this way; None if it can. Equal on all ranks."""
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: float) -> None:
+    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """Issue all of a call behind the events `ready`, and record `finished` behind that; blocks for other ranks.
 
         If it fails, `finished` is behind what had been issued by then: until it happens, the arrays are in use.
@@ -57,7 +56,7 @@ class Route(Protocol):
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
         """
 
-    def close(self, deadline: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Give everything back, when the device has done what was issued, or at the deadline what can be."""
 
 
@@ -89,7 +88,7 @@ class ByIpc:
         told = next((reason for applies, reason in reasons if applies), None)
         return told or self._collectives.refuses(kind.collective, wanted.algorithm)
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: float) -> None:
+    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """See `Route.issue`."""
         for event in ready:
             self._device.wait(self._stream, event)
@@ -99,7 +98,7 @@ class ByIpc:
         finally:
             self._device.record(finished, self._stream)
 
-    def _issue(self, part: Part, deadline: float) -> None:
+    def _issue(self, part: Part, deadline: Deadline) -> None:
         made = self._calls.find(part.kind)
         operation = self._collectives.start(
             made.signature,
@@ -109,15 +108,15 @@ class ByIpc:
             self._stream,
             selected_by(part.kind.algorithm).algorithm,
         )
-        operation.wait(rest_s(deadline))
+        operation.wait(deadline.left_s())
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes that have gone this way, by peer."""
         return self._collectives.traffic()
 
-    def close(self, deadline: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """See `Route.close`."""
-        if self._collectives.close(rest_s(deadline)):
+        if self._collectives.close(deadline.left_s()):
             self._device.end_stream(self._stream)
 
 
@@ -139,7 +138,7 @@ class Staged:
         """See `Route.refuses`."""
         return None
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: float) -> None:
+    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """See `Route.issue`."""
         segments = [each for part in call.checked.parts for each in self._segments(part, call, deadline)]
         self._staging.run(segments, ready, finished, deadline)
@@ -148,11 +147,11 @@ class Staged:
         """Return how many bytes have been copied to the host, and from there."""
         return self._staging.to_host_nbytes, self._staging.to_device_nbytes
 
-    def close(self, deadline: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """See `Route.close`."""
         self._staging.close(deadline)
 
-    def _segments(self, part: Part, call: DeviceCall, deadline: float) -> list[staging.Segment]:
+    def _segments(self, part: Part, call: DeviceCall, deadline: Deadline) -> list[staging.Segment]:
         """Return the segments of one array."""
         kind = part.kind
         assert kind.layout is not None, "a call on a device has an array"
@@ -170,7 +169,7 @@ class Staged:
             for each in cut
         ]
 
-    def _exchange(self, part: Part, segment: Segment, deadline: float, source: AnyArray, target: AnyArray) -> None:
+    def _exchange(self, part: Part, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray) -> None:
         """Make the call of a segment on the host."""
         kind = part.kind
         assert kind.dtype is not None, "a call on a device has an array"
@@ -180,12 +179,7 @@ class Staged:
         out = target.view(dtype) if part.target is not None else None
         # Who only receives a broadcast gives memory for it.
         x = source.view(dtype) if part.source is not None else out if kind.collective == "broadcast" else None
-        self._host.call_on_host(kind, x, out, segment.counts, rest_s(deadline))
-
-
-def rest_s(deadline: float) -> float:
-    """Return the seconds that are left until a time of `time.monotonic`, but not none."""
-    return max(_SHORTEST_S, deadline - time.monotonic())
+        self._host.call_on_host(kind, x, out, segment.counts, deadline.left_s())
 
 
 def _address(array: AnyArray | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -10,6 +9,7 @@ from typing import Protocol, TypeVar
 from unisono.collectives.device_arrays import DeviceArrays
 from unisono.collectives.prepared import Checked
 from unisono.collectives.work import Work, Works
+from unisono.deadlines import Deadline
 from unisono.transports.base import Operation
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
@@ -111,8 +111,7 @@ class DeviceWork(Work[Result]):
             CollectiveTimeoutError: it has not in time; the call goes on.
             PeerLostError: it has not, and another rank has been lost. Any other error as `wait`.
         """
-        limit_s = self._limit_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + limit_s
+        deadline = Deadline(self._seconds(timeout_s))
         result = self.wait(timeout_s)
         await_event(self._arrival.device, self._arrival.event, deadline, self._check)
         return result

@@ -6,7 +6,6 @@ open. Objects travel with tags of their own, and neither get in the way of these
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +15,7 @@ from unisono.collectives.devices import on_device
 from unisono.collectives.parcels import Incoming, Outgoing
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.work import Work
+from unisono.deadlines import Deadline
 from unisono.errors import UsageError
 from unisono.transports.base import Message
 
@@ -170,10 +170,10 @@ class Messages(Caller):
         if dest == source == self.rank:
             arrays.copy(sent.operand, received.operand)
             return received.finish(None)  # type: ignore[no-any-return]
-        deadline = time.monotonic() + limit_s
+        deadline = Deadline(limit_s)
         receiving = received.start(self._executor, source, tag)
         sent.start(self._executor, dest, tag).wait(limit_s)
-        receiving.wait(max(0.0, deadline - time.monotonic()))
+        receiving.wait(deadline.left_s())
         return received.finish(receiving)  # type: ignore[no-any-return]
 
     def probe(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from unisono.collectives.caller import checked_integer
 from unisono.collectives.counted_shares import CountedShares
 from unisono.collectives.equal_shares import EqualShares
+from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.records import record
@@ -85,7 +85,7 @@ class Objects(EqualShares, CountedShares):
         [{'seed': 7}, {'seed': 7}]
         """
         self._check_alone()
-        root, left_s = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s))
+        root, left_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s
         mine = _pack(obj) if self.rank == root else None
         header = self.broadcast(mine.header if mine else np.empty(2, np.int64), root, timeout_s=left_s())
         self._check_pickled(header[None], mine, root, left_s)
@@ -104,7 +104,7 @@ class Objects(EqualShares, CountedShares):
         [['a', 'b'], ['a', 'b']]
         """
         self._check_alone()
-        left_s, mine = _countdown(self._limit_s(timeout_s)), _pack(obj)
+        left_s, mine = Deadline(self._limit_s(timeout_s)).left_s, _pack(obj)
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
         counts = headers[:, 0].tolist()
@@ -126,7 +126,7 @@ class Objects(EqualShares, CountedShares):
         [None, ['a', 'b']]
         """
         self._check_alone()
-        root, left_s, mine = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s)), _pack(obj)
+        root, left_s, mine = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s, _pack(obj)
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
         counts = headers[:, 0].tolist()
@@ -154,7 +154,7 @@ class Objects(EqualShares, CountedShares):
         ['a', 'b']
         """
         self._check_alone()
-        root, left_s = self._rank_of(root, "root"), _countdown(self._limit_s(timeout_s))
+        root, left_s = self._rank_of(root, "root"), Deadline(self._limit_s(timeout_s)).left_s
         parcels: list[_Parcel] = []
         if self.rank == root:
             if not isinstance(objs, Sequence) or len(objs) != self.size:
@@ -198,7 +198,7 @@ class Objects(EqualShares, CountedShares):
         """
         self._check_alone()
         dest, tag = self._peer_of(dest, "dest"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
-        left_s, parcel = _countdown(self._limit_s(timeout_s)), _pack(obj)
+        left_s, parcel = Deadline(self._limit_s(timeout_s)).left_s, _pack(obj)
         self._executor.send(parcel.header, _NUMBER, dest, tag).wait(left_s())
         self._send_parts([parcel.head, *parcel.parts], dest, tag, left_s)
         if parcel.is_refused:
@@ -208,7 +208,7 @@ class Objects(EqualShares, CountedShares):
         """Return the next object that rank `source` sends with this tag; as `send_object`."""
         self._check_alone()
         source, tag = self._peer_of(source, "source"), checked_integer(tag, "tag", 0, _MOST_TAG) | _OBJECT_TAG
-        left_s, header = _countdown(self._limit_s(timeout_s)), np.empty(2, np.int64)
+        left_s, header = Deadline(self._limit_s(timeout_s)).left_s, np.empty(2, np.int64)
         self._executor.recv(header, _NUMBER, source, tag).wait(left_s())
         head: AnyArray = np.empty(abs(header[0]), np.uint8)
         self._recv_parts([head], source, tag, left_s)
@@ -297,9 +297,3 @@ def _room_for_parts(head: AnyArray, count: int) -> list[AnyArray]:
 
 def _split(stream: AnyArray, counts: list[int]) -> list[AnyArray]:
     return np.split(stream, np.cumsum(counts)[:-1])
-
-
-def _countdown(limit_s: float) -> Callable[[], float]:
-    """Return what returns how much is left of `limit_s` from now on, always more than nothing."""
-    deadline = time.monotonic() + limit_s
-    return lambda: max(1e-3, deadline - time.monotonic())

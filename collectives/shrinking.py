@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from unisono import log
 from unisono.collectives.init import join_world
 from unisono.collectives.meeting import Alone, AtStore, Meeting
+from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.base import Executor
@@ -33,7 +33,7 @@ def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicat
         raise UsageError("only communicators over transports of Unisono can shrink: meet again by un.init()")
     if executor.session.control.failure()[0] == 0:
         raise UsageError("nothing has failed: dup() makes another communicator of the same ranks, and split() of some")
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     epoch = executor.session.identity.epoch
     while True:
         with contextlib.ExitStack() as opened:
@@ -43,7 +43,7 @@ def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicat
             try:
                 world = attempt.meet(verdict)
             except UnisonoError as error:
-                if time.monotonic() >= deadline:
+                if deadline.has_passed():
                     raise RendezvousError(f"the survivors did not meet in time: {error.message}") from None
                 _log.info("the survivors begin again: %s", error.message)
                 continue
@@ -56,7 +56,7 @@ class _Attempt:
     """One attempt to find the survivors and to meet them; what it opens is closed by `opened`."""
 
     def __init__(
-        self, executor: NativeExecutor, options: Options, epoch: int, deadline: float, opened: contextlib.ExitStack
+        self, executor: NativeExecutor, options: Options, epoch: int, deadline: Deadline, opened: contextlib.ExitStack
     ) -> None:
         self._session = executor.session
         self._options = options
@@ -110,7 +110,7 @@ class _Attempt:
                 self._server.close()
             return Alone(), None
         me = self._session.identity
-        left_s = max(0.0, self._deadline - time.monotonic())
+        left_s = self._deadline.left_s()
         # It has been served since before the verdict: if it does not answer, the leader is gone.
         place = host_and_port(verdict.store)
         store = TcpStore(*place, key=me.key, job=me.job, timeout_s=min(left_s, _ANSWER_S), is_served=True)
@@ -124,9 +124,9 @@ class _Attempt:
         return self._server.url
 
 
-def _await_all(store: TcpStore, rank: int, size: int, deadline: float) -> None:
+def _await_all(store: TcpStore, rank: int, size: int, deadline: Deadline) -> None:
     """Return when all ranks have met, so that none goes on where another begins again."""
-    left_s = max(0.0, deadline - time.monotonic())
+    left_s = deadline.left_s()
     if rank == 0:
         for other in range(1, size):
             store.get(f"met/{other}", left_s)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
+from unisono.deadlines import Deadline
 from unisono.options import Options
 from unisono.transports.bootstrap import Bootstrap, factory_of, open_transport
 from unisono.transports.generic import GenericExecutor
@@ -30,17 +29,17 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
         PeerLostError: it cannot on another rank, which says why.
     """
     everyone = tuple(range(native.size))
-    deadline = time.monotonic() + options.rendezvous_timeout_s
+    deadline = Deadline(options.rendezvous_timeout_s)
     meeting = Communicator(native, Place((everyone,), "tcp"), options)
 
     def exchange(data: bytes) -> list[bytes]:
         mine = np.frombuffer(data, np.uint8)
-        counts = meeting.allgather(np.array([mine.size]), timeout_s=_left(deadline)).ravel().tolist()
-        told = meeting.allgatherv(mine, counts, timeout_s=_left(deadline)).tobytes()
+        counts = meeting.allgather(np.array([mine.size]), timeout_s=deadline.left_s()).ravel().tolist()
+        told = meeting.allgatherv(mine, counts, timeout_s=deadline.left_s()).tobytes()
         ends = np.cumsum(counts).tolist()
         return [told[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
-    bootstrap = Bootstrap(native.rank, native.size, native.members, exchange, deadline)
+    bootstrap = Bootstrap(native.rank, native.size, native.members, exchange, deadline.when)
     transport = open_transport(name, factory_of(name), bootstrap)
     try:
         exchange(b"")  # so that all have it, or none
@@ -48,7 +47,3 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
         transport.close()
         raise
     return GenericExecutor(WatchedTransport(transport, session.control))
-
-
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.transports.base import Executor
 
@@ -98,7 +99,9 @@ class TurnOperation:
     def wait(self, timeout_s: float) -> None:
         """See `Operation.wait`."""
         try:
-            wait([self._future], 0.0 if self.ended() else timeout_s)
+            deadline = Deadline(timeout_s)
+            while not (self.ended() or deadline.has_passed()):
+                wait([self._future], deadline.left_s())
         except KeyboardInterrupt:
             self.abort("interrupted")
             raise

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from unisono import log
+from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
 from unisono.transports.base import Executor, Message, Operation
 
@@ -75,7 +76,7 @@ class Work(Generic[Result]):
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of its output are undefined.
         """
-        limit_s = self._limit_s if timeout_s is None else _checked(timeout_s)
+        limit_s = self._seconds(timeout_s)
         operation = self._operation
         if operation is not None:
             try:
@@ -92,6 +93,9 @@ class Work(Generic[Result]):
             self._made = (made, None)
         result: Result = made
         return result
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return self._limit_s if timeout_s is None else checked_timeout_s(timeout_s, or_zero=True)
 
     def result(self) -> Result:
         """Return the result of a call that has ended; raises as `wait` does.
@@ -259,12 +263,13 @@ def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list
         timeout_s: seconds for all together until the first that has not ended fails; by default, each has its own.
 
     Raises:
+        UsageError: `timeout_s` is no number of seconds, 0 or more.
         MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: one of them failed.
     """
     if timeout_s is None:
         return [work.wait() for work in works]
-    deadline = time.monotonic() + timeout_s
-    return [work.wait(max(0.0, deadline - time.monotonic())) for work in works]
+    deadline = Deadline(checked_timeout_s(timeout_s, or_zero=True))
+    return [work.wait(deadline.left_s()) for work in works]
 
 
 def wait_any(works: Sequence[Work[Any]]) -> int:
@@ -280,12 +285,6 @@ def wait_any(works: Sequence[Work[Any]]) -> int:
             if work.done():
                 return index
         time.sleep(_LOOK_S)
-
-
-def _checked(timeout_s: float) -> float:
-    if not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise UsageError(f"timeout_s must be a number of seconds, 0 or more, not {timeout_s!r}")
-    return timeout_s
 
 
 def call_back(callback: Callable[[Any], object], work: Work[Any]) -> None:

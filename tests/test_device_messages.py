@@ -20,6 +20,7 @@ from native_ranks import Job, NativeRanks
 
 import unisono as un
 from unisono.collectives import device_messages
+from unisono.deadlines import Deadline
 from unisono.testing.device_arrays import DoubleArray, read
 from unisono.testing.device_double import Gpu
 from unisono.transports import ucx
@@ -294,7 +295,7 @@ class Allocated:
         event = device.new_event()
         device.copy(copied.ctypes.data, self.memory.pointer, copied.nbytes, LEGACY_STREAM)
         device.record(event, LEGACY_STREAM)
-        await_event(device, event, time.monotonic() + DEADLINE_S)
+        await_event(device, event, Deadline(DEADLINE_S))
         return copied.view(self.dtype)
 
 

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import queue
@@ -7,11 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from deadlines import DEADLINE_S
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
 from unisono.transports import doorkeeper, listener as listener_module
 from unisono.transports.doorkeeper import greet
@@ -36,6 +37,7 @@ class Door:
             bind_address="127.0.0.1",
             host_id="host",
             deliver=lambda *arrival: self.delivered.put(arrival),
+            on_failure=self.delivered.put,
         )
         self.addresses = self.listener.addresses
 
@@ -254,9 +256,8 @@ def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
             raise RuntimeError("no room")
         arrivals.put(sock)
 
-    listener = Listener(
-        key=KEY, job=JOB, epoch=0, rank=0, size=4, bind_address="127.0.0.1", host_id="host", deliver=deliver
-    )
+    common = {"key": KEY, "job": JOB, "epoch": 0, "rank": 0, "size": 4, "host_id": "host"}
+    listener = Listener(**common, bind_address="127.0.0.1", deliver=deliver, on_failure=arrivals.put)
     with contextlib.closing(listener), caplog.at_level(logging.ERROR, logger="unisono"):
         first, _ = knock(listener.addresses, rank=1)
         with first:
@@ -265,6 +266,19 @@ def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
         second.close()
         arrivals.get(timeout=DEADLINE_S).close()
     assert "no room" in caplog.text
+
+
+def test_a_listener_whose_loop_fails_says_so_and_refuses_whoever_dials(door, monkeypatch, caplog):
+    def fail(timeout):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(door.listener._loop._selector, "select", fail)
+    door.listener._loop.submit(lambda: None)
+    assert "Cannot allocate memory" in str(door.next())
+    for use_unix in (False, True):
+        with pytest.raises(PeerLostError, match="is gone"):
+            knock(door.addresses, use_unix=use_unix)
+    assert "unisono-listener-0 has ended: its event loop failed" in caplog.text
 
 
 def test_garbage_is_told_in_the_debug_log_only(door, caplog):
@@ -317,10 +331,20 @@ def test_close_can_be_called_twice_and_ends_the_thread():
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "203.0.113.7", "no.such.host.invalid"])
 def test_an_address_that_ranks_cannot_dial_is_refused_by_name(address):
     with pytest.raises(UsageError, match="UNISONO_BIND_ADDRESS"):
-        Listener(key=KEY, job=JOB, epoch=0, rank=0, size=2, bind_address=address, host_id="", deliver=lambda *_: None)
+        Listener(
+            key=KEY,
+            job=JOB,
+            epoch=0,
+            rank=0,
+            size=2,
+            bind_address=address,
+            host_id="",
+            deliver=lambda *_: None,
+            on_failure=lambda _: None,
+        )
 
 
 def test_greet_gives_up_at_its_deadline():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(TimeoutError):
-        greet(ours, DialerHandshake(KEY, Hello(JOB, 0, 1, 0, Purpose.TCP)), time.monotonic() + 0.05)
+        greet(ours, DialerHandshake(KEY, Hello(JOB, 0, 1, 0, Purpose.TCP)), Deadline(0.05))

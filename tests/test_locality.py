@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from hosts import PlacedJob
 from ports import free_port
 
 import unisono as un
+from unisono.deadlines import Deadline
 from unisono.transports.doorkeeper import greet
 from unisono.transports.hello import NO_RANK, DialerHandshake, Hello, Purpose
 from unisono.transports.locality import Locality, Surroundings
@@ -153,7 +153,7 @@ def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
     hello = Hello(job, 0, 2, NO_RANK, Purpose.HOST)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(first._serving[2].getsockname())
-        greet(silent, DialerHandshake(KEY, hello), time.monotonic() + DEADLINE_S)
+        greet(silent, DialerHandshake(KEY, hello), Deadline(DEADLINE_S))
         second = Locality(KEY, job, 0, 1, 3, DEADLINE_S)
         close_all([first, second])
         assert silent.recv(1) == b""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda.staging import Segment, Staging, await_event
@@ -35,10 +35,10 @@ def test_what_was_issued_before_an_error_is_over_when_the_call_is(exchanges: tup
     source, target, other = (device.allocate(4 * N).pointer for _ in range(3))
     segments = [Segment([(source + i * N, N)], [(target + i * N, N)], exchange) for i, exchange in enumerate(exchanges)]
     with pytest.raises((PeerLostError, CollectiveTimeoutError)):
-        staging.run(segments, [], finished, time.monotonic() + PATIENCE_S)
+        staging.run(segments, [], finished, Deadline(PATIENCE_S))
     device.wait(stream, finished)
     for memory in (source, target):
         device.copy(memory, other, 4 * N, stream)  # a trap, if that is not ordered behind what is in flight
-    await_event(device, finished, time.monotonic() + PATIENCE_S)
-    staging.close(time.monotonic() + PATIENCE_S)
+    await_event(device, finished, Deadline(PATIENCE_S))
+    staging.close(Deadline(PATIENCE_S))
     gpu.close()

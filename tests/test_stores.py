@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -239,6 +240,27 @@ def test_a_closed_server_ends_pending_gets(server):
         with pytest.raises(RendezvousError, match="is gone"):
             waiting.get("roster", DEADLINE_S)
         closing.join()
+
+
+def test_a_store_whose_loop_fails_tells_those_who_wait(server, monkeypatch):
+    def fail(timeout):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with contextlib.closing(client(server)) as waiting:
+        waiting.set("here", b"")
+        monkeypatch.setattr(server._loop._selector, "select", fail)
+        with pytest.raises(RendezvousError, match=r"the thread of the store at tcp://.* has failed: .*Cannot allocate"):
+            waiting.get("roster", DEADLINE_S)
+    with pytest.raises(RendezvousError, match="no store answers"):
+        client(server, timeout_s=0.1)
+
+
+@pytest.mark.parametrize("limit_s", [10_000_000.0, 1e300, float("inf")])
+def test_limits_that_no_selector_takes_are_waited_for(server, limit_s):
+    with contextlib.closing(client(server, timeout_s=limit_s)) as reader, contextlib.closing(client(server)) as writer:
+        setting = later(writer.set, "late", b"value")
+        assert reader.get("late", limit_s) == b"value"
+        setting.join()
 
 
 def test_the_number_of_keys_is_limited(server, monkeypatch):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from unisono import log
+from unisono.deadlines import Deadline
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
 
@@ -70,7 +71,7 @@ class Doorkeeper:
         handshake = AcceptorHandshake(self._key, self._endpoint)
         self._pending[sock] = handshake
         self._loop.watch(sock, partial(self._receive, sock, handshake))
-        self._loop.call_at(time.monotonic() + HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no hello in time"))
+        self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no hello in time"))
 
     def _receive(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
         if sock not in self._pending:  # dropped by an earlier callback of the same wake-up
@@ -115,17 +116,17 @@ class Doorkeeper:
         sock.close()
 
 
-def greet(sock: socket.socket, handshake: DialerHandshake, deadline: float) -> Hello:
+def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -> Hello:
     """Say hello on a connected socket; return the acceptor's hello, as agreed, and leave the socket blocking.
 
     Raises:
         HandshakeError: the acceptor is not the one that is wanted.
         ConnectionError: it closed the connection.
-        TimeoutError: `time.monotonic()` has reached `deadline`.
+        TimeoutError: `deadline` has passed.
     """
     reply = handshake.opening
     while not handshake.done:
-        sock.settimeout(remaining(deadline))
+        sock.settimeout(deadline.remaining_s())
         sock.sendall(reply)
         data = sock.recv(handshake.needed)
         if not data:
@@ -158,14 +159,6 @@ def prepare(sock: socket.socket) -> None:
     sock.settimeout(None)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def remaining(deadline: float) -> float:
-    """Return the seconds until `deadline`; raises TimeoutError if there are none."""
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError("timed out")
-    return seconds
 
 
 def _send_at_once(sock: socket.socket, data: bytes) -> None:

@@ -10,8 +10,10 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from unisono import log
+from unisono.deadlines import LONGEST_WAIT_S
 from unisono.errors import InternalError
 
 Callback = Callable[[], None]
@@ -23,10 +25,16 @@ class EventLoop:
     """One daemon thread over one selector.
 
     Callbacks run in that thread and must not block; one that raises is logged, and the loop goes on. `watch`, `unwatch`
-    and `call_at` belong to that thread (or to the time before `start`); `submit` and `close` to any other.
+    and `call_after` belong to that thread (or to the time before `start`); `submit` and `close` to any other.
+
+    Args:
+        name: of the thread.
+        on_failure: called in the thread with the error if the loop itself fails. It tells those who wait for the loop,
+            because nothing is served after that.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_failure: Callable[[Exception], None]) -> None:
+        self._on_failure = on_failure
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
@@ -53,9 +61,9 @@ class EventLoop:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
-    def call_at(self, when: float, callback: Callback) -> None:
-        """Call `callback` once `time.monotonic()` has reached `when`."""
-        insort(self._timers, (when, next(self._serial), callback))
+    def call_after(self, seconds: float, callback: Callback) -> None:
+        """Call `callback` once so many seconds have passed."""
+        insort(self._timers, (time.monotonic() + seconds, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
         """Call `callback` soon, in the loop's thread."""
@@ -73,21 +81,31 @@ class EventLoop:
 
         self.submit(stop)
         self._thread.join()
+        self._run_submitted()  # what a loop that has failed did not come to
         self._selector.close()
         self._waker.close()
         self._wakened.close()
 
     def _run(self) -> None:
-        while self._running:
-            for key, _ in self._selector.select(self._patience()):
-                self._guard(key.data)
-            while self._timers and self._timers[0][0] <= time.monotonic():
-                self._guard(self._timers.pop(0)[2])
-            while self._submitted:
-                self._guard(self._submitted.popleft())
+        try:
+            while self._running:
+                for key, _ in self._selector.select(self._patience()):
+                    self._guard(key.data)
+                while self._timers and self._timers[0][0] <= time.monotonic():
+                    self._guard(self._timers.pop(0)[2])
+                self._run_submitted()
+        except Exception as error:  # noqa: BLE001 - such as a selector that the kernel refuses memory
+            _log.exception("thread %s has ended: its event loop failed", self._thread.name)
+            self._guard(partial(self._on_failure, error))
+
+    def _run_submitted(self) -> None:
+        while self._submitted:
+            self._guard(self._submitted.popleft())
 
     def _patience(self) -> float | None:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT_S)
 
     def _drain(self) -> None:
         self._wakened.recv(4096)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 
+from unisono.deadlines import LONGEST_WAIT_S
 from unisono.transports import _core
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -14,6 +15,8 @@ _PASS_TIMEOUT_S = 5.0
 _DESCRIPTORS = 3
 # As many may be missed until the other end is lost.
 _HEARTBEATS = 4
+# The longest period that the kernel takes.
+_LONGEST_PERIOD_S = 32_767
 
 
 def share_memory(sock: socket.socket) -> tuple[int, int, int]:
@@ -51,7 +54,8 @@ def take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
 
 def watch(sock: socket.socket, timeout_s: float) -> None:
     """Let the kernels of both ends exchange heartbeats, and end the connection when there are none for `timeout_s`."""
-    period_s = max(1, int(timeout_s / _HEARTBEATS))
+    timeout_s = min(timeout_s, LONGEST_WAIT_S)
+    period_s = min(max(1, int(timeout_s / _HEARTBEATS)), _LONGEST_PERIOD_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period_s)

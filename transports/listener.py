@@ -11,11 +11,13 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
 from unisono.records import record
-from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet, remaining
+from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 from unisono.transports.interfaces import SETTING, address_for
@@ -57,6 +59,7 @@ class Listener:
         host_id: see `Addresses`.
         deliver: called in the listener's thread with the peer's hello (as agreed) and the blocking socket, which it
             then owns. It must not block; if it raises, the socket is closed and the error logged.
+        on_failure: called in that thread with an error after which it accepts no more connections.
 
     Raises:
         UsageError: `bind_address` cannot be listened on, or stands for no particular interface.
@@ -73,14 +76,16 @@ class Listener:
         bind_address: str,
         host_id: str,
         deliver: Admit,
+        on_failure: Callable[[Exception], None],
     ) -> None:
+        self._on_failure = on_failure
         self._tcp = _listen_tcp(bind_address)
         self._unix, name = _listen_unix()
         tcp_host, tcp_port = self._tcp.getsockname()[:2]
         self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
         endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
-        self._loop = EventLoop(f"unisono-listener-{rank}")
+        self._loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
         # All ranks may dial at once, over several lanes; that alone must not look like a crowd of strangers.
         self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT + _PENDING_PER_RANK * size, deliver)
         self._doorkeeper.watch(self._tcp)
@@ -98,6 +103,12 @@ class Listener:
             self._loop.close(self._doorkeeper.close)
             self._tcp.close()
             self._unix.close()
+
+    def _break_down(self, error: Exception) -> None:
+        """Refuse whoever dials from now on, instead of leaving it without an answer."""
+        self._tcp.close()
+        self._unix.close()
+        self._on_failure(error)
 
 
 def _listen_tcp(bind_address: str) -> socket.socket:
@@ -160,7 +171,7 @@ def dial(
         TransportUnavailableError: the peer cannot be reached from here, or is not the one that is wanted.
     """
     handshake = DialerHandshake(key, Hello(job, epoch, rank, peer, purpose, communicator, lane))
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     where = f"unix:{addresses.unix}" if use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
     facts: dict[str, Any] = {"rank": rank, "peer": peer}
     try:
@@ -181,12 +192,12 @@ def dial(
         raise TransportUnavailableError(f"rank {peer} at {where} cannot be reached: {error}", **facts) from error
 
 
-def _connect(addresses: Addresses, use_unix: bool, deadline: float) -> socket.socket:
+def _connect(addresses: Addresses, use_unix: bool, deadline: Deadline) -> socket.socket:
     if not use_unix:
         family = socket.AF_INET6 if ":" in addresses.tcp_host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(remaining(deadline))
+            sock.settimeout(deadline.remaining_s())
             sock.connect((addresses.tcp_host, addresses.tcp_port))
             return sock
         except BaseException:
@@ -195,7 +206,7 @@ def _connect(addresses: Addresses, use_unix: bool, deadline: float) -> socket.so
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.settimeout(remaining(deadline))
+            sock.settimeout(deadline.remaining_s())
             sock.connect("\0" + addresses.unix)
             return sock
         except BaseException as error:

@@ -26,8 +26,9 @@ from dataclasses import replace
 from functools import partial
 
 from unisono import log
+from unisono.deadlines import Deadline
 from unisono.records import record
-from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet, remaining
+from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 
@@ -114,7 +115,7 @@ class Locality:
         facts = repr(("host", job, epoch, look, self.surroundings.user)).encode()
         name = f"\0unisono-host-{hmac.digest(key, facts, 'sha256')[:16].hex()}"
         try:
-            self._find(name, time.monotonic() + timeout_s)
+            self._find(name, Deadline(timeout_s))
         except (OSError, HandshakeError, AttributeError) as error:  # of Python without memfd
             reason = getattr(error, "strerror", None) or str(error)
             self.surroundings = replace(self.surroundings, alone=reason[:_MOST_REASON])
@@ -129,13 +130,13 @@ class Locality:
             for sock in self._asking:
                 sock.close()
 
-    def _find(self, name: str, deadline: float) -> None:
+    def _find(self, name: str, deadline: Deadline) -> None:
         """Be the first under `name`, or ask the one that is, again if it has gone or was too busy to listen."""
         refusals = 0
         with open(_sealed_segment(), "r+b", buffering=0) as segment:
             while not self._be_first(name):
                 with socket.socket(socket.AF_UNIX) as sock:
-                    sock.settimeout(remaining(deadline))
+                    sock.settimeout(deadline.remaining_s())
                     try:
                         sock.connect(name)
                         self.host_id = self._ask(sock, segment.fileno(), deadline)
@@ -164,7 +165,7 @@ class Locality:
         listening.setblocking(False)
         job, epoch, *_ = self._hello
         endpoint = Endpoint(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
-        loop = EventLoop("unisono-host")
+        loop = EventLoop("unisono-host", lambda _: listening.close())  # which refuses those who ask later
         doorkeeper = Doorkeeper(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
         doorkeeper.watch(listening)
         loop.start()
@@ -175,7 +176,7 @@ class Locality:
         """Answer a rank once it has passed its segment, which may take it long: nobody else waits for that."""
         self._asking.add(sock)
         loop.watch(sock, partial(self._answer, loop, hello, sock))
-        loop.call_at(time.monotonic() + self._timeout_s, partial(self._let_go, loop, sock))
+        loop.call_after(self._timeout_s, partial(self._let_go, loop, sock))
 
     def _let_go(self, loop: EventLoop, sock: socket.socket) -> None:
         if sock in self._asking:
@@ -196,11 +197,11 @@ class Locality:
             sock.sendall(b"\1")
         _log.debug("rank %d is on the host of this one", hello.sender)
 
-    def _ask(self, sock: socket.socket, segment: int, deadline: float) -> str:
+    def _ask(self, sock: socket.socket, segment: int, deadline: Deadline) -> str:
         """Return the host's id, as the first rank here writes it into `segment`."""
         greet(sock, DialerHandshake(self._key, Hello(*self._hello)), deadline)
         socket.send_fds(sock, [b"\0"], [segment])
-        sock.settimeout(remaining(deadline))
+        sock.settimeout(deadline.remaining_s())
         if not sock.recv(1):
             raise ConnectionResetError("the first rank of this host did not map the memory that was passed to it")
         with mmap.mmap(segment, _ID_NBYTES, access=mmap.ACCESS_READ) as mapped:

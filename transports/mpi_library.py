@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
 
 _PAUSE_S = (0.00005, 0.002)
@@ -77,11 +78,11 @@ def library(mpi: Any) -> str:
     return " ".join(text.replace("\0", "").splitlines()[0].split(",")[0].split())
 
 
-def duplicate(comm: Any, deadline: float) -> Any:
+def duplicate(comm: Any, deadline: Deadline) -> Any:
     """Return a communicator of the same ranks for ourselves, whose errors are raised.
 
     Raises:
-        RendezvousError: not all ranks have called this at `deadline`, in seconds of `time.monotonic`.
+        RendezvousError: not all ranks have called this at `deadline`.
     """
     made, request = comm.Idup()
     complete(request, deadline, made)
@@ -89,7 +90,7 @@ def duplicate(comm: Any, deadline: float) -> Any:
     return made
 
 
-def complete(request: Any, deadline: float, *used: Any) -> None:
+def complete(request: Any, deadline: Deadline, *used: Any) -> None:
     """Wait until a request of a collective, which uses these objects, has ended.
 
     Raises:
@@ -98,7 +99,7 @@ def complete(request: Any, deadline: float, *used: Any) -> None:
     pause, longest = _PAUSE_S
     try:
         while not request.Test():
-            if time.monotonic() >= deadline:
+            if deadline.has_passed():
                 give_up(request, *used)
                 raise RendezvousError("not all ranks of the MPI communicator have called init() in time")
             time.sleep(pause)

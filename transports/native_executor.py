@@ -23,8 +23,6 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import (
     AbortedError,
     CollectiveTimeoutError,
-    InternalError,
-    MismatchError,
     PeerLostError,
     TransportUnavailableError,
     UnisonoError,
@@ -32,7 +30,7 @@ from unisono.errors import (
 )
 from unisono.operations import Combine
 from unisono.records import record
-from unisono.transports import _core
+from unisono.transports import _core, failure_kinds
 from unisono.transports.base import (
     AnyArray,
     Call,
@@ -61,16 +59,6 @@ _log = log.get(log.NAME)
 # The id of the communicator of all ranks.
 _WORLD = 0
 
-# Kinds of failure, numbered as in transports/native/failure.h.
-_MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL, _UNAVAILABLE = 1, 2, 3, 4, 5, 6
-_ERRORS: dict[int, type[UnisonoError]] = {
-    _MISMATCH: MismatchError,
-    _PEER_LOST: PeerLostError,
-    _TIMEOUT: CollectiveTimeoutError,
-    _ABORTED: AbortedError,
-    _INTERNAL: InternalError,
-    _UNAVAILABLE: TransportUnavailableError,
-}
 _PENDING, _DONE = 0, 1
 
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
@@ -107,7 +95,7 @@ class _Failures:
         if self._raised:
             raise AbortedError(f"this communicator had failed: {text}", rank=self._rank, operation=operation)
         self._raised = True
-        raise _ERRORS[kind](
+        raise failure_kinds.ERRORS[kind](
             text,
             rank=self._rank,
             peer=peer if peer >= 0 else finder,
@@ -123,19 +111,19 @@ class _Failures:
 
     def lose(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `PeerLostError`."""
-        self._control.fail(_PEER_LOST, -1, text)
+        self._control.fail(failure_kinds.PEER_LOST, -1, text)
 
     def time_out(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `CollectiveTimeoutError`."""
-        self._control.fail(_TIMEOUT, -1, text)
+        self._control.fail(failure_kinds.TIMEOUT, -1, text)
 
     def break_down(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `InternalError`."""
-        self._control.fail(_INTERNAL, -1, text)
+        self._control.fail(failure_kinds.INTERNAL, -1, text)
 
     def abort(self, reason: str) -> None:
         """Make every call of the job fail, on all ranks, with `AbortedError`."""
-        self._control.fail(_ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
+        self._control.fail(failure_kinds.ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
 
 
 class NativeOperation:
@@ -428,7 +416,7 @@ class NativeExecutor:
         if isinstance(error, PeerLostError) and peer >= 0:
             control.lose(peer, error.message)
         else:
-            control.fail(kind_of(error), peer, error.message)
+            control.fail(failure_kinds.kind_of(error), peer, error.message)
 
     def abort(self, reason: str) -> None:
         """See `Executor.abort`."""
@@ -472,17 +460,6 @@ class NativeExecutor:
             self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
         except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
             self.fail(error)
-
-
-def failure_of(control: _core.Control) -> UnisonoError:
-    """Return the error that has ended the job of `control`."""
-    kind, finder, peer, _, text = control.failure()
-    return _ERRORS[kind](text, peer=peer if peer >= 0 else finder)
-
-
-def kind_of(error: Exception) -> int:
-    """Return the number of the kind of an error, for `Control.fail`; one that has none is an internal one."""
-    return next((kind for kind, known in _ERRORS.items() if isinstance(error, known)), _INTERNAL)
 
 
 def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:

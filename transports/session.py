@@ -20,10 +20,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from unisono import log
+from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.records import record
-from unisono.transports import _core
+from unisono.transports import _core, failure_kinds
 from unisono.transports.base import MemoryType
 from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
 from unisono.transports.hello import Hello, Purpose
@@ -112,6 +113,7 @@ class Session:
                 bind_address=bind_address,
                 host_id=self._locality.host_id,
                 deliver=self._admit,
+                on_failure=self._break_down,
             )
         except BaseException:
             self._locality.close()
@@ -149,8 +151,8 @@ class Session:
             return
         _allow_descriptors(self.identity.size)
         with self._changed:
-            others = self.identity.size - 1
-            self._changed.wait_for(lambda: self._given_up or len(self._linked) == others, timeout_s)
+            others, limit_s = self.identity.size - 1, min(timeout_s, LONGEST_WAIT_S)
+            self._changed.wait_for(lambda: self._given_up or len(self._linked) == others, limit_s)
         if self._given_up:
             raise RendezvousError(self._given_up)
         if len(self._linked) < others:
@@ -289,7 +291,7 @@ class Session:
         """
         me = self.identity
         timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         patience_s = _DIAL_PATIENCE_S
         while True:
             try:
@@ -304,7 +306,7 @@ class Session:
                     communicator=communicator,
                     lane=lane,
                     use_unix=purpose is not Purpose.TCP and self._is_local(peer),
-                    timeout_s=max(_DIAL_PAUSE_S, min(patience_s, deadline - time.monotonic())),
+                    timeout_s=min(patience_s, deadline.left_s()),
                 )
                 return sock
             except PeerLostError as error:
@@ -317,8 +319,8 @@ class Session:
                 patience_s *= 2
             time.sleep(_DIAL_PAUSE_S)
 
-    def _is_over(self, deadline: float) -> bool:
-        return time.monotonic() >= deadline or self.control.failed()
+    def _is_over(self, deadline: Deadline) -> bool:
+        return deadline.has_passed() or self.control.failed()
 
     def _open_channel(self, communicator: int, lane: int, peer: int) -> None:
         """Open a channel by the first of the option `transports` that reaches the peer."""
@@ -409,6 +411,12 @@ class Session:
         except (OSError, RuntimeError) as error:
             _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
             sock.close()
+
+    def _break_down(self, error: Exception) -> None:
+        """Fail on all ranks: none of them could open another channel to this one."""
+        reason = f"rank {self.identity.rank} accepts no more connections: {error}"
+        self.control.fail(failure_kinds.INTERNAL, -1, reason)
+        self.give_up(reason)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:

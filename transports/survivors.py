@@ -20,12 +20,12 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from unisono import log
+from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.transports.hello import Hello
 
@@ -135,18 +135,18 @@ class Search:
         self._serve = serve
         self._links: dict[int, socket.socket] = {}  # to the leader; or the leader's, to its followers
 
-    def agree(self, deadline: float) -> Verdict:
+    def agree(self, deadline: Deadline) -> Verdict:
         """Return what the leader says, once all survivors have come to it.
 
         Raises:
-            RendezvousError: members that live did not come until `deadline`, in seconds of `time.monotonic`.
+            RendezvousError: members that live did not come until `deadline`.
         """
         while True:
             for candidate in self._members:
                 verdict = self._lead(deadline) if candidate == self._me else self._follow(candidate, deadline)
                 if verdict is not None:
                     return verdict
-                if time.monotonic() >= deadline:
+                if deadline.has_passed():
                     raise RendezvousError("the survivors did not agree in time")
 
     @contextlib.contextmanager
@@ -172,7 +172,7 @@ class Search:
             sock.close()
         self._links.clear()
 
-    def _follow(self, candidate: int, deadline: float) -> Verdict | None:
+    def _follow(self, candidate: int, deadline: Deadline) -> Verdict | None:
         """Go to `candidate`, and return what it says in the end; None if it is not there, or goes before that."""
         link = self._reach(candidate, _TO_FOLLOW)
         if link is None:
@@ -181,7 +181,7 @@ class Search:
             closing.callback(link.close)
             try:
                 _say(link, {"epoch": self._epoch})
-                answer = _hear(link, deadline + _GRACE_S)  # a leader gives up before, and says why
+                answer = _hear(link, Deadline(deadline.left_s() + _GRACE_S))  # a leader gives up before, and says why
             except TimeoutError:
                 raise RendezvousError(f"rank {candidate} lives, but has not called shrink() in time") from None
             except (OSError, ValueError):
@@ -193,7 +193,7 @@ class Search:
             self._links = {candidate: link}
             return verdict
 
-    def _lead(self, deadline: float) -> Verdict | None:
+    def _lead(self, deadline: Deadline) -> Verdict | None:
         """Wait until all that live have come, and tell them so; None if another is to lead."""
         epochs = {self._me: self._epoch}
         pause, longest = _PAUSE_S
@@ -207,7 +207,7 @@ class Search:
                 return None
             if not alive and not self._ended():
                 break
-            if time.monotonic() >= deadline:
+            if deadline.has_passed():
                 shown = ", ".join(str(rank) for rank in alive[:8])
                 error = f"rank(s) {shown} of the job live, but have not called shrink() in time"
                 self._tell({"error": error})
@@ -224,7 +224,7 @@ class Search:
             self._links.pop(rank).close()
         for rank, link in arrived.items():
             try:
-                epochs[rank] = int(_hear(link, time.monotonic() + _ANSWER_S)["epoch"])
+                epochs[rank] = int(_hear(link, Deadline(_ANSWER_S))["epoch"])
             except (OSError, ValueError, KeyError):
                 link.close()
                 continue
@@ -297,7 +297,7 @@ def _say(link: socket.socket, message: dict[str, Any]) -> None:
         link.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _hear(link: socket.socket, deadline: float) -> dict[str, Any]:
+def _hear(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
     """Return the next message.
 
     Raises:
@@ -314,10 +314,10 @@ def _hear(link: socket.socket, deadline: float) -> dict[str, Any]:
     return message
 
 
-def _exactly(link: socket.socket, nbytes: int, deadline: float) -> bytes:
+def _exactly(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
     received = b""
     while len(received) < nbytes:
-        link.settimeout(max(0.001, deadline - time.monotonic()))
+        link.settimeout(deadline.left_s())
         data = link.recv(nbytes - len(received))
         if not data:
             raise ConnectionResetError("it closed the connection")

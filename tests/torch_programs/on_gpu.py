@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from meeting import meet
 
+from unisono.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.staging import await_event
@@ -41,7 +41,7 @@ def values_of(tensor: Any) -> Any:
     device = GPU.device()
     event = device.new_event()
     device.record(event, current.cuda_stream)
-    await_event(device, event, time.monotonic() + 60)
+    await_event(device, event, Deadline(60))
     device.end_event(event)
     return tensor.as_subclass(torch.Tensor).tolist()
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError
 from unisono.transports.base import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream
@@ -56,14 +57,14 @@ class Staging:
         self._slots = (_Slot(device), _Slot(device))
         self.to_host_nbytes = self.to_device_nbytes = 0
 
-    def run(self, segments: Sequence[Segment], ready: Sequence[Event], finished: Event, deadline: float) -> None:
+    def run(self, segments: Sequence[Segment], ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """Carry out segments one after the other.
 
         Args:
             segments: the parts of a call; no part writes what a later one reads.
             ready: events that have been recorded, behind which all copies are ordered.
             finished: an event that is recorded when all has been issued, or all that was until an error.
-            deadline: when to give up, by `time.monotonic`.
+            deadline: when to give up.
 
         Raises:
             CollectiveTimeoutError: the device has not copied a segment by then.
@@ -84,7 +85,7 @@ class Staging:
         finally:
             self._device.record(finished, self._up)
 
-    def close(self, deadline: float) -> None:
+    def close(self, deadline: Deadline) -> None:
         """Give everything back, when the device has done what was issued, or at the deadline as it is."""
         for slot in self._slots:
             try:
@@ -96,7 +97,7 @@ class Staging:
         for stream in (self._down, self._up):
             self._device.end_stream(stream)
 
-    def _pass_on(self, segment: Segment, slot: _Slot, deadline: float) -> None:
+    def _pass_on(self, segment: Segment, slot: _Slot, deadline: Deadline) -> None:
         """Exchange a segment when it has come to the host, and issue the copies of the result."""
         await_event(self._device, slot.fetched, deadline)
         await_event(self._device, slot.stored, deadline)  # the result of the segment before last has left the slot
@@ -161,11 +162,11 @@ class _Slot:
             self._device.end_event(event)
 
 
-def await_event(device: Device, event: Event, deadline: float, check: Callable[[], None] = lambda: None) -> None:
+def await_event(device: Device, event: Event, deadline: Deadline, check: Callable[[], None] = lambda: None) -> None:
     """Block until the last record of an event has happened.
 
     Raises:
-        CollectiveTimeoutError: it has not by the deadline, by `time.monotonic`.
+        CollectiveTimeoutError: it has not by the deadline.
         Any error of `check`, if it has not soon after: what is behind the work of a rank that is lost may never happen.
     """
     pause_s, lost = _SHORT_LOOK_S, None
@@ -174,8 +175,8 @@ def await_event(device: Device, event: Event, deadline: float, check: Callable[[
             try:
                 check()
             except UnisonoError as error:
-                lost, deadline = error, min(deadline, time.monotonic() + _GRACE_S)
-        if time.monotonic() > deadline:
+                lost, deadline = error, Deadline(min(deadline.left_s(), _GRACE_S))
+        if deadline.has_passed():
             late = CollectiveTimeoutError(f"{device.name} has not done in time what was issued to it before")
             raise lost or late
         time.sleep(pause_s)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from unisono.deadlines import Deadline
 from unisono.transports.hello import KEY_NBYTES
 from unisono.transports.mpi_collectives import MpiCollectives
 from unisono.transports.mpi_library import complete, duplicate, free
@@ -36,7 +36,7 @@ class MpiMeeting:
     """
 
     def __init__(self, comm: Any, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         self.comm = duplicate(comm, deadline)
         self._rank, self._size = self.comm.Get_rank(), self.comm.Get_size()
         key = np.frombuffer(os.urandom(KEY_NBYTES), np.uint8).copy()
@@ -49,7 +49,7 @@ class MpiMeeting:
         Raises:
             RendezvousError: the others did not come in time, or run other versions; or MPI failed.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         mine = {"entry": entry_of(me, self._size).decode(), "settings": dict(settings)}
         entry = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         lengths = np.zeros(self._size, np.int32)

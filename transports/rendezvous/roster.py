@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from unisono import __version__
+from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError
 from unisono.records import record
 from unisono.transports.hello import WIRE_VERSIONS
@@ -77,7 +77,7 @@ def join(
             number (the message names them), two processes claim one rank, the store failed, or it holds what no rank
             has written.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     entry = entry_of(me, size)
     store.set(_entry(rank), entry)
     try:
@@ -91,7 +91,7 @@ def join(
     return _read_roster(store, size, deadline, timeout_s)
 
 
-def _gather(store: Store, rank: int, size: int, own: bytes, deadline: float) -> list[bytes]:
+def _gather(store: Store, rank: int, size: int, own: bytes, deadline: Deadline) -> list[bytes]:
     """Return the entries of the ranks of whom `rank` is the first in the binomial tree, in their order.
 
     Raises:
@@ -102,7 +102,7 @@ def _gather(store: Store, rank: int, size: int, own: bytes, deadline: float) -> 
     while (step < size if rank == 0 else rank % (2 * step) == 0) and rank + step < size:
         child = rank + step
         is_leaf = _span(child, size) == 1
-        value = store.get(_entry(child) if is_leaf else _part(child), max(0.0, deadline - time.monotonic()))
+        value = store.get(_entry(child) if is_leaf else _part(child), deadline.left_s())
         entries += [value] if is_leaf else _texts(value)
         step *= 2
     return entries
@@ -157,9 +157,9 @@ def _terms(size: int) -> str:
     return f"Unisono {__version__} (wire versions {first} to {last}) as one of {size} ranks"
 
 
-def _read_roster(store: Store, size: int, deadline: float, timeout_s: float) -> Roster:
+def _read_roster(store: Store, size: int, deadline: Deadline, timeout_s: float) -> Roster:
     try:
-        record = _decode(store.get(_ROSTER, max(0.0, deadline - time.monotonic())))
+        record = _decode(store.get(_ROSTER, deadline.left_s()))
     except StoreTimeoutError:
         missing = [rank for rank in range(size) if not has_arrived(store, rank)]
         # If all entries are there, rank 0 has died after its own: it is the one that is needed and not there.

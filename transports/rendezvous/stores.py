@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
 
 KEY_LIMIT_NBYTES = 256
@@ -97,13 +98,12 @@ def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
     Raises:
         StoreTimeoutError: it has not found one within `timeout_s` seconds; it has looked at least once.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     pause, longest = _PAUSE_S
     while (value := look()) is None:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if deadline.has_passed():
             raise not_set(key, timeout_s)
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, deadline.left_s()))
         pause = min(2 * pause, longest)
     return value
 

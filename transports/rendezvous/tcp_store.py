@@ -15,8 +15,9 @@ import time
 from functools import partial
 
 from unisono import log
+from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import RendezvousError, UsageError
-from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare, remaining
+from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 from unisono.transports.interfaces import lookup
@@ -36,7 +37,6 @@ _LINGER_PAUSE_S = 0.005
 _CHUNK_NBYTES = 1 << 16
 _REQUEST = struct.Struct("!BHII")  # verb, bytes of the key, bytes of the value, timeout in milliseconds
 _REPLY = struct.Struct("!BI")  # status, bytes of the value
-_LONGEST_TIMEOUT_MS = 0xFFFF_FFFF
 _GRACE_S = 5.0
 _RETRY_S = (0.002, 0.1)
 
@@ -91,7 +91,7 @@ class StoreServer:
         self._clients: set[_Client] = set()
         self._failure: str | None = None
         self._doorkeeper: Doorkeeper | None = None
-        self._loop = EventLoop("unisono-store")
+        self._loop = EventLoop("unisono-store", self._break_down)
         if key is None:
             self._loop.watch(self._listening, self._accept)
         else:
@@ -135,6 +135,11 @@ class StoreServer:
         for client in list(self._clients):
             if client.waiting_for is not None:
                 self._reply(client, _Status.FAILED, self._failure.encode())
+
+    def _break_down(self, error: Exception) -> None:
+        self._listening.close()
+        self._fail(f"the thread of the store at {self.url} has failed: {error}")
+        self._finish()
 
     def _accept(self) -> None:
         sock = accept(self._listening, lambda: False)
@@ -214,7 +219,7 @@ class StoreServer:
             self._reply(client, _Status.NOT_SET, b"")
         else:
             client.waiting_for = key
-            self._loop.call_at(time.monotonic() + timeout_ms / 1000, partial(self._expire, client, client.ticket))
+            self._loop.call_after(timeout_ms / 1000, partial(self._expire, client, client.ticket))
 
     def _expire(self, client: _Client, ticket: int) -> None:
         if client in self._clients and client.waiting_for is not None and client.ticket == ticket:
@@ -261,7 +266,7 @@ class TcpStore:
     ) -> None:
         self._url = _url(host, port)
         self._turn = threading.Lock()
-        self._patient_until = deadline = time.monotonic() + timeout_s
+        self._patience = deadline = Deadline(timeout_s)
         while True:
             try:
                 self._sock = _connect(host, port, deadline, is_served)
@@ -275,7 +280,7 @@ class TcpStore:
             except OSError as error:
                 self._sock.close()
                 # It hangs up on those that take too long to say the hello, as a rank does that waits for its core.
-                if not isinstance(error, ConnectionError) or time.monotonic() >= deadline:
+                if not isinstance(error, ConnectionError) or deadline.has_passed():
                     raise RendezvousError(
                         f"the store at {self._url} does not answer as one of this job: {error}"
                     ) from error
@@ -293,7 +298,7 @@ class TcpStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
-        timeout_ms = min(round(timeout_s * 1000), _LONGEST_TIMEOUT_MS)
+        timeout_ms = round(min(timeout_s, LONGEST_WAIT_S) * 1000)
         status, value = self._ask(_Verb.GET, encoded_key(key), b"", timeout_ms)
         if status == _Status.NOT_SET:
             raise not_set(key, timeout_s)
@@ -304,7 +309,7 @@ class TcpStore:
         """See `Store.close`."""
         self._sock.close()
 
-    def _greet(self, key: bytes | None, job: bytes, deadline: float) -> None:
+    def _greet(self, key: bytes | None, job: bytes, deadline: Deadline) -> None:
         if key is None:
             prepare(self._sock)
             return
@@ -317,8 +322,8 @@ class TcpStore:
     def _ask(self, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
         with self._turn:
             try:
-                patience_s = max(_GRACE_S, self._patient_until - time.monotonic())
-                self._sock.settimeout(timeout_ms / 1000 + patience_s)
+                patience_s = max(_GRACE_S, self._patience.left_s())
+                self._sock.settimeout(min(timeout_ms / 1000 + patience_s, LONGEST_WAIT_S))
                 self._sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
                 status, nbytes = _REPLY.unpack(self._receive(_REPLY.size))
                 if nbytes > VALUE_LIMIT_NBYTES:
@@ -342,18 +347,18 @@ class TcpStore:
         return bytes(received)
 
 
-def _connect(host: str, port: int, deadline: float, is_served: bool) -> socket.socket:
+def _connect(host: str, port: int, deadline: Deadline, is_served: bool) -> socket.socket:
     """Connect; where the server may not have started yet, try again until `deadline` while nobody listens."""
     pause, longest = _RETRY_S
     while True:
         try:
-            sock = socket.create_connection((lookup(host), port), remaining(deadline))  # type: ignore[arg-type]
+            sock = socket.create_connection((lookup(host), port), deadline.remaining_s())  # type: ignore[arg-type]
             if sock.getsockname() != sock.getpeername():
                 return sock
             # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
             sock.close()
         except ConnectionRefusedError:
-            if is_served or time.monotonic() + pause >= deadline:
+            if is_served or deadline.left_s() <= pause:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, longest)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from unisono.deadlines import LONGEST_WAIT_S
 from unisono.errors import RendezvousError
 from unisono.transports.rendezvous.stores import already_set, check_value, encoded_key, poll
 
@@ -25,7 +26,7 @@ def connect(host: str, port: int, timeout_s: float) -> Any:
     except ImportError as error:
         raise RendezvousError(f"the store of torchrun needs torch, which cannot be imported: {error}") from error
     try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(timeout_s, LONGEST_WAIT_S)))
     except RuntimeError as error:
         raise RendezvousError(f"the store of torchrun at {host}:{port} cannot be reached: {error}") from error
 

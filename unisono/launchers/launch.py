@@ -6,13 +6,14 @@ travel by cloudpickle, over sockets that only the pool and its ranks have.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UsageError
 from unisono.launchers.job import require_open_files
 from unisono.launchers.messages import Setup, Task, by_value, encoded
@@ -85,7 +86,7 @@ class Pool:
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Run ``fn(comm, *args)`` on every rank and return the results, by rank; raises what `launch` raises."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = Deadline(math.inf if timeout_s is None else checked_timeout_s(timeout_s))
         with by_value(fn):
             task = encoded(Task(fn, args))
         if self._team is None:

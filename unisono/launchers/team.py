@@ -6,15 +6,16 @@ A thread starts and watches the ranks; the thread that calls `Team.run` sends th
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import selectors
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError
 from unisono.launchers.failure import CONSEQUENCES
 from unisono.launchers.job import LocalJob
@@ -82,13 +83,13 @@ class Team:
         # The kernel kills the ranks when the thread that started them ends, so they have a thread of their own.
         self._thread = threading.Thread(target=self._supervise, name="unisono-pool", daemon=True)
         self._thread.start()
-        self._send(encoded(setup), None)
+        self._send(encoded(setup), Deadline(math.inf))
 
-    def run(self, task: bytes, deadline: float | None) -> list[Any]:
+    def run(self, task: bytes, deadline: Deadline) -> list[Any]:
         """Have all ranks run the encoded `task` and return the results by rank; if it raises, kill the team.
 
         Raises:
-            CollectiveTimeoutError: not all ranks have answered at `deadline`, a time of `time.monotonic`.
+            CollectiveTimeoutError: not all ranks have answered at `deadline`.
             Exception: the failure that is the cause of the others; see `unisono.launchers.failure`.
         """
         self._send(task, deadline)
@@ -119,9 +120,9 @@ class Team:
             self._start_error = error
         self._watch.finish()
 
-    def _send(self, data: bytes, deadline: float | None) -> None:
+    def _send(self, data: bytes, deadline: Deadline) -> None:
         for rank, sock in enumerate(self._sockets):
-            sock.settimeout(_remaining(deadline))
+            sock.settimeout(deadline.left_s())
             try:
                 sock.sendall(data)
             except TimeoutError:
@@ -129,15 +130,15 @@ class Team:
             except OSError:
                 pass  # It has ended, which `_collect` finds out together with why.
 
-    def _collect(self, deadline: float | None) -> dict[int, Success | Failure | None]:
+    def _collect(self, deadline: Deadline) -> dict[int, Success | Failure | None]:
         """Return by rank, in order of arrival, what the ranks have answered; None for those that ended without."""
         replies: dict[int, Success | Failure | None] = {}
         with selectors.DefaultSelector() as selector:
             for rank, sock in enumerate(self._sockets):
                 selector.register(sock, selectors.EVENT_READ, (rank, Inbox()))
             while selector.get_map():
-                events = selector.select(_remaining(deadline))
-                if not events:
+                events = selector.select(deadline.left_s())
+                if not events and deadline.has_passed():
                     raise _timed_out([rank for rank in range(len(self._sockets)) if rank not in replies])
                 for key, _ in events:
                     rank, inbox = key.data
@@ -162,11 +163,6 @@ class Team:
 
 def _worker(descriptor: int) -> Command:
     return Command((sys.executable, "-m", "unisono.launchers.worker", str(descriptor)), (descriptor,))
-
-
-def _remaining(deadline: float | None) -> float | None:
-    """Return the seconds until `deadline`; never 0, which a socket takes for "do not block"."""
-    return None if deadline is None else max(1e-3, deadline - time.monotonic())
 
 
 def _timed_out(ranks: Sequence[int]) -> CollectiveTimeoutError:

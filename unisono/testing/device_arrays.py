@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.collectives.foreign import typestr
+from unisono.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices
 from unisono.transports.cuda.device import Device, Stream
@@ -89,7 +89,7 @@ def read(gpu: Gpu, array: Any) -> NDArray[Any]:
 def _when_done(device: Device, stream: Stream) -> None:
     event = device.new_event()
     device.record(event, stream)
-    await_event(device, event, time.monotonic() + _PATIENCE_S)
+    await_event(device, event, Deadline(_PATIENCE_S))
     device.end_event(event)
 
 
