@@ -1,8 +1,8 @@
 """What the launcher has told this process: its rank, the store, and where the job's key is.
 
-Launchers are tried in the order of `_launchers`; without any, the job has one rank. Where the ranks of mpirun, srun and
-torchrun meet, ``UNISONO_STORE`` says otherwise if it is set. Nothing here opens a connection. Which ranks
-share a host is not asked: they find out themselves (`transports.locality`), and launchers have been wrong about it.
+Several launchers may have left variables: the first in the order of `_launchers` counts. Without any, the job has one
+rank. ``UNISONO_STORE``, if it is set, says where the ranks of any launcher meet. Nothing here opens a connection.
+Launchers are not asked which ranks share a host, as some have been wrong: ranks find out (`transports.locality`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from unisono.errors import RendezvousError, UsageError
 from unisono.options import variable
 from unisono.records import record
 from unisono.transports.hello import JOB_NBYTES, KEY_NBYTES
+from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
 if TYPE_CHECKING:
     from unisono.collectives.places import Variables
 
-_Environment: TypeAlias = Mapping[str, str]
+_Applies: TypeAlias = Callable[[Mapping[str, str]], bool]
 
 _RANK, _SIZE = variable("rank"), variable("size")
 _STORE, _JOB = variable("store"), variable("job")
 _KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
 
-_TORCHRUN = (
-    "RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-)
+# What torch calls env://: a program is told these by hand, by a script or by an operator of Kubernetes.
+_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+_TORCHRUN = (*_ENV, _TORCHRUN_ID)
+# The launcher of a job that has been told `_ENV` alone.
+ENV = "env://"
 # Stands for a store where the ranks meet by MPI itself.
 MPI_WORLD = "mpi://world"
 
@@ -56,8 +56,9 @@ class Launch:
         store: URL of the store, `MPI_WORLD`, or None for a job of one rank.
         job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
         key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", "srun", the `launcher` of
-            `places.OPEN_MPI` or `places.HYDRA`, "none", or in other words who calls `init` with a store of its own.
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", `ENV`, "srun", the
+            `launcher` of `places.OPEN_MPI` or `places.HYDRA`, "none", or in other words who calls `init` with a store
+            of its own.
     """
 
     rank: int
@@ -68,9 +69,19 @@ class Launch:
     launcher: str
 
     @property
-    def serves_store(self) -> bool:
-        """Whether this process must serve the store itself: rank 0, when nobody who launched it does."""
-        return self.launcher != "unisono" and self.rank == 0 and str(self.store).startswith("tcp://")
+    def served_host(self) -> str | None:
+        """The host on which this process must serve the store, empty for all interfaces; None if it need not.
+
+        Rank 0 must, when nobody who launched it does.
+        """
+        if self.launcher == "unisono" or self.rank != 0 or not str(self.store).startswith("tcp://"):
+            return None
+        # What MASTER_ADDR is to others (a service of Kubernetes, a name) need not be an address of rank 0.
+        is_anywhere = self.launcher == ENV and self.key is not None
+        return "" if is_anywhere else host_and_port(str(self.store))[0]
+
+
+_Read: TypeAlias = Callable[[Mapping[str, str]], Launch]
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -83,10 +94,16 @@ def detect(environ: Mapping[str, str]) -> Launch:
     """
     if _RANK in environ or _SIZE in environ:
         return _from_unisono(environ)
-    for applies, read in _launchers():
+    for _, applies, read in _launchers():
         if applies(environ):
             return read(environ)
-    return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, "none")
+    return _from_some(environ)
+
+
+def launchers(environ: Mapping[str, str]) -> list[str]:
+    """Return the launchers that have left their variables in `environ`; `detect` takes the first."""
+    ours = ["Unisono's variables"] if _RANK in environ or _SIZE in environ else []
+    return ours + [name for name, applies, _ in _launchers() if applies(environ)]
 
 
 def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
@@ -119,15 +136,33 @@ def _from_unisono(environ: Mapping[str, str]) -> Launch:
     )
 
 
+def _master(environ: Mapping[str, str]) -> str:
+    """Return the host and the port that torch's variables name, as a URL has them."""
+    host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _from_env(environ: Mapping[str, str]) -> Launch:
+    _require(environ, _ENV)
+    rank, size = _place(environ, "RANK", "WORLD_SIZE")
+    if size == 1:
+        return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV)
+    key = key_of_file(environ)
+    if _STORE in environ:
+        return Launch(rank, size, environ[_STORE], _digest(environ[_STORE]), key, "environment")
+    master, port = _master(environ), environ["MASTER_PORT"]
+    if rank == 0 and key is not None:
+        master = f"localhost:{port}"  # see `Launch.served_host`
+    # Ranks may have different names for rank 0, which some operators tell that it is localhost.
+    return Launch(rank, size, f"tcp://{master}", _digest(f"{ENV} {port} {size}"), key, ENV)
+
+
 def _from_torchrun(environ: Mapping[str, str]) -> Launch:
     from urllib.parse import quote
 
     _require(environ, _TORCHRUN)
-    host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
-    if ":" in host:
-        host = f"[{host}]"
     run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
-    store = environ.get(_STORE, f"torch://{host}:{port}/{run}/{quote(restart, safe='')}")
+    store = environ.get(_STORE, f"torch://{_master(environ)}/{run}/{quote(restart, safe='')}")
     job = _digest(f"{store} {run} {restart}")
     return Launch(
         *_place(environ, "RANK", "WORLD_SIZE"),
@@ -167,18 +202,28 @@ def _from_srun(environ: Mapping[str, str]) -> Launch:
     return Launch(rank, size, environ.get(_STORE, facts.store), job, key, SRUN)
 
 
-def _launchers() -> tuple[tuple[Callable[[_Environment], bool], Callable[[_Environment], Launch]], ...]:
-    """Return (whether a launcher has started this process, what it says) of all others than Unisono's own."""
-    from unisono.collectives.places import HYDRA, OPEN_MPI, is_of_step
+def _launchers() -> tuple[tuple[str, _Applies, _Read], ...]:
+    """Return (name, whether it has started this process, what it says) of all launchers but Unisono's own, in order."""
+    from unisono.collectives.places import HYDRA, OPEN_MPI, SRUN, is_of_step
 
     return (
-        (lambda environ: "RANK" in environ or "WORLD_SIZE" in environ, _from_torchrun),
-        (lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
-        (is_of_step, _from_srun),
+        # Launchers of one node, as torchrun's, are often started by srun or mpirun: they know more of their processes.
+        ("torchrun", lambda environ: _TORCHRUN_ID in environ, _from_torchrun),
+        (ENV, lambda environ: all(name in environ for name in _ENV), _from_env),
+        (OPEN_MPI.launcher, lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
+        (SRUN, is_of_step, _from_srun),
         # After srun, which may serve MPI as Hydra does.
-        (lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
-        (lambda environ: _STORE in environ, _from_unisono),  # which says what is missing
+        (HYDRA.launcher, lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
     )
+
+
+def _from_some(environ: Mapping[str, str]) -> Launch:
+    """Return what a part of the variables says: a job of one, or an error that names what is missing."""
+    if _STORE in environ:
+        return _from_unisono(environ)
+    if environ.get("WORLD_SIZE") != "1" and ("RANK" in environ or "WORLD_SIZE" in environ):
+        return _from_env(environ)
+    return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV if "WORLD_SIZE" in environ else "none")
 
 
 def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:

@@ -22,15 +22,12 @@ from unisono.transports import _core
 from unisono.transports.base import Executor
 from unisono.transports.native_executor import NativeExecutor
 from unisono.transports.preference import resolved
-from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 from unisono.transports.session import Identity, Session
+from unisono.transports.system_limits import is_refusal, unavailable
 
 _log = log.get(log.NAME)
-
-# How long rank 0, when it serves the store and gives up, lets the others read why.
-_LINGER_S = 2.0
 
 
 class _Job:
@@ -81,8 +78,9 @@ def init(
 
     Raises:
         UsageError: an argument or an environment variable cannot be used.
-        RendezvousError: ranks did not arrive within the option `rendezvous_timeout_s` (the message names them), or the
-            store cannot be used.
+        RendezvousError: ranks did not arrive within the option `rendezvous_timeout_s` (the message names them), gave up
+            (it says why), or the store cannot be used.
+        TransportUnavailableError: the system refuses what ranks need: descriptors, threads, system calls.
     """
     settings = Options.from_environment(os.environ) if options is None else options
     launch = _launch(store, rank, size, mpi_comm)
@@ -90,7 +88,6 @@ def init(
         log.configure(settings.log, launch.rank, launch.size)
     _report_strange_variables(launch.rank)
     began = time.perf_counter()
-    server = _serve(launch)
     meeting: Meeting | None = None
     session: Session | None = None
     try:
@@ -98,16 +95,18 @@ def init(
         key = meeting.key
         identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size)
         session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
-        world = join_world(session, meeting, settings, server)
+        world = join_world(session, meeting, settings)
+        meeting.end()
+        _report_trust(launch)
     except BaseException as error:
+        failed = _failure_of(launch, error)
+        if meeting is not None:
+            meeting.give_up(f"rank {launch.rank} gave up: {getattr(failed, 'message', None) or repr(failed)}")
+            meeting.close()
         if session is not None:
             session.close(_farewell())
-        if meeting is not None:
-            meeting.close()
-        if server is not None:
-            server.close(linger_s=_LINGER_S if isinstance(error, UnisonoError) else 0.0)
-        if isinstance(error, UnisonoError):
-            raise error.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
+        if isinstance(failed, UnisonoError):
+            raise failed.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
         raise
     _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
     return world
@@ -119,6 +118,13 @@ def _report_strange_variables(rank: int) -> None:
         if sentence not in _reported:
             _reported.add(sentence)
             (_log.warning if rank == 0 else _log.info)("%s", sentence)
+
+
+def _report_trust(launch: Launch) -> None:
+    if launch.size > 1 and launch.rank == 0 and _log.shows("info"):
+        from unisono.collectives.trust import trust_of
+
+        _log.info("%s", trust_of(launch))
 
 
 def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> Launch:
@@ -141,13 +147,14 @@ def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> La
     return detect({"UNISONO_RANK": str(rank), "UNISONO_SIZE": str(size), "UNISONO_STORE": store})
 
 
-def _serve(launch: Launch) -> StoreServer | None:
-    if not launch.serves_store or launch.store is None:
-        return None
-    return StoreServer(*host_and_port(launch.store), key=launch.key, job=launch.job)
+def _failure_of(launch: Launch, error: BaseException) -> BaseException:
+    """Return an error of `init` as people are to see it: what the system refuses is told with its limit."""
+    if not (isinstance(error, Exception) and is_refusal(error)):
+        return error
+    return unavailable(f"rank {launch.rank} of {launch.size} cannot take part in the job", error, rank=launch.rank)
 
 
-def join_world(session: Session, meeting: Meeting, options: Options, server: StoreServer | None) -> Communicator:
+def join_world(session: Session, meeting: Meeting, options: Options, server: StoreServer | None = None) -> Communicator:
     """Meet the other ranks and return the communicator of all of them, which closes all three when it is closed.
 
     Raises:

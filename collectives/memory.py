@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import mmap
 import operator
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from unisono import log
 from unisono.collectives.arrays import check_dtype
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.transports import _core
 from unisono.transports.base import AnyArray
 from unisono.transports.reductions import numpy_dtype
+from unisono.transports.system_limits import unavailable
+
+_log = log.get(log.NAME)
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
     """Return a new numpy array in memory that other ranks on this host read directly.
+
+    Where the system refuses such memory (no ``memfd_create``, no file descriptor left), the array is in ordinary memory
+    and calls copy from it as from any other array; a warning says so, once in a process.
 
     Collectives, sends and receives take such arrays like any other, in whole or as contiguous views, on some ranks or
     on all; what is sent from them to a rank of the same host is read where it lies. The array works with or without a
@@ -38,7 +47,6 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
     Raises:
         UsageError: there is no such shape, or elements of such a type cannot be sent.
         MemoryError: there is not so much memory.
-        OSError: this process has no file descriptor left.
     """
     extents = _extents(shape)
     element = _element(dtype)
@@ -47,8 +55,25 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
         return np.empty(extents, element)
     if nbytes > np.iinfo(np.intp).max:
         raise MemoryError(f"an array of {nbytes} bytes")
-    array: AnyArray = np.ndarray(extents, element, buffer=memoryview(_core.Arena(nbytes)))
+    array: AnyArray = np.ndarray(extents, element, buffer=_zeros(nbytes))
     return array
+
+
+def _zeros(nbytes: int) -> memoryview:
+    """Return so many bytes, at the beginning of a page, that peers can map where the system allows it."""
+    try:
+        return memoryview(_core.Arena(nbytes))
+    except OSError as error:
+        _warn_of_ordinary_memory(str(unavailable("un.empty gives ordinary memory", error)))
+    try:
+        return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise MemoryError(f"an array of {nbytes} bytes: {error.strerror}") from error
+
+
+@functools.cache
+def _warn_of_ordinary_memory(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from deadlines import DEADLINE_S
 
-from unisono.collectives.environment import agree_on_key, detect
+from unisono.collectives.environment import agree_on_key, detect, launchers
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.rendezvous.file_store import FileStore
 
@@ -26,6 +26,9 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "a run/1",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
+
+
+ENV_VARIABLES = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_our_launcher_gives_place_store_job_and_key():
     assert place(launch) == (3, 8)
     assert (launch.store, launch.job.hex(), launch.key) == ("tcp://127.0.0.1:29400", JOB, KEY)
     assert launch.launcher == "unisono"
-    assert not launch.serves_store
+    assert launch.served_host is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)
     assert detect(environ) == launch
@@ -142,9 +145,9 @@ def test_a_key_file_that_is_missing_or_a_link_is_refused(tmp_path, key_file):
 
 def test_without_our_launcher_rank_0_serves_a_tcp_store():
     first = {**UNISONO, "UNISONO_RANK": "0"}
-    assert detect(first).serves_store
-    assert not detect(UNISONO).serves_store
-    assert not detect({**first, "UNISONO_STORE": "file:///tmp/store"}).serves_store
+    assert detect(first).served_host == "127.0.0.1"
+    assert detect(UNISONO).served_host is None
+    assert detect({**first, "UNISONO_STORE": "file:///tmp/store"}).served_host is None
 
 
 def test_ranks_without_a_job_id_take_it_from_their_store():
@@ -158,7 +161,7 @@ def test_torchrun_is_understood():
     assert place(launch) == (3, 8)
     assert launch.store == "torch://node0:29500/a%20run%2F1/2"
     assert (launch.launcher, launch.key) == ("torchrun", None)
-    assert not launch.serves_store
+    assert launch.served_host is None
 
 
 def test_a_restart_by_torchrun_is_another_job():
@@ -169,11 +172,68 @@ def test_torchruns_ipv6_address_is_put_in_brackets():
     assert detect({**TORCHRUN, "MASTER_ADDR": "fe80::1"}).store.startswith("torch://[fe80::1]:29500/")
 
 
-def test_our_variables_win_over_torchruns():
-    assert detect({**TORCHRUN, **UNISONO}).launcher == "environment"
+def test_the_four_variables_of_torch_suffice_and_rank_0_serves_the_store_there():
+    first, last = detect({**ENV_VARIABLES, "RANK": "0"}), detect(ENV_VARIABLES)
+    assert place(first), place(last) == ((0, 8), (3, 8))
+    assert first.store == last.store == "tcp://node0:29500"
+    assert (first.launcher, first.job, first.key) == ("env://", last.job, None)
+    assert (first.served_host, last.served_host) == ("node0", None)
 
 
-@pytest.mark.parametrize("environ", [UNISONO, {name: TORCHRUN[name] for name in list(TORCHRUN)[:-1]}])
+def test_with_a_key_rank_0_serves_wherever_it_may_be_called_what_it_is_not(key_file):
+    with_key = {**ENV_VARIABLES, "UNISONO_KEY_FILE": str(key_file)}
+    first, last = detect({**with_key, "RANK": "0", "MASTER_ADDR": "localhost"}), detect(with_key)
+    assert (first.store, first.served_host, first.job) == ("tcp://localhost:29500", "", last.job)
+    assert last.store == "tcp://node0:29500"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"WORLD_SIZE": "1"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {**ENV_VARIABLES, "RANK": "0", "WORLD_SIZE": "1"},
+    ],
+)
+def test_a_process_that_is_told_to_be_the_only_one_is_a_job_of_one(environ):
+    launch = detect(environ)
+    assert (place(launch), launch.store, launch.launcher) == ((0, 1), None, "env://")
+
+
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+SRUN = {
+    **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    "SLURM_STEP_NODELIST": "node0",
+}
+# In the order in which they are asked.
+LAUNCHERS = {
+    "Unisono's variables": UNISONO,
+    "torchrun": TORCHRUN,
+    "env://": ENV_VARIABLES,
+    "mpirun of Open MPI": MPIRUN,
+    "srun": SRUN,
+    "mpiexec of MPICH or Intel MPI": HYDRA,
+}
+
+
+def test_of_several_launchers_the_first_in_their_order_counts_and_all_are_named():
+    present = {name: value for variables in reversed(LAUNCHERS.values()) for name, value in variables.items()}
+    names = list(LAUNCHERS)
+    while names:
+        assert launchers(present) == names
+        for name in LAUNCHERS[names.pop(0)]:
+            if not any(name in LAUNCHERS[other] for other in names):
+                del present[name]
+
+
+@pytest.mark.parametrize("alone", [{"WORLD_SIZE": "16"}, {"RANK": "5"}, {"WORLD_SIZE": "1"}, {"MASTER_ADDR": "node0"}])
+@pytest.mark.parametrize("launcher", [MPIRUN, HYDRA, SRUN], ids=["mpirun", "Hydra", "srun"])
+def test_some_of_torchs_variables_hide_no_other_launcher(launcher, alone):
+    assert place(detect({**launcher, **alone})) == (1, 2)
+
+
+@pytest.mark.parametrize("environ", [UNISONO, ENV_VARIABLES])
 def test_a_missing_variable_is_named(environ):
     for name in environ:
         rest = {key: value for key, value in environ.items() if key != name}

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from harness import by_messages
+from launched import by_variables
 from native_ranks import Job
 from ports import free_port
 
@@ -177,3 +179,58 @@ def say_the_place(world: un.Communicator, say: Say) -> None:
 def test_ranks_of_one_host_number_themselves(tmp_path: Path) -> None:
     with Job(say_the_place, 3, tmp_path) as job:
         assert job.hear_all() == [(rank, 3, rank, ((0, 1, 2),)) for rank in range(3)]
+
+
+MEETINGS = """
+import os, socket
+import numpy as np
+import unisono as un
+
+for _ in range(5):
+    with un.init() as world:
+        with un.init() as other:
+            assert other.allreduce(np.array([world.rank + 1])).tolist() == [6]
+        if world.rank == 0:  # nobody is served any more
+            socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+        world.barrier()
+"""
+
+
+def test_ranks_that_are_told_torchs_variables_meet_again_and_again_at_one_port(tmp_path: Path) -> None:
+    for ended in by_variables(MEETINGS, port=free_port(), folder=tmp_path, ranks=3, UNISONO_LOG="info"):
+        assert ended.returncode == 0, ended.stderr
+        assert ("Rank 0 makes this job's key and hands it out in the store" in ended.stderr) == (
+            "[0/3]" in ended.stderr
+        )
+
+
+def look_at_the_store(world: un.Communicator, say: Say, folder: Path) -> None:
+    world.barrier()
+    say(folder.exists())
+    world.barrier()
+
+
+def test_nothing_of_a_store_is_left_once_all_ranks_have_met(tmp_path: Path) -> None:
+    with Job(look_at_the_store, 3, tmp_path, tmp_path / "store") as job:
+        assert job.hear_all() == [False] * 3
+
+
+def fail_to_listen(world: un.Communicator, say: Say, store: str, failing: int) -> None:
+    """One rank cannot come to the second meeting, and the others would wait for it for minutes."""
+    address = "192.0.2.1" if world.rank == failing else "127.0.0.1"
+    options = un.Options(rendezvous_timeout_s=3 * DEADLINE_S, bind_address=address)
+    try:
+        un.init(options, store=store, rank=world.rank, size=world.size)
+    except un.UnisonoError as error:
+        say((type(error), str(error)))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+@pytest.mark.parametrize("failing", range(4))
+def test_a_rank_that_cannot_come_tells_the_others_why(tmp_path: Path, kind: str, failing: int) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
+    with Job(fail_to_listen, 4, tmp_path, store, failing) as job:
+        for rank, (error, text) in enumerate(job.hear_all()):
+            assert error is (un.UsageError if rank == failing else un.RendezvousError)
+            assert "192.0.2.1" in text
+            assert rank == failing or f"rank {failing} gave up: UNISONO_BIND_ADDRESS" in text

@@ -36,6 +36,7 @@ class Door:
             size=size,
             bind_address="127.0.0.1",
             host_id="host",
+            use_unix=True,
             deliver=lambda *arrival: self.delivered.put(arrival),
             on_failure=self.delivered.put,
         )
@@ -256,7 +257,7 @@ def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
             raise RuntimeError("no room")
         arrivals.put(sock)
 
-    common = {"key": KEY, "job": JOB, "epoch": 0, "rank": 0, "size": 4, "host_id": "host"}
+    common = {"key": KEY, "job": JOB, "epoch": 0, "rank": 0, "size": 4, "host_id": "host", "use_unix": True}
     listener = Listener(**common, bind_address="127.0.0.1", deliver=deliver, on_failure=arrivals.put)
     with contextlib.closing(listener), caplog.at_level(logging.ERROR, logger="unisono"):
         first, _ = knock(listener.addresses, rank=1)
@@ -339,6 +340,7 @@ def test_an_address_that_ranks_cannot_dial_is_refused_by_name(address):
             size=2,
             bind_address=address,
             host_id="",
+            use_unix=True,
             deliver=lambda *_: None,
             on_failure=lambda _: None,
         )

@@ -46,13 +46,13 @@ def test_ranks_of_mpirun_meet_by_mpi(variables: Variables) -> None:
     launch = detect(mpirun(variables))
     assert place(launch) == (3, 8)
     assert (launch.store, launch.key, launch.launcher) == (MPI_WORLD, None, variables.launcher)
-    assert not detect(mpirun(variables, 0)).serves_store
+    assert detect(mpirun(variables, 0)).served_host is None
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
 def test_a_store_that_is_named_replaces_mpi(variables: Variables) -> None:
     launch = detect({**mpirun(variables, 0), "UNISONO_STORE": "tcp://127.0.0.1:29400"})
-    assert (launch.store, launch.serves_store, launch.size) == ("tcp://127.0.0.1:29400", True, 8)
+    assert (launch.store, launch.served_host, launch.size) == ("tcp://127.0.0.1:29400", "127.0.0.1", 8)
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, HYDRA])
@@ -76,8 +76,8 @@ def test_srun_says_place_and_job_and_rank_0_serves_the_store_on_the_first_node(k
     assert place(launch) == (3, 5)
     assert launch.launcher == "srun"
     assert str(launch.store).startswith("tcp://node01:")
-    assert not launch.serves_store
-    assert detect({**STEP, "UNISONO_KEY_FILE": key_file, "SLURM_PROCID": "0"}).serves_store
+    assert launch.served_host is None
+    assert detect({**STEP, "UNISONO_KEY_FILE": key_file, "SLURM_PROCID": "0"}).served_host == "node01"
     others = [{"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}, {"SLURM_RESTART_COUNT": "1"}]
     jobs = [detect({**STEP, "UNISONO_KEY_FILE": key_file, **other}).job for other in others]
     assert len({launch.job, *jobs}) == 4

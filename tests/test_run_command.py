@@ -234,7 +234,7 @@ def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> 
         from unisono.collectives.environment import detect
         from unisono.transports.rendezvous import open_store
         job = detect(os.environ)
-        store = open_store(job.store, rank=rank, key=job.key, job=job.job, timeout_s=30.0)
+        store = open_store(job.store, "", key=job.key, job=job.job, timeout_s=30.0)
         store.get("what rank 1 would set", 600.0)
     """)
     ended = run("-n", 2, program)

@@ -19,7 +19,7 @@ from deadlines import DEADLINE_S
 from unisono.errors import RendezvousError, UsageError
 from unisono.transports.listener import Addresses
 from unisono.transports.locality import Surroundings
-from unisono.transports.rendezvous import host_and_port, open_store, tcp_store
+from unisono.transports.rendezvous import host_and_port, next_prefix, open_store, tcp_store
 from unisono.transports.rendezvous.file_store import FileStore
 from unisono.transports.rendezvous.roster import Member, entry_of, join
 from unisono.transports.rendezvous.stores import KEY_LIMIT_NBYTES, VALUE_LIMIT_NBYTES, PrefixStore, StoreTimeoutError
@@ -189,6 +189,40 @@ def test_a_client_without_a_server_gives_up_and_names_the_address():
         TcpStore(host, port, key=KEY, job=JOB, timeout_s=0.1)
 
 
+def test_a_store_that_there_is_no_way_to_is_told_at_once_and_without_a_time():
+    with pytest.raises(RendezvousError, match=r"the store at tcp://.* cannot be reached: ") as caught:
+        TcpStore("255.255.255.255", 1, key=KEY, job=JOB, timeout_s=DEADLINE_S)
+    assert "within" not in caught.value.message
+
+
+def test_a_client_of_a_store_that_would_be_open_to_all_is_refused_before_it_connects():
+    with pytest.raises(UsageError, match="would be open to anyone: give the job a key"):
+        TcpStore("192.0.2.1", 1, key=None, job=JOB, timeout_s=DEADLINE_S)
+
+
+def set_early(server, key):
+    host, port = host_and_port(server.url)
+    own = TcpStore(host, port, key=key, job=JOB, timeout_s=DEADLINE_S, prefix="1/")
+    with contextlib.closing(PrefixStore(own, "1/")) as store:
+        store.set("member", b"early")
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "open"])
+def test_a_rank_that_comes_to_an_earlier_meeting_waits_for_its_own(key):
+    with contextlib.closing(StoreServer("127.0.0.1", 0, key=key, job=JOB, prefix="0/")) as first:
+        host, port = host_and_port(first.url)
+        with contextlib.closing(client(first, key=key)) as store, ThreadPoolExecutor(1) as pool:
+            store.set("0/key", b"first")
+            early = pool.submit(set_early, first, key)
+            assert store.get("0/key", 0.0) == b"first"
+            time.sleep(0.05)
+            first.close()
+            with contextlib.closing(StoreServer(host, port, key=key, job=JOB, prefix="1/")) as second:
+                early.result(DEADLINE_S)
+                with contextlib.closing(client(second, key=key)) as late:
+                    assert late.get("1/member", DEADLINE_S) == b"early"
+
+
 def test_a_server_may_be_slow_for_as_long_as_a_client_had_to_find_it(server, monkeypatch):
     monkeypatch.setattr(tcp_store, "_GRACE_S", 0.05)
     with contextlib.closing(client(server)) as patient, contextlib.closing(client(server, timeout_s=0.2)) as hasty:
@@ -243,14 +277,17 @@ def test_a_closed_server_ends_pending_gets(server):
 
 
 def test_a_store_whose_loop_fails_tells_those_who_wait(server, monkeypatch):
-    def fail(timeout):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    select = server._loop._selector.select
 
-    with contextlib.closing(client(server)) as waiting:
-        waiting.set("here", b"")
-        monkeypatch.setattr(server._loop._selector, "select", fail)
-        with pytest.raises(RendezvousError, match=r"the thread of the store at tcp://.* has failed: .*Cannot allocate"):
-            waiting.get("roster", DEADLINE_S)
+    def fail_once_somebody_waits(timeout):
+        if any(each.waiting_for for each in server._clients):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return select(0.01)
+
+    monkeypatch.setattr(server._loop._selector, "select", fail_once_somebody_waits)
+    told = r"the thread of the store at tcp://.* has failed: .*Cannot allocate"
+    with contextlib.closing(client(server)) as waiting, pytest.raises(RendezvousError, match=told):
+        waiting.get("roster", DEADLINE_S)
     with pytest.raises(RendezvousError, match="no store answers"):
         client(server, timeout_s=0.1)
 
@@ -316,8 +353,9 @@ def test_the_folder_and_its_files_are_for_the_owner_alone(tmp_path):
     path = tmp_path / "store"
     with contextlib.closing(FileStore(str(path))) as store:
         store.set("key", b"secret")
-        assert path.stat().st_mode & 0o777 == 0o700
-        assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o600}
+        inside = path / "unisono.store"
+        assert {path.stat().st_mode & 0o777, inside.stat().st_mode & 0o777} == {0o700}
+        assert {file.stat().st_mode & 0o777 for file in inside.iterdir()} == {0o600}
 
 
 def test_the_last_rank_removes_the_folder(tmp_path):
@@ -331,10 +369,62 @@ def test_the_last_rank_removes_the_folder(tmp_path):
 
 
 def test_a_folder_that_was_there_before_stays_with_its_files(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
+    names = ["notes.txt", "unisono.json", "unisono.lock", "unisono.log", "unisono." + "0" * 64]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    for _ in range(2):
+        with contextlib.closing(FileStore(str(tmp_path))) as store:
+            store.set("key", b"value")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(names, "mine")
+
+
+def test_files_in_the_stores_own_folder_that_it_did_not_make_stay(tmp_path):
+    (tmp_path / "unisono.store").mkdir(mode=0o700)
+    (tmp_path / "unisono.store" / "notes.txt").write_text("mine")
     with contextlib.closing(FileStore(str(tmp_path))) as store:
         store.set("key", b"value")
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in (tmp_path / "unisono.store").iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_is_replaced_on_the_way_changes_nothing_for_those_who_have_opened_it(tmp_path):
+    path, planted = tmp_path / "store", tmp_path / "planted"
+    with contextlib.closing(FileStore(str(path))) as first, contextlib.closing(FileStore(str(path))) as second:
+        path.rename(tmp_path / "moved")
+        with contextlib.closing(FileStore(str(planted))) as strange:
+            path.symlink_to(planted)
+            strange.set("key", b"planted")
+            first.set("key", b"secret")
+            assert second.get("key", 0.0) == b"secret"
+            assert len(list((planted / "unisono.store").iterdir())) == 2
+
+
+def test_a_symbolic_link_is_refused_as_a_folder(tmp_path):
+    (tmp_path / "folder").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(RendezvousError, match="is not a folder, but a symbolic link: name"):
+        FileStore(str(tmp_path / "link"))
+    (tmp_path / "folder" / "unisono.store").symlink_to(tmp_path)
+    with pytest.raises(RendezvousError, match=r"unisono\.store is not a folder, but a symbolic"):
+        FileStore(str(tmp_path / "folder"))
+
+
+def test_a_value_of_another_user_is_refused(tmp_path, monkeypatch):
+    with contextlib.closing(FileStore(str(tmp_path / "store"))) as store:
+        store.set("key", b"value")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: 4711)
+            with pytest.raises(RendezvousError, match=r"a value in the store .* belongs to another user"):
+                store.get("key", 0.0)
+
+
+def test_what_a_client_has_set_can_be_cleared_when_all_have_read_it(opened):
+    writer, reader = opened(), opened()
+    writer.set("key", b"secret")
+    assert reader.get("key", DEADLINE_S) == b"secret"
+    writer.clear()
+    if not isinstance(writer, TcpStore):  # of which the server ends
+        with pytest.raises(StoreTimeoutError):
+            reader.get("key", 0.0)
 
 
 def test_what_a_killed_job_left_is_not_read_by_the_next(tmp_path):
@@ -345,7 +435,7 @@ def test_what_a_killed_job_left_is_not_read_by_the_next(tmp_path):
     )
     process = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
-    assert len(list(path.iterdir())) == 2
+    assert len(list((path / "unisono.store").iterdir())) == 2
     with contextlib.closing(FileStore(str(path))) as store, pytest.raises(StoreTimeoutError):
         store.get("roster", 0.0)
     assert not path.exists()
@@ -381,7 +471,8 @@ def test_every_opening_sees_only_its_own_values(tmp_path):
     url = f"file://{tmp_path}/store"
 
     def opening(rank):
-        return contextlib.closing(open_store(url, rank=rank, key=None, job=JOB, timeout_s=1))
+        prefix = next_prefix(url, rank=rank, job=JOB)
+        return contextlib.closing(open_store(url, prefix, key=None, job=JOB, timeout_s=1))
 
     with opening(0) as first:
         first.set("key", b"first")
@@ -393,10 +484,12 @@ def test_every_opening_sees_only_its_own_values(tmp_path):
 
 def test_two_jobs_in_one_store_do_not_meet(tmp_path):
     url = f"file://{tmp_path}/store"
-    with (
-        contextlib.closing(open_store(url, rank=0, key=None, job=JOB, timeout_s=1)) as one,
-        contextlib.closing(open_store(url, rank=0, key=None, job=b"o" * 16, timeout_s=1)) as two,
-    ):
+
+    def opening(job):
+        prefix = next_prefix(url, rank=0, job=job)
+        return contextlib.closing(open_store(url, prefix, key=None, job=job, timeout_s=1))
+
+    with opening(JOB) as one, opening(b"o" * 16) as two:
         one.set("key", b"one")
         with pytest.raises(StoreTimeoutError):
             two.get("key", 0.0)
@@ -407,14 +500,14 @@ def test_two_jobs_in_one_store_do_not_meet(tmp_path):
 )
 def test_a_url_that_cannot_be_used_is_refused(url):
     with pytest.raises(UsageError, match="cannot be used"):
-        open_store(url, rank=0, key=None, job=JOB, timeout_s=1)
+        open_store(url, "", key=None, job=JOB, timeout_s=1)
 
 
 def test_torchruns_store_without_torch_is_a_typed_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(RendezvousError, match="needs torch"):
-        open_store("torch://127.0.0.1:1/run/0", rank=0, key=None, job=JOB, timeout_s=1)
+        open_store("torch://127.0.0.1:1/run/0", "", key=None, job=JOB, timeout_s=1)
 
 
 # The roster.
@@ -482,10 +575,11 @@ def test_ranks_in_their_own_processes_meet(server):
     script = (
         "import sys; from unisono.transports.listener import Addresses\n"
         "from unisono.transports.locality import Surroundings\n"
-        "from unisono.transports.rendezvous import open_store\n"
+        "from unisono.transports.rendezvous import next_prefix, open_store\n"
         "from unisono.transports.rendezvous.roster import Member, join\n"
         "url, rank = sys.argv[1], int(sys.argv[2])\n"
-        "store = open_store(url, rank=rank, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
+        "prefix = next_prefix(url, rank=rank, job=b'j' * 16)\n"
+        "store = open_store(url, prefix, key=bytes(range(32)), job=b'j' * 16, timeout_s=100)\n"
         "me = Member(rank, Addresses('host', 'name', '127.0.0.1', 1 + rank, 1), '3', Surroundings.here())\n"
         "roster = join(store, rank, 3, me, 20, settings={})\n"
         "print([member.addresses.tcp_port for member in roster.members])\n"

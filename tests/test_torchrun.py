@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: the environment that it sets and the store that it serves, for real."""
+"""Ranks that torchrun starts, or that are told torch's variables alone: what they say, and torch's stores, for real."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from pathlib import Path
 
 import pytest
 from deadlines import DEADLINE_S
+from launched import by_variables
+from ports import free_port
 
 pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
+
+# A process group of torch before, and one after it at the same port.
+WITH_TORCH = """
+import datetime, sys
+import numpy as np
+import torch.distributed as dist
+import unisono as un
+
+def reduce():
+    with un.init() as world:
+        assert world.allreduce(np.arange(4) + world.rank).tolist() == [1, 3, 5, 7]
+
+def group():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=90))
+
+for step in sys.argv[1:]:
+    {"reduce": reduce, "group": group, "destroy": dist.destroy_process_group}[step]()
+"""
 
 PROGRAM = """
 import pathlib
@@ -32,3 +52,12 @@ def test_ranks_of_torchrun_meet_twice_and_reduce(tmp_path: Path) -> None:
     for meeting in range(2):
         for rank in range(2):
             assert (tmp_path / f"{meeting}-{rank}-of-2").read_text() == "[1, 3, 5, 7]"
+
+
+@pytest.mark.parametrize("steps", ["reduce group reduce destroy reduce", "group reduce reduce destroy"])
+def test_ranks_that_are_told_torchs_variables_meet_before_after_and_beside_its_process_group(
+    tmp_path: Path, steps: str
+) -> None:
+    port = free_port()
+    for ended in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
+        assert (ended.returncode, ended.stderr) == (0, "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import selectors
 import socket
 import threading
@@ -39,17 +41,21 @@ class EventLoop:
         self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
-        self._waker, self._wakened = socket.socketpair()
-        self._wakened.setblocking(False)
+        self._wakened, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
         self.watch(self._wakened, self._drain)
         self._running = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; raises RuntimeError if there can be no more threads."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self._release()
+            raise
 
-    def watch(self, sock: socket.socket, callback: Callback, *, writable: bool = False) -> None:
+    def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
         """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
@@ -68,7 +74,8 @@ class EventLoop:
     def submit(self, callback: Callback) -> None:
         """Call `callback` soon, in the loop's thread."""
         self._submitted.append(callback)
-        self._waker.send(b"\0")
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop as well
+            os.write(self._waker, b"\0")
 
     def close(self, finish: Callback) -> None:
         """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
@@ -82,9 +89,12 @@ class EventLoop:
         self.submit(stop)
         self._thread.join()
         self._run_submitted()  # what a loop that has failed did not come to
+        self._release()
+
+    def _release(self) -> None:
         self._selector.close()
-        self._waker.close()
-        self._wakened.close()
+        os.close(self._waker)
+        os.close(self._wakened)
 
     def _run(self) -> None:
         try:
@@ -108,7 +118,7 @@ class EventLoop:
         return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT_S)
 
     def _drain(self) -> None:
-        self._wakened.recv(4096)
+        os.read(self._wakened, 4096)
 
     def _guard(self, callback: Callback) -> None:
         try:

@@ -33,7 +33,7 @@ class Addresses:
 
     Attributes:
         host_id: equal on two ranks exactly if `unix` connects them and they can share memory (`transports.locality`).
-        unix: name of the abstract Unix socket, without the leading NUL.
+        unix: name of the abstract Unix socket, without the leading NUL; empty if there is none.
         tcp_host: numeric IP address.
         tcp_port: port.
         pid: process id, as the process itself sees it.
@@ -57,6 +57,7 @@ class Listener:
         size: the number of ranks.
         bind_address: where the other ranks can reach this one, as `interfaces.address_for` takes it.
         host_id: see `Addresses`.
+        use_unix: whether ranks of this host may come by the Unix socket; where the system has none, all come by TCP.
         deliver: called in the listener's thread with the peer's hello (as agreed) and the blocking socket, which it
             then owns. It must not block; if it raises, the socket is closed and the error logged.
         on_failure: called in that thread with an error after which it accepts no more connections.
@@ -75,24 +76,32 @@ class Listener:
         size: int,
         bind_address: str,
         host_id: str,
+        use_unix: bool,
         deliver: Admit,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._on_failure = on_failure
-        self._tcp = _listen_tcp(bind_address)
-        self._unix, name = _listen_unix()
-        tcp_host, tcp_port = self._tcp.getsockname()[:2]
+        self._listening = [_listen_tcp(bind_address)]
+        tcp_host, tcp_port = self._listening[0].getsockname()[:2]
+        name = f"unisono-{os.urandom(16).hex()}" if use_unix else ""
         self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
         endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
-        self._loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
         # All ranks may dial at once, over several lanes; that alone must not look like a crowd of strangers.
-        self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT + _PENDING_PER_RANK * size, deliver)
-        self._doorkeeper.watch(self._tcp)
-        self._doorkeeper.watch(self._unix)
+        limit = _PENDING_LIMIT + _PENDING_PER_RANK * size
         self._closing = threading.Lock()
         self._closed = False
-        self._loop.start()
+        try:
+            if use_unix:
+                self._listening.append(_listen_unix(name))
+            self._loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
+            self._doorkeeper = Doorkeeper(self._loop, key, endpoint, limit, deliver)
+            for listening in self._listening:
+                self._doorkeeper.watch(listening)
+            self._loop.start()
+        except BaseException:
+            self._refuse()
+            raise
 
     def close(self) -> None:
         """Stop listening and end the thread; delivered sockets are not touched. May be called twice."""
@@ -101,14 +110,16 @@ class Listener:
                 return
             self._closed = True
             self._loop.close(self._doorkeeper.close)
-            self._tcp.close()
-            self._unix.close()
+            self._refuse()
 
     def _break_down(self, error: Exception) -> None:
         """Refuse whoever dials from now on, instead of leaving it without an answer."""
-        self._tcp.close()
-        self._unix.close()
+        self._refuse()
         self._on_failure(error)
+
+    def _refuse(self) -> None:
+        for listening in self._listening:
+            listening.close()
 
 
 def _listen_tcp(bind_address: str) -> socket.socket:
@@ -127,13 +138,16 @@ def _listen_tcp(bind_address: str) -> socket.socket:
     return sock
 
 
-def _listen_unix() -> tuple[socket.socket, str]:
-    name = f"unisono-{os.urandom(16).hex()}"
+def _listen_unix(name: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind("\0" + name)
-    sock.listen(BACKLOG)
-    sock.setblocking(False)
-    return sock, name
+    try:
+        sock.bind("\0" + name)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def dial(

@@ -31,6 +31,7 @@ from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.system_limits import is_exhausted
 
 _log = log.get(log.NAME)
 
@@ -51,8 +52,8 @@ class Surroundings:
     """Where a process is, to say why it shares no memory with another.
 
     Attributes:
-        machine: the id of the kernel's boot.
-        network, users: the inodes of its network and user namespaces.
+        machine: the id of the kernel's boot; empty if it is not known.
+        network, users: the inodes of its network and user namespaces; 0 if they are not known.
         user: the id of its effective user.
         alone: why it shares memory with nobody; empty if it may.
     """
@@ -65,23 +66,35 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Return those of this process."""
-        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
+        """Return those of this process; what its /proc does not show (gVisor, a masked /proc) is empty or 0."""
+        machine = ""
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
-        network, users = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user"))
-        return cls(machine, network, users, os.geteuid())
+        return cls(machine, _namespace("net"), _namespace("user"), os.geteuid())
 
     def apart_from(self, peer: Surroundings) -> str:
         """Return in a few words why a process there, which is on another host than this one, is so."""
         reasons = (
-            (peer.machine != self.machine, "another machine"),
-            (peer.network != self.network, "another network namespace"),
+            (_differ(peer.machine, self.machine), "another machine"),
+            (_differ(peer.network, self.network), "another network namespace"),
             (peer.user != self.user, f"another user: {peer.user}, here {self.user}"),
             (bool(peer.alone), f"no shared memory there: {peer.alone}"),
             (bool(self.alone), f"no shared memory here: {self.alone}"),
-            (peer.users != self.users, "another user namespace"),
+            (_differ(peer.users, self.users), "another user namespace"),
         )
         return next((reason for applies, reason in reasons if applies), "its sockets cannot be reached")
+
+
+def _differ(one: str | int, other: str | int) -> bool:
+    """Return whether two ids are known to differ."""
+    return bool(one and other) and one != other
+
+
+def _namespace(kind: str) -> int:
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
 
 
 class Locality:
@@ -117,6 +130,8 @@ class Locality:
         try:
             self._find(name, Deadline(timeout_s))
         except (OSError, HandshakeError, AttributeError) as error:  # of Python without memfd
+            if is_exhausted(error):  # TCP needs as much
+                raise
             reason = getattr(error, "strerror", None) or str(error)
             self.surroundings = replace(self.surroundings, alone=reason[:_MOST_REASON])
             _log.warning("rank %d shares memory with no other rank, and uses TCP instead: %s", rank, reason)
@@ -161,6 +176,14 @@ class Locality:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise
+        try:
+            self._serve(listening)
+        except BaseException:
+            listening.close()
+            raise
+        return True
+
+    def _serve(self, listening: socket.socket) -> None:
         listening.listen(BACKLOG)
         listening.setblocking(False)
         job, epoch, *_ = self._hello
@@ -170,7 +193,6 @@ class Locality:
         doorkeeper.watch(listening)
         loop.start()
         self._serving = loop, doorkeeper, listening
-        return True
 
     def _admit(self, loop: EventLoop, hello: Hello, sock: socket.socket) -> None:
         """Answer a rank once it has passed its segment, which may take it long: nobody else waits for that."""

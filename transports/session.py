@@ -112,6 +112,7 @@ class Session:
                 size=identity.size,
                 bind_address=bind_address,
                 host_id=self._locality.host_id,
+                use_unix=identity.size > 1 and not self.surroundings.alone,
                 deliver=self._admit,
                 on_failure=self._break_down,
             )
@@ -277,7 +278,9 @@ class Session:
         return self._members[peer].addresses.host_id == self.addresses.host_id
 
     def _shares_cores(self, member: Member) -> bool:
-        return member.surroundings.machine == self.surroundings.machine
+        machine = member.surroundings.machine
+        is_same_host = member.addresses.host_id == self.addresses.host_id
+        return is_same_host or (machine != "" and machine == self.surroundings.machine)
 
     def _why_apart(self, peer: int) -> str:
         return self.surroundings.apart_from(self._members[peer].surroundings)

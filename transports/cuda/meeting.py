@@ -5,12 +5,11 @@ All ranks find the same: what one of them cannot do is told to all, and the reas
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,11 +113,13 @@ class Meeting:
 
 def _place(device: Device) -> dict[str, Any]:
     """Return where this rank is: its process, by more than its number, which other containers use too."""
-    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with contextlib.suppress(OSError):
-        boot += os.readlink("/proc/self/ns/pid")
-    return {"process": [os.getpid(), started, boot], "uuid": device.uuid}
+    return {"process": _process_token(os.getpid()), "uuid": device.uuid}
+
+
+@functools.cache
+def _process_token(process: int) -> str:
+    """Return what no other process has; a forked child, whose number is another one, gets one of its own."""
+    return secrets.token_hex(16)
 
 
 def _board(facts: Any, size: int) -> Board:

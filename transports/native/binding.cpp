@@ -91,13 +91,12 @@ StartedCall probe(nb::object endpoint, std::optional<std::int32_t> peer, std::op
   return {std::move(endpoint), {}, std::move(request)};
 }
 
-std::shared_ptr<Arena> make_arena(std::size_t nbytes) {
+// What the system refuses is an OSError with its number, which says what has run out.
+void raise_system_error(const std::exception_ptr& thrown, void*) {
   try {
-    return std::make_shared<Arena>(nbytes);
+    std::rethrow_exception(thrown);
   } catch (const std::system_error& error) {
-    errno = error.code().value();
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(error.code().value(), error.what()).ptr());
   }
 }
 
@@ -109,7 +108,7 @@ int arena_buffer(PyObject* self, Py_buffer* view, int flags) {
 
 void bind_arena(nb::module_& module) {
   static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(arena_buffer)}, {0, nullptr}};
-  nb::class_<Arena>(module, "Arena", nb::type_slots(slots)).def(nb::new_(&make_arena), nb::arg("nbytes"));
+  nb::class_<Arena>(module, "Arena", nb::type_slots(slots)).def(nb::init<std::size_t>(), nb::arg("nbytes"));
 }
 
 Blocks blocks_of(const Partition& partition, std::int64_t elements,
@@ -354,6 +353,7 @@ NB_MODULE(_core, module) {
   module.doc() = "The native core of Unisono.";
   // A traceback that is alive when the interpreter ends keeps what its frames hold; that is no fault of the program.
   nb::set_leak_warnings(false);
+  nb::register_exception_translator(raise_system_error);
   nb::list dtypes;
   for (const DTypeInfo& info : dtype_table) dtypes.append(nb::make_tuple(std::string(info.name), info.itemsize));
   module.attr("DTYPES") = dtypes;

@@ -209,12 +209,26 @@ void Endpoint::go_on(Request& request, double timeout_s) {
   {
     const std::lock_guard lock(mutex_);
     if (request.outcome() != Outcome::pending || closed_) return;
-    request.goes_on_ = true;
-    going_on_.fetch_add(1);
-    if (!server_.joinable()) server_ = start_quiet_thread([this] { serve(); });
+    if (server_.joinable() || start_server()) {
+      request.goes_on_ = true;
+      going_on_.fetch_add(1);
+    }
   }
   wake_server();
   wake_leader();
+}
+
+// Returns false, and has every rank's calls fail, if no thread can be started.
+bool Endpoint::start_server() {
+  try {
+    server_ = start_quiet_thread([this] { serve(); });
+    return true;
+  } catch (const std::system_error& error) {
+    control_->fail({FailureKind::unavailable, rank(), -1, -1,
+                    "rank " + std::to_string(rank()) + " cannot start the thread for calls that go on by themselves: " +
+                        error.code().message() + " (`ulimit -u`, or pids.max of a container)"});
+    return false;
+  }
 }
 
 void Endpoint::withdraw(Request& request) {
@@ -238,6 +252,8 @@ bool Endpoint::drive() {
     mismatch(found);
   } catch (const std::bad_alloc&) {
     fail_here("rank " + std::to_string(rank()) + " has not enough memory");
+  } catch (const std::system_error& error) {
+    fail_here("rank " + std::to_string(rank()) + ": " + error.what(), FailureKind::unavailable);
   } catch (const std::exception& error) {  // ProtocolError, and what cannot be
     fail_here(error.what());
   }
@@ -245,8 +261,8 @@ bool Endpoint::drive() {
   return moved;
 }
 
-void Endpoint::fail_here(const std::string& text) {
-  control_->fail({FailureKind::internal, rank(), -1, current_sequence(), text});
+void Endpoint::fail_here(const std::string& text, FailureKind kind) {
+  control_->fail({kind, rank(), -1, current_sequence(), text});
 }
 
 void Endpoint::begin_messages() {

@@ -210,7 +210,8 @@ class Endpoint {
   bool advance_messages();
   void finish(Request& request, Outcome outcome);
   void give_all_up();
-  void fail_here(const std::string& text);
+  void fail_here(const std::string& text, FailureKind kind = FailureKind::internal);
+  bool start_server();
   void mismatch(const Mismatch& found);
   void await_verdict(Failure otherwise);
   std::int64_t current_sequence() const { return current_ != nullptr ? current_->sequence_.load() : -1; }

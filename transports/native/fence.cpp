@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <system_error>
 
 #include "quiet_thread.h"
 
@@ -21,11 +22,15 @@ std::atomic<bool> registered{false};
 void lighten_fences() {
   static std::atomic<bool> begun{false};
   if (begun.exchange(true)) return;
-  start_quiet_thread([] {
-    // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
-    registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
-                     call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
-  }).detach();
+  try {
+    start_quiet_thread([] {
+      // The command that all cores obey is tried too, for a filter of system calls may refuse it by itself.
+      registered.store(call_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
+                       call_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED));
+    }).detach();
+  } catch (const std::system_error&) {
+    begun = false;  // no thread can be started now; fences stay full, which is right and slower
+  }
 }
 
 void light_fence() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,19 +12,27 @@ from unisono.errors import UsageError
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
 
-# How often this process has opened the store of a job as a rank. Every rank opens it equally often, so that a program
-# that calls `init` twice does not read the values of the first time in the second.
+# How often this process has met others at a store as a rank of a job. Every rank does so equally often, so that a
+# program that calls `init` twice does not read the values of the first time in the second.
 _openings: defaultdict[tuple[str, bytes, int], Iterator[int]] = defaultdict(itertools.count)
 
 
-def open_store(url: str, *, rank: int, key: bytes | None, job: bytes, timeout_s: float) -> Store:
-    """Open the store at `url` for `rank` of `job`, for the values of this job alone.
+def next_prefix(url: str, *, rank: int, job: bytes) -> str:
+    """Return what all keys of one meeting of `job` at `url` begin with.
 
-    The n-th opening by a rank sees what other ranks set in their n-th opening.
+    The n-th call for a rank returns the same as the n-th call for any other rank.
+    """
+    scheme, _, place = url.partition("://")
+    run = "".join(place.partition("/")[1:]) if scheme == "torch" else ""
+    return f"unisono{run}/{job.hex()}/{next(_openings[url, job, rank])}/"
+
+
+def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+    """Open the store at `url` for one meeting of `job`.
 
     Args:
         url: ``tcp://host:port``, ``file:///path`` or, under torchrun, ``torch://host:port/run/restart``.
-        rank: the rank that opens it.
+        prefix: that of the meeting, by `next_prefix`.
         key: the job's key, 32 bytes, or None if the store itself must hand it over.
         job: the job's id, 16 bytes.
         timeout_s: seconds to wait until the store can be reached.
@@ -32,14 +41,12 @@ def open_store(url: str, *, rank: int, key: bytes | None, job: bytes, timeout_s:
         UsageError: the URL cannot be used.
         RendezvousError: the store cannot be used, or cannot be reached in time.
     """
-    scheme, _, place = url.partition("://")
+    scheme = url.partition("://")[0]
     connect = _SCHEMES.get(scheme)
     if connect is None:
         schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise UsageError(f"the store {url!r} cannot be used: it must begin with one of {schemes}")
-    store = connect(url, key, job, timeout_s)
-    run = "".join(place.partition("/")[1:]) if scheme == "torch" else ""
-    return PrefixStore(store, f"unisono{run}/{job.hex()}/{_opening(url, job, rank)}/")
+    return PrefixStore(connect(url, prefix, key, job, timeout_s), prefix)
 
 
 def given_store(store: Any, rank: int) -> Store:
@@ -59,6 +66,17 @@ def given_store(store: Any, rank: int) -> Store:
     return PrefixStore(opened, f"unisono/{opened.count(f'unisono/openings/{rank}')}/")
 
 
+def store_of_process_group(rank: int, size: int) -> Any | None:
+    """Return the store of torch's process group in this process, if it has one of these ranks; otherwise None."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    if (distributed.get_rank(), distributed.get_world_size()) != (rank, size):
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
+
 def host_and_port(url: str) -> tuple[str, int]:
     """Return the host and the port in `url`; raises `UsageError` if either is missing."""
     host, _, port = url.partition("://")[2].partition("/")[0].rpartition(":")
@@ -69,16 +87,12 @@ def host_and_port(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _opening(url: str, job: bytes, rank: int) -> int:
-    return next(_openings[url, job, rank])
-
-
-def _tcp(url: str, key: bytes | None, job: bytes, timeout_s: float) -> Store:
+def _tcp(url: str, prefix: str, key: bytes | None, job: bytes, timeout_s: float) -> Store:
     host, port = host_and_port(url)
-    return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s)
+    return TcpStore(host, port, key=key, job=job, timeout_s=timeout_s, prefix=prefix)
 
 
-def _file(url: str, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
+def _file(url: str, _prefix: str, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store:
     path = url.removeprefix("file://")
     if not path.startswith("/"):
         raise UsageError(f"the store {url!r} cannot be used: write file:///absolute/path")
@@ -87,13 +101,13 @@ def _file(url: str, _key: bytes | None, _job: bytes, _timeout_s: float) -> Store
     return FileStore(path)
 
 
-def _torch(url: str, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
+def _torch(url: str, _prefix: str, _key: bytes | None, _job: bytes, timeout_s: float) -> Store:
     from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
     return TorchStore(connect(*host_and_port(url), timeout_s))
 
 
-_SCHEMES: dict[str, Callable[[str, bytes | None, bytes, float], Store]] = {
+_SCHEMES: dict[str, Callable[[str, str, bytes | None, bytes, float], Store]] = {
     "tcp": _tcp,
     "file": _file,
     "torch": _torch,

@@ -67,6 +67,12 @@ class MpiMeeting:
         """Return MPI's own collectives over the duplicate."""
         return MpiCollectives(self.comm)
 
+    def end(self) -> None:
+        """Do nothing: the key was in no place that others could look into, and the duplicate stays in use."""
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing: the others wait in operations of MPI, and give up at their time limit."""
+
     def close(self) -> None:
         """Free the duplicate, of which nothing may be in use. May be called twice."""
         comm, self.comm = self.comm, None

@@ -7,6 +7,7 @@ the store at most 3 + log2(ranks) times, and half of them twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 
 from unisono import __version__
 from unisono.deadlines import Deadline
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, UnisonoError
 from unisono.records import record
 from unisono.transports.hello import WIRE_VERSIONS
 from unisono.transports.interfaces import is_numeric
@@ -136,6 +137,18 @@ def _publish(
     raise error
 
 
+def give_up(store: Store, rank: int, size: int, reason: str) -> None:
+    """Tell the others in `store` that this rank does not come, and why; they raise that instead of waiting for it.
+
+    What this rank has told them before stays.
+    """
+    error = _encode({"error": reason})
+    values = {_ROSTER: error} if rank == 0 else {_entry(rank): error, _part(rank): _encode([error.decode()])}
+    for key, value in values.items():
+        with contextlib.suppress(UnisonoError):
+            store.set(key, value)
+
+
 def entry_of(me: Member, size: int) -> bytes:
     """Return what a rank, which was started as one of `size`, tells the others of itself."""
     return _encode({"terms": _terms(size), "member": dataclasses.asdict(me)})
@@ -144,6 +157,9 @@ def entry_of(me: Member, size: int) -> bytes:
 def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> dict[str, Any]:
     """Return what all ranks are to read: the roster, made of their entries, or an error for all of them."""
     records = [_decode(entry) for entry in entries]
+    failed = (record["error"] for record in records if isinstance(record, dict) and "error" in record)
+    if (error := next(failed, None)) is not None:
+        return {"error": str(error)}
     terms = [record.get("terms") if isinstance(record, dict) else None for record in records]
     for rank, its_terms in enumerate(terms):
         if its_terms != terms[0]:

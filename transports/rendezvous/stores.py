@@ -46,6 +46,9 @@ class Store(Protocol):
             RendezvousError: the store has failed, or is out of reach.
         """
 
+    def clear(self) -> None:
+        """Remove what this client has set, as all have read it, where others could read it later."""
+
     def close(self) -> None:
         """Leave the store. May be called twice."""
 
@@ -64,6 +67,10 @@ class PrefixStore:
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
         return self._store.get(self._prefix + key, timeout_s)
+
+    def clear(self) -> None:
+        """See `Store.clear`."""
+        self._store.clear()
 
     def close(self) -> None:
         """See `Store.close`."""

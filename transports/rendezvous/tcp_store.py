@@ -8,11 +8,13 @@ server listens on loopback only, where any process of this machine may use it: t
 from __future__ import annotations
 
 import enum
+import errno
 import socket
 import struct
 import threading
 import time
 from functools import partial
+from typing import Any
 
 from unisono import log
 from unisono.deadlines import LONGEST_WAIT_S, Deadline
@@ -53,6 +55,7 @@ class _Status(enum.IntEnum):
     NOT_SET = 1
     ALREADY_SET = 2
     FAILED = 3
+    ANOTHER_MEETING = 4
 
 
 class _Client:
@@ -74,33 +77,40 @@ class StoreServer:
     """Serves a store on `host`:`port` (0: a free one), from construction to `close`, in a thread of its own.
 
     Args:
-        host: name or address to listen on.
+        host: name or address to listen on; empty for all interfaces, with a key.
         port: port to listen on, or 0 for any that is free; `url` tells which.
         key: the job's key, 32 bytes, or None to serve everyone on loopback.
         job: the job's id, 16 bytes.
+        prefix: of all keys that are served. A rank that asks for others wants a later meeting at the same address; it
+            is sent away, and comes again.
 
     Raises:
         RendezvousError: the port is in use, or the address cannot be listened on.
         UsageError: `key` is None and `host` is not loopback.
     """
 
-    def __init__(self, host: str, port: int, *, key: bytes | None, job: bytes) -> None:
+    def __init__(self, host: str, port: int, *, key: bytes | None, job: bytes, prefix: str = "") -> None:
         self._listening = _listen(host, port, open_to_all=key is None)
         self.url = _url(*self._listening.getsockname()[:2])
+        self._prefix = prefix.encode()
         self._values: dict[bytes, bytes] = {}
         self._clients: set[_Client] = set()
         self._failure: str | None = None
         self._doorkeeper: Doorkeeper | None = None
-        self._loop = EventLoop("unisono-store", self._break_down)
-        if key is None:
-            self._loop.watch(self._listening, self._accept)
-        else:
-            endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
-            self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
-            self._doorkeeper.watch(self._listening)
         self._closing = threading.Lock()
         self._closed = False
-        self._loop.start()
+        try:
+            self._loop = EventLoop("unisono-store", self._break_down)
+            if key is None:
+                self._loop.watch(self._listening, self._accept)
+            else:
+                endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
+                self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
+                self._doorkeeper.watch(self._listening)
+            self._loop.start()
+        except BaseException:
+            self._listening.close()
+            raise
 
     def fail(self, reason: str) -> None:
         """Make every pending and later `get` of every client raise `RendezvousError` with the first `reason`."""
@@ -194,7 +204,9 @@ class StoreServer:
         value = bytes(client.received[_REQUEST.size + key_nbytes :])
         client.received.clear()
         client.ticket += 1
-        if verb == _Verb.SET:
+        if not key.startswith(self._prefix):
+            self._reply(client, _Status.ANOTHER_MEETING, b"")
+        elif verb == _Verb.SET:
             self._set(client, key, value)
         else:
             self._get(client, key, timeout_ms)
@@ -255,6 +267,7 @@ class TcpStore:
         job: the job's id, 16 bytes.
         timeout_s: seconds to wait for the server. For as long from now on it may be slow to answer, too: a machine may
             have many more ranks to start than cores.
+        prefix: of all keys that will be asked for. A server that serves another meeting is waited for to end.
         is_served: whether the server is known to have started, so that nobody who listens is a failure at once.
 
     Raises:
@@ -262,31 +275,26 @@ class TcpStore:
     """
 
     def __init__(
-        self, host: str, port: int, *, key: bytes | None, job: bytes, timeout_s: float, is_served: bool = False
+        self,
+        host: str,
+        port: int,
+        *,
+        key: bytes | None,
+        job: bytes,
+        timeout_s: float,
+        prefix: str = "",
+        is_served: bool = False,
     ) -> None:
+        self._place = host, port
         self._url = _url(host, port)
+        self._key = key
+        self._job = job
+        self._prefix = prefix
+        self._is_served = is_served
+        self._timeout_s = timeout_s
         self._turn = threading.Lock()
-        self._patience = deadline = Deadline(timeout_s)
-        while True:
-            try:
-                self._sock = _connect(host, port, deadline, is_served)
-            except OSError as error:
-                raise RendezvousError(f"no store answers at {self._url} within {timeout_s:g} s: {error}") from None
-            try:
-                self._greet(key, job, deadline)
-            except HandshakeError as error:
-                self._sock.close()
-                raise RendezvousError(f"the store at {self._url} is not of this job: {error.message}") from error
-            except OSError as error:
-                self._sock.close()
-                # It hangs up on those that take too long to say the hello, as a rank does that waits for its core.
-                if not isinstance(error, ConnectionError) or deadline.has_passed():
-                    raise RendezvousError(
-                        f"the store at {self._url} does not answer as one of this job: {error}"
-                    ) from error
-            else:
-                return
-            time.sleep(_RETRY_S[1])
+        self._deadline = Deadline(timeout_s)
+        self._sock = self._opened()
 
     def set(self, key: str, value: bytes) -> None:
         """See `Store.set`."""
@@ -305,15 +313,46 @@ class TcpStore:
         self._check(status, value)
         return value
 
+    def clear(self) -> None:
+        """See `Store.clear`; the store ends with the meeting, or has a key that was not made for it."""
+
     def close(self) -> None:
         """See `Store.close`."""
         self._sock.close()
 
-    def _greet(self, key: bytes | None, job: bytes, deadline: Deadline) -> None:
-        if key is None:
-            prepare(self._sock)
-            return
-        greet(self._sock, DialerHandshake(key, Hello(job, 0, NO_RANK, NO_RANK, Purpose.STORE)), deadline)
+    def _opened(self) -> socket.socket:
+        """Return a new connection to the server, which may start until the deadline, and may be slow until then."""
+        while True:
+            try:
+                sock = _connect(*self._place, self._deadline, self._key is None, self._is_served)
+            except OSError as error:
+                raise _unreachable(self._url, self._timeout_s, error) from None
+            try:
+                self._greet(sock)
+                return sock
+            except HandshakeError as error:
+                sock.close()
+                raise RendezvousError(f"the store at {self._url} is not of this job: {error.message}") from error
+            except OSError as error:
+                sock.close()
+                # It hangs up on those that take too long to say the hello, as a rank does that waits for its core.
+                if not isinstance(error, ConnectionError) or self._deadline.has_passed():
+                    raise RendezvousError(
+                        f"the store at {self._url} does not answer as one of this job: {error}"
+                    ) from error
+            time.sleep(_RETRY_S[1])
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Say hello, and ask whether the server is that of our meeting; raises ConnectionError if it will soon end."""
+        if self._key is None:
+            prepare(sock)
+        else:
+            hello = Hello(self._job, 0, NO_RANK, NO_RANK, Purpose.STORE)
+            greet(sock, DialerHandshake(self._key, hello), self._deadline)
+        if self._prefix:
+            sock.settimeout(self._deadline.remaining_s())
+            if _request(sock, _Verb.GET, f"{self._prefix}?".encode(), b"", 0)[0] == _Status.ANOTHER_MEETING:
+                raise ConnectionResetError("it still serves an earlier meeting of the ranks")
 
     def _check(self, status: int, message: bytes) -> None:
         if status != _Status.OK:
@@ -322,13 +361,9 @@ class TcpStore:
     def _ask(self, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
         with self._turn:
             try:
-                patience_s = max(_GRACE_S, self._patience.left_s())
+                patience_s = max(_GRACE_S, self._deadline.left_s())
                 self._sock.settimeout(min(timeout_ms / 1000 + patience_s, LONGEST_WAIT_S))
-                self._sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
-                status, nbytes = _REPLY.unpack(self._receive(_REPLY.size))
-                if nbytes > VALUE_LIMIT_NBYTES:
-                    raise ConnectionError("its reply is too long")
-                return status, self._receive(nbytes)
+                return _request(self._sock, verb, key, value, timeout_ms)
             except OSError as error:
                 # A late reply must not be taken for the reply to the next request.
                 self._sock.close()
@@ -337,22 +372,46 @@ class TcpStore:
                 self._sock.close()
                 raise
 
-    def _receive(self, nbytes: int) -> bytes:
-        received = bytearray()
-        while len(received) < nbytes:
-            data = self._sock.recv(nbytes - len(received))
-            if not data:
-                raise ConnectionResetError("it closed the connection")
-            received += data
-        return bytes(received)
+
+def _request(sock: socket.socket, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
+    """Return the status and the value that the server answers; raises OSError if it does not, or not as it should."""
+    sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
+    status, nbytes = _REPLY.unpack(_received(sock, _REPLY.size))
+    if nbytes > VALUE_LIMIT_NBYTES:
+        raise OSError("its reply is too long")
+    return status, _received(sock, nbytes)
 
 
-def _connect(host: str, port: int, deadline: Deadline, is_served: bool) -> socket.socket:
-    """Connect; where the server may not have started yet, try again until `deadline` while nobody listens."""
+def _received(sock: socket.socket, nbytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < nbytes:
+        data = sock.recv(nbytes - len(received))
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        received += data
+    return bytes(received)
+
+
+def _unreachable(url: str, timeout_s: float, error: OSError) -> RendezvousError:
+    """Return the error for a store that cannot be connected to: nobody listens, or there is no way to it."""
+    if isinstance(error, ConnectionRefusedError | TimeoutError):
+        return RendezvousError(f"no store answers at {url} within {timeout_s:g} s: {error}")
+    hint = " (is the loopback interface up?)" if error.errno == errno.ENETUNREACH and "127." in url else ""
+    return RendezvousError(f"the store at {url} cannot be reached: {error.strerror or error}{hint}")
+
+
+def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served: bool) -> socket.socket:
+    """Connect; where the server may not have started yet, try again until `deadline` while nobody listens.
+
+    Raises:
+        UsageError: the store is open to all (`is_open`), and not on loopback.
+        OSError: it cannot be connected to.
+    """
     pause, longest = _RETRY_S
     while True:
+        addresses = _addresses(host, port, open_to_all=is_open)
         try:
-            sock = socket.create_connection((lookup(host), port), deadline.remaining_s())  # type: ignore[arg-type]
+            sock = _connected(addresses, deadline)
             if sock.getsockname() != sock.getpeername():
                 return sock
             # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
@@ -364,17 +423,41 @@ def _connect(host: str, port: int, deadline: Deadline, is_served: bool) -> socke
         pause = min(2 * pause, longest)
 
 
-def _is_loopback(address: object) -> bool:
-    from ipaddress import ip_address
+def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
+    """Return a socket that is connected to the first of these addresses that answers; raises the last error."""
+    error: OSError | None = None
+    for family, kind, protocol, _, address in addresses:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(deadline.remaining_s())
+            sock.connect(address)
+            return sock
+        except OSError as failed:
+            sock.close()
+            error = failed
+    raise error or OSError("it has no address")
 
-    return ip_address(str(address)).is_loopback
+
+def _addresses(host: str, port: int, *, open_to_all: bool) -> list[Any]:
+    """Return what `socket.getaddrinfo` says of a host; raises UsageError if a store there must not be open to all."""
+    found = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)
+    if open_to_all:
+        found = [each for each in found if _is_loopback(str(each[4][0]))]
+        if not found:
+            raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    # Loading ipaddress, which knows the same, takes a millisecond.
+    return address.startswith(("127.", "::ffff:127.")) or address == "::1"
 
 
 def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0]
-        if open_to_all and not _is_loopback(address[0]):
-            raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
+        if not host:
+            return _listen_everywhere(port)
+        family, kind, protocol, _, address = _addresses(host, port, open_to_all=open_to_all)[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RendezvousError(f"the store cannot listen on {_url(host, port)}: {error.strerror or error}") from None
@@ -390,6 +473,14 @@ def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
             f"the store cannot listen on {_url(host, port)}: {error.strerror or error}; "
             "whoever starts the job must pick another port"
         ) from None
+    return sock
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    sock = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    sock.setblocking(False)
     return sock
 
 

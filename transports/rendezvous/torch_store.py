@@ -6,6 +6,7 @@ it. docs/security.md states that trust.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ class TorchStore:
 
     def __init__(self, store: Any) -> None:
         self._store: Any = store
+        self._keys: set[str] = set()  # that this client has set
 
     def count(self, key: str) -> int:
         """Return how often this has been called for `key`, by whomever, now included.
@@ -58,6 +60,7 @@ class TorchStore:
                 raise already_set(key)
         except RuntimeError as error:
             raise _gone(error) from error
+        self._keys.add(key)
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """See `Store.get`."""
@@ -66,6 +69,13 @@ class TorchStore:
         value = poll(partial(self._look, key), key, timeout_s)
         check_value(value)
         return value
+
+    def clear(self) -> None:
+        """See `Store.clear`; torch's store lives on for as long as whoever serves it."""
+        for key in self._keys:
+            with contextlib.suppress(RuntimeError):  # it cannot remove keys, or is gone
+                self._store.delete_key(key)
+        self._keys.clear()
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -18,27 +18,12 @@ from rich.table import Table
 from unisono import __version__
 from unisono.cli.checks import Finding, look_for, run_checks, third_party
 from unisono.cli.gpu_checks import gpu_findings
-from unisono.collectives.environment import MPI_WORLD, detect
+from unisono.collectives.environment import MPI_WORLD, detect, launchers
+from unisono.collectives.trust import trust_of
 from unisono.errors import UsageError
 from unisono.options import FIELDS, Options, strange_variables, variable
 from unisono.transports.locality import Surroundings
 from unisono.tuning.gpus import gpus, islands
-
-_BY_FILE = "This job's key comes from a file that only you can read; who reads it can join the job."
-_BY_STORE = "Rank 0 makes this job's key and hands it out in the store: who reaches that can join."
-_BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: who reads MPI's network can join."
-
-# (who launched this process, whether the job's key came with that) → what keeps strangers out of the job.
-TRUST = {
-    ("none", False): "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
-    ("unisono", True): "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
-    ("environment", True): _BY_FILE,
-    ("environment", False): _BY_STORE,
-    ("torchrun", True): _BY_FILE,
-    ("torchrun", False): "Rank 0 makes this job's key and hands it out in torchrun's store: who reaches that can join.",
-    ("srun", True): _BY_FILE,
-    ("srun", False): _BY_STORE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +85,8 @@ def _machine() -> dict[str, str]:
         "unisono": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "host": f"ranks of user {here.user} in network namespace {here.network} of boot {here.machine} share memory",
+        "host": f"ranks of user {here.user} in network namespace {here.network or 'unknown'} of boot "
+        f"{here.machine or 'unknown'} share memory",
         "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({ranges(allowed)})",
         "gpus": _gpus(),
     }
@@ -138,7 +124,7 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
 
 
 def launcher(environ: Mapping[str, str]) -> str:
-    """Return who has started this process, and as which rank."""
+    """Return who has started this process, as which rank, and which other launchers have left variables."""
     try:
         launch = detect(environ)
     except UsageError as error:
@@ -146,20 +132,17 @@ def launcher(environ: Mapping[str, str]) -> str:
     if launch.launcher == "none":
         return "none found: init() makes a job of one rank"
     where = "" if launch.store is None else f", to meet by {'MPI' if launch.store == MPI_WORLD else launch.store}"
-    return f"{launch.launcher}, as rank {launch.rank} of {launch.size}{where}"
+    others = launchers(environ)[1:]
+    left = f" (not taken: {', '.join(others)})" if others else ""
+    return f"{launch.launcher}, as rank {launch.rank} of {launch.size}{where}{left}"
 
 
 def trust(environ: Mapping[str, str]) -> str:
     """Return what keeps strangers out of the job that `environ` describes."""
     try:
-        launch = detect(environ)
+        return trust_of(detect(environ))
     except UsageError as error:
         return f"Unknown: {error.message}"
-    if launch.store == MPI_WORLD:
-        return _BY_MPI
-    # A launcher of MPI, with a store that somebody has named, is like any other.
-    who = launch.launcher if (launch.launcher, True) in TRUST or launch.launcher == "none" else "environment"
-    return TRUST[who, launch.key is not None]
 
 
 def _show(report: Report, console: Console) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from unisono.errors import RendezvousError
 from unisono.launchers.process import Exit
-from unisono.transports.rendezvous import open_store
+from unisono.transports.rendezvous import next_prefix, open_store
 from unisono.transports.rendezvous.roster import has_arrived
 from unisono.transports.rendezvous.stores import Store
 from unisono.transports.rendezvous.tcp_store import StoreServer
@@ -63,7 +63,8 @@ class JobStore:
         try:
             if self._reader is None:
                 # The first opening by this process: it sees what the first opening of each rank has set.
-                self._reader = open_store(self.url, rank=rank, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
+                prefix = next_prefix(self.url, rank=rank, job=self.job)
+                self._reader = open_store(self.url, prefix, key=self._key, job=self.job, timeout_s=ANSWER_TIMEOUT_S)
             return has_arrived(self._reader, rank)
         except RendezvousError:
             return False

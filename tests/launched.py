@@ -1,0 +1,41 @@
+"""Programs whose ranks are told torch's four variables, as scripts and operators of Kubernetes tell them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deadlines import DEADLINE_S
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def by_variables(
+    program: str, *arguments: str, port: int, folder: Path, ranks: int = 2, **environ: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program on ranks that meet at a port of this machine, and return how they ended."""
+    processes = []
+    for rank in range(ranks):
+        told = dict(zip(NAMES, (str(rank), str(ranks), "127.0.0.1", str(port)), strict=True))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", program, *arguments],
+                cwd=folder,
+                env={**os.environ, **told, **environ},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        texts = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *said)
+        for process, said in zip(processes, texts, strict=True)
+    ]
