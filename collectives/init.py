@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from unisono import log
@@ -48,6 +50,8 @@ class _Job:
             self.server.close()
 
 
+# How often this process has met others by a key that it was given, as a rank of a job.
+_meetings: defaultdict[tuple[bytes, bytes, int], Iterator[int]] = defaultdict(itertools.count)
 # Sentences about strange variables that this process has logged.
 _reported: set[str] = set()
 _open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDictionary()
@@ -93,7 +97,9 @@ def init(
     try:
         meeting = meeting_of(launch, settings, store if mpi_comm is None else mpi_comm)
         key = meeting.key
-        identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size)
+        # A key that was made for this meeting is never used again, and need not be remembered.
+        number = 0 if launch.key is None else next(_meetings[launch.key, launch.job, launch.rank])
+        identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
         session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
         world = join_world(session, meeting, settings)
         meeting.end()

@@ -121,7 +121,7 @@ class AtStore:
         give_up(self._store, self._rank, self._size, reason)
         self._store.close()
         if self._server is not None:
-            self._server.close(linger_s=_LINGER_S)
+            self._server.close(linger_s=_LINGER_S, clients=self._size)
 
     def collectives(self) -> None:
         """See `Meeting.collectives`."""

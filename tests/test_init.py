@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from ports import free_port
 
 import unisono as un
 from unisono.algorithms.registry import algorithms_of
+from unisono.collectives import meeting
 
 Say = Callable[[Any], None]
 
@@ -121,6 +123,21 @@ def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
         un.init(un.Options(bind_address="192.0.2.1"))
 
 
+def resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_communicators_that_are_closed_leave_nothing_that_grows() -> None:
+    with un.init() as world:
+        for count in (2_000, 20_000):
+            gc.collect()
+            before = resident_nbytes()
+            for _ in range(count):
+                world.dup().close()
+        gc.collect()
+        assert resident_nbytes() - before < 50 * count
+
+
 # --- several ranks -------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +236,7 @@ def fail_to_listen(world: un.Communicator, say: Say, store: str, failing: int) -
     """One rank cannot come to the second meeting, and the others would wait for it for minutes."""
     address = "192.0.2.1" if world.rank == failing else "127.0.0.1"
     options = un.Options(rendezvous_timeout_s=3 * DEADLINE_S, bind_address=address)
+    meeting._LINGER_S = DEADLINE_S
     try:
         un.init(options, store=store, rank=world.rank, size=world.size)
     except un.UnisonoError as error:
@@ -234,3 +252,19 @@ def test_a_rank_that_cannot_come_tells_the_others_why(tmp_path: Path, kind: str,
             assert error is (un.UsageError if rank == failing else un.RendezvousError)
             assert "192.0.2.1" in text
             assert rank == failing or f"rank {failing} gave up: UNISONO_BIND_ADDRESS" in text
+
+
+def count_mappings_of_meetings(world: un.Communicator, say: Say, store: str) -> None:
+    """Each meeting has a key of its own, which must not be kept."""
+    for _ in range(2):
+        for _ in range(20):
+            with un.init(store=store, rank=world.rank, size=world.size) as other:
+                other.barrier()
+        gc.collect()
+        say(len(Path("/proc/self/maps").read_text().splitlines()))
+
+
+def test_worlds_that_are_closed_leave_no_mappings(tmp_path: Path) -> None:
+    with Job(count_mappings_of_meetings, 2, tmp_path, f"file://{tmp_path}/other") as job:
+        before, after = job.hear_all(), job.hear_all()
+    assert max(one - other for one, other in zip(after, before, strict=True)) < 5

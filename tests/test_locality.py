@@ -50,8 +50,8 @@ def needs(*prefix: str) -> Sequence[str]:
     return prefix
 
 
-def localities(size: int, job: bytes = JOB) -> list[Locality]:
-    return [Locality(KEY, job, 0, rank, size, DEADLINE_S) for rank in range(size)]
+def localities(size: int, job: bytes = JOB, meeting: int = 0) -> list[Locality]:
+    return [Locality(KEY, job, 0, rank, size, meeting, DEADLINE_S) for rank in range(size)]
 
 
 def close_all(found: Sequence[Locality]) -> None:
@@ -71,7 +71,7 @@ def test_ranks_of_one_host_find_the_same_host_and_other_jobs_another() -> None:
 
 
 def test_a_rank_that_looks_again_does_not_ask_those_that_look_for_the_first_time() -> None:
-    first, again = localities(2, b"a" * 16), localities(2, b"a" * 16)
+    first, again = localities(2, b"a" * 16), localities(2, b"a" * 16, meeting=1)
     close_all([*first, *again])
     assert len({each.host_id for each in first}) == len({each.host_id for each in again}) == 1
     assert first[0].host_id != again[0].host_id
@@ -80,7 +80,7 @@ def test_a_rank_that_looks_again_does_not_ask_those_that_look_for_the_first_time
 def test_many_ranks_that_look_at_once_agree() -> None:
     found: list[Locality] = []
     threads = [
-        threading.Thread(target=lambda rank=rank: found.append(Locality(KEY, b"m" * 16, 0, rank, 32, DEADLINE_S)))
+        threading.Thread(target=lambda rank=rank: found.append(Locality(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S)))
         for rank in range(32)
     ]
     for thread in threads:
@@ -94,7 +94,7 @@ def test_many_ranks_that_look_at_once_agree() -> None:
 
 def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
-    one = Locality(KEY, JOB, 0, 0, 1, DEADLINE_S)
+    one = Locality(KEY, JOB, 0, 0, 1, 0, DEADLINE_S)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
     close_all([one, *localities(2, b"n" * 16)])
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
@@ -103,7 +103,7 @@ def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
 @contextlib.contextmanager
 def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[Locality]:
     """Have a socket that is none of the job bear the name of its first rank, which is yielded; a thread answers."""
-    first = Locality(KEY, job, 0, 0, 2, DEADLINE_S)
+    first = Locality(KEY, job, 0, 0, 2, 0, DEADLINE_S)
     assert first._serving is not None
     name = first._serving[2].getsockname()
     first.close()
@@ -114,9 +114,7 @@ def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[
         yield first
 
 
-def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
     def lie(squatter: socket.socket) -> None:
         theirs, _ = squatter.accept()
         with theirs:
@@ -124,23 +122,19 @@ def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(
             theirs.sendall(b"\xff" * 122)
 
     with squatted(b"s" * 16, lie):
-        monkeypatch.setattr("unisono.transports.locality._looks", {(KEY, b"s" * 16, 0, 1): iter([0])})
-        found = Locality(KEY, b"s" * 16, 0, 1, 2, DEADLINE_S)
+        found = Locality(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
     assert "does not hold the key" in found.surroundings.alone
     assert "shares memory with no other rank" in caplog.text
 
 
-def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> None:
     def go(squatter: socket.socket) -> None:
         theirs, _ = squatter.accept()
         squatter.close()
         theirs.close()
 
-    monkeypatch.setattr(
-        "unisono.transports.locality._looks", {(KEY, b"g" * 16, 0, rank): iter([0]) for rank in range(2)}
-    )
     with squatted(b"g" * 16, go) as first:
-        second = Locality(KEY, b"g" * 16, 0, 1, 2, DEADLINE_S)
+        second = Locality(KEY, b"g" * 16, 0, 1, 2, 0, DEADLINE_S)
     close_all([second])
     assert not second.surroundings.alone
     assert second.host_id != first.host_id
@@ -148,13 +142,13 @@ def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another(monkeyp
 
 def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
     job = b"w" * 16
-    first = Locality(KEY, job, 0, 0, 3, DEADLINE_S)
+    first = Locality(KEY, job, 0, 0, 3, 0, DEADLINE_S)
     assert first._serving is not None
     hello = Hello(job, 0, 2, NO_RANK, Purpose.HOST)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(first._serving[2].getsockname())
         greet(silent, DialerHandshake(KEY, hello), Deadline(DEADLINE_S))
-        second = Locality(KEY, job, 0, 1, 3, DEADLINE_S)
+        second = Locality(KEY, job, 0, 1, 3, 0, DEADLINE_S)
         close_all([first, second])
         assert silent.recv(1) == b""
     assert second.host_id == first.host_id

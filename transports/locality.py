@@ -15,13 +15,10 @@ import contextlib
 import errno
 import fcntl
 import hmac
-import itertools
 import mmap
 import os
 import socket
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -41,10 +38,6 @@ _PAUSE_S = 0.001
 _MOST_REFUSALS = 3
 _MOST_REASON = 200
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-# How often this process has looked as a rank of a job. Every rank looks equally often, so that one which is at its
-# second `init` does not ask a rank that is still in the first.
-_looks: defaultdict[tuple[bytes, bytes, int, int], Iterator[int]] = defaultdict(itertools.count)
 
 
 @record
@@ -110,10 +103,13 @@ class Locality:
         epoch: the generation of the job's membership.
         rank: this rank.
         size: the number of ranks. One rank alone asks nobody.
+        meeting: how often the ranks of this job have met by this key before; only ranks of one meeting find each other.
         timeout_s: seconds that the first rank of the host may take to answer, or another one to ask.
     """
 
-    def __init__(self, key: bytes, job: bytes, epoch: int, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(
+        self, key: bytes, job: bytes, epoch: int, rank: int, size: int, meeting: int, timeout_s: float
+    ) -> None:
         self.surroundings = Surroundings.here()
         self.host_id = os.urandom(_ID_NBYTES).hex()
         self._key = key
@@ -124,8 +120,7 @@ class Locality:
         self._asking: set[socket.socket] = set()  # those that have said the hello, and have passed nothing yet
         if size == 1:
             return
-        look = next(_looks[key, job, epoch, rank])
-        facts = repr(("host", job, epoch, look, self.surroundings.user)).encode()
+        facts = repr(("host", job, epoch, meeting, self.surroundings.user)).encode()
         name = f"\0unisono-host-{hmac.digest(key, facts, 'sha256')[:16].hex()}"
         try:
             self._find(name, Deadline(timeout_s))

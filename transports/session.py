@@ -45,6 +45,8 @@ _DIAL_PATIENCE_S = 5.0
 # What rank 0 holds open: of each rank its link, its process, and what a rendezvous needs for a while; and all the rest.
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
+# Closed communicators that are remembered: one that was closed before so many others is not dialled any more.
+_MOST_CLOSED = 1024
 # On the wire, lane 0 is that of point-to-point messages, and lane k + 1 is lane k of collectives.
 _WIRE_POINT_TO_POINT = 0
 # Above the lane, the hello of a channel over TCP says which of how many streams it opens.
@@ -60,13 +62,24 @@ class _OutOfReachError(TransportUnavailableError):
 
 @record
 class Identity:
-    """Who this rank is, and what it proves itself with."""
+    """Who this rank is, and what it proves itself with.
+
+    Attributes:
+        key: the job's key, 32 bytes.
+        job: the job's id, 16 bytes.
+        epoch: the generation of the job's membership.
+        rank: this rank.
+        size: the number of ranks.
+        meeting: how often this rank has met others by the same key before. All ranks count alike, so that one which is
+            at its second `init` does not take a rank that is still in the first for its peer.
+    """
 
     key: bytes
     job: bytes
     epoch: int
     rank: int
     size: int
+    meeting: int = 0
 
 
 class Session:
@@ -95,14 +108,14 @@ class Session:
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
-        self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
+        # Communicators of which ranks that have not closed them may still dial channels: the latest, in order.
+        self._closed: dict[int, None] = {}
         self._arrivals: Arrivals | None = None
         self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
-        self._locality = Locality(
-            identity.key, identity.job, identity.epoch, identity.rank, identity.size, answer_timeout_s
-        )
+        who = (identity.key, identity.job, identity.epoch, identity.rank, identity.size, identity.meeting)
+        self._locality = Locality(*who, answer_timeout_s)
         try:
             self._listener = Listener(
                 key=identity.key,
@@ -192,7 +205,9 @@ class Session:
     def remove_communicator(self, communicator: int) -> None:
         """Refuse channels of `communicator` from now on."""
         with self._lock:
-            self._closed.add(communicator)
+            self._closed[communicator] = None
+            if len(self._closed) > _MOST_CLOSED:
+                del self._closed[next(iter(self._closed))]
             self._endpoints.pop(communicator, None)
             unfinished = [place for place in self._streams if place[0] == communicator]
             waiting = [sock for place in unfinished for sock in self._streams.pop(place).values()]

@@ -86,7 +86,7 @@ void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) 
 }
 
 void Endpoint::close() {
-  closed_ = true;
+  if (!closed_.exchange(true)) control_->recorder().close(communicator_);
   take_lead();
   control_->remove_doorbell(doorbell_.get());
   give_all_up();

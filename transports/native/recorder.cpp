@@ -18,6 +18,15 @@ void Recorder::name(std::uint64_t communicator, std::string where) {
   names_.insert_or_assign(communicator, std::move(where));
 }
 
+void Recorder::close(std::uint64_t communicator) {
+  const std::lock_guard held(lock_);
+  if (!names_.contains(communicator)) return;
+  closed_.push_back(communicator);
+  if (closed_.size() <= capacity) return;
+  names_.erase(closed_.front());
+  closed_.pop_front();
+}
+
 std::size_t Recorder::begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                             const std::shared_ptr<const std::string>& description, const CallSite& site) {
   const std::lock_guard held(lock_);

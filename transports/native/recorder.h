@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +42,8 @@ class Recorder {
 
   // Gives a communicator a name, such as " in ranks 2 and 3", for the texts of its calls.
   void name(std::uint64_t communicator, std::string where);
+  // Says that a communicator is closed. Its name stays for its last calls, until `capacity` others are closed.
+  void close(std::uint64_t communicator);
   // Notes a call and returns the index of its record, which stays valid for `capacity` further calls.
   std::size_t begin(std::uint64_t communicator, std::uint64_t sequence, std::uint64_t digest,
                     const std::shared_ptr<const std::string>& description, const CallSite& site);
@@ -60,6 +63,7 @@ class Recorder {
   std::array<std::atomic<bool>, capacity> returned_{};  // apart from the records, because it needs no lock
   std::uint64_t begun_ = 0;
   std::map<std::uint64_t, std::string> names_;  // of communicators
+  std::deque<std::uint64_t> closed_;            // of those, in the order in which they were closed
 };
 
 }  // namespace unisono

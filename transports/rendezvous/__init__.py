@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from unisono.errors import UsageError
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
 
-# How often this process has met others at a store as a rank of a job. Every rank does so equally often, so that a
-# program that calls `init` twice does not read the values of the first time in the second.
-_openings: defaultdict[tuple[str, bytes, int], Iterator[int]] = defaultdict(itertools.count)
+# The number of the latest meeting of this process at a store as a rank of a job, from 0. Every rank meets there equally
+# often, so that a program that calls `init` twice does not read the values of the first time in the second.
+_openings: dict[tuple[str, bytes, int], int] = {}
+# Of those that were used last; a process that goes from store to store comes back to few.
+_MOST_OPENINGS = 1024
 
 
 def next_prefix(url: str, *, rank: int, job: bytes) -> str:
@@ -24,7 +24,11 @@ def next_prefix(url: str, *, rank: int, job: bytes) -> str:
     """
     scheme, _, place = url.partition("://")
     run = "".join(place.partition("/")[1:]) if scheme == "torch" else ""
-    return f"unisono{run}/{job.hex()}/{next(_openings[url, job, rank])}/"
+    number = _openings.pop((url, job, rank), -1) + 1
+    _openings[url, job, rank] = number
+    if len(_openings) > _MOST_OPENINGS:
+        del _openings[next(iter(_openings))]
+    return f"unisono{run}/{job.hex()}/{number}/"
 
 
 def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float) -> Store:

@@ -124,7 +124,8 @@ class FileStore:
         try:
             with open(os.open(name, _OPEN_VALUE, dir_fd=self._folder), "rb") as file:
                 _check_owner(file.fileno(), f"a value in the store {self._path}")
-                value = file.read(VALUE_LIMIT_NBYTES + 1)
+                nbytes = os.fstat(file.fileno()).st_size  # a value cut from a larger buffer would keep a mapping
+                value = file.read(min(nbytes, VALUE_LIMIT_NBYTES) + 1)
         except FileNotFoundError:
             return None
         check_value(value)

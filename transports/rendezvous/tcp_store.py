@@ -95,6 +95,7 @@ class StoreServer:
         self._prefix = prefix.encode()
         self._values: dict[bytes, bytes] = {}
         self._clients: set[_Client] = set()
+        self._served = 0
         self._failure: str | None = None
         self._doorkeeper: Doorkeeper | None = None
         self._closing = threading.Lock()
@@ -118,17 +119,18 @@ class StoreServer:
             if not self._closed:
                 self._loop.submit(partial(self._fail, reason))
 
-    def close(self, *, linger_s: float = 0.0) -> None:
+    def close(self, *, linger_s: float = 0.0, clients: int = 0) -> None:
         """Stop serving; clients that still wait get `RendezvousError`. May be called twice.
 
         Args:
             linger_s: seconds to go on until all clients have left by themselves, so that they can read the last values.
+            clients: how many come in all, of which some may still be on their way.
         """
         with self._closing:
             if self._closed:
                 return
-            until = time.monotonic() + linger_s
-            while self._clients and time.monotonic() < until:
+            deadline = Deadline(linger_s)
+            while (self._clients or self._served < clients) and not deadline.has_passed():
                 time.sleep(_LINGER_PAUSE_S)
             self._closed = True
             self._loop.close(self._finish)
@@ -163,6 +165,7 @@ class StoreServer:
     def _serve(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         client = _Client(sock)
+        self._served += 1
         self._clients.add(client)
         self._loop.watch(sock, partial(self._move, client))
 
