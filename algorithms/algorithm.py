@@ -37,11 +37,7 @@ class Builder:
 
     @property
     def __wrapped__(self) -> Build:
-        try:
-            module = import_module(f"unisono.algorithms.{self._module}")
-        except OSError as error:  # such as the limit of descriptors
-            raise NoAlgorithmError(f"the builder {self!r} cannot be imported: {error.strerror}") from error
-        build: Build = getattr(module, self._function)
+        build: Build = getattr(import_module(f"unisono.algorithms.{self._module}"), self._function)
         return build
 
     def __call__(self, *arguments: Any, **params: Any) -> Plan:

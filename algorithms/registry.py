@@ -10,7 +10,7 @@ module that registers them in the entry point group `unisono.algorithms`, when a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from unisono.algorithms.algorithm import Algorithm, suggestion
@@ -22,7 +22,7 @@ from unisono.entry_points import entry_points
 from unisono.errors import NoAlgorithmError, UsageError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    pass
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
@@ -73,18 +73,11 @@ def _load_installed() -> None:
     while _groups_to_load:
         group = _groups_to_load.pop()  # First, because the modules that are imported ask for algorithms themselves.
         try:
-            for entry in _entry_points(group):
+            for entry in entry_points(group=group):
                 entry.load()
         except BaseException:
             _groups_to_load.append(group)
             raise
-
-
-def _entry_points(group: str) -> Iterable[EntryPoint]:
-    try:
-        return entry_points(group=group)
-    except OSError as error:
-        raise NoAlgorithmError(f"algorithms of installed packages cannot be looked for: {error.strerror}") from error
 
 
 def find(collective: str, name: str) -> Algorithm:

@@ -30,11 +30,12 @@ from unisono.collectives.shapes import Layout, checked_rows, layout_of, layout_o
 from unisono.collectives.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.work import Work, Works
 from unisono.deadlines import checked_timeout_s
-from unisono.errors import UsageError
+from unisono.errors import TransportUnavailableError, UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports._core import KnownFirst
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+from unisono.transports.system_limits import is_refusal, unavailable
 from unisono.tuning.choice import NOTHING, Known
 
 if TYPE_CHECKING:
@@ -129,7 +130,15 @@ class Caller:
         """
         if self._group is not None:
             return self._group.notes.add(collective, x, out, target, **arguments)
-        given = Given(collective, x, out, **arguments)
+        try:
+            return self._anew(Given(collective, x, out, **arguments))
+        except (OSError, RuntimeError) as error:
+            if not is_refusal(error):
+                raise
+            raise self._refused_by_system(collective, error) from None
+
+    def _anew(self, given: Given) -> Any:
+        collective, x, out = given[:3]
         several = out if x is None else x
         if type(several) in LISTS and not several:
             return several
@@ -182,7 +191,15 @@ class Caller:
         if self._group is not None:
             work: Work[Any] = self._group.notes.add(collective, x, out, target, **arguments)
             return work
-        given = Given(collective, x, out, **arguments)
+        try:
+            return self._start_anew(Given(collective, x, out, **arguments))
+        except (OSError, RuntimeError) as error:
+            if not is_refusal(error):
+                raise
+            raise self._refused_by_system(collective, error) from None
+
+    def _start_anew(self, given: Given) -> Work[Any]:
+        collective, x, out = given[:3]
         limit_s = self._limit_s(given.timeout_s)
         several = out if x is None else x
         if type(several) in LISTS and not several:
@@ -198,6 +215,13 @@ class Caller:
         operation.go_on(limit_s)
         self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
         return self._works.add(operation, None, limit_s, lambda _: prepared.finish())
+
+    def _refused_by_system(self, what: str, error: Exception) -> TransportUnavailableError:
+        """Return the error of a call that the system does not let this rank make, and tell those who wait for it."""
+        rank = self._executor.members[self.rank]
+        refused = unavailable(f"rank {rank} cannot carry out {what}", error, self.rank)
+        self._executor.fail(refused)
+        return refused
 
     def _remember(
         self,

@@ -21,6 +21,7 @@ from unisono.collectives.prepared import Part, Prepared
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.records import record
 from unisono.transports.base import NO_CACHE, NO_MESSAGES, AnyArray
+from unisono.transports.system_limits import is_refusal
 
 if TYPE_CHECKING:
     from unisono.collectives.by_function import Reductions
@@ -101,6 +102,10 @@ class Groups(Caller):
             group.fail(error)
             raise
         except BaseException as error:
+            if isinstance(error, Exception) and is_refusal(error):
+                refused = self._refused_by_system("a group", error)
+                group.fail(refused)
+                raise refused from None
             group.fail(UsageError(f"this call was not made, or not to its end: its group raised {error!r}"))
             raise
 

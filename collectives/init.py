@@ -106,11 +106,11 @@ def init(
         _report_trust(launch)
     except BaseException as error:
         failed = _failure_of(launch, error)
+        if session is not None:
+            session.close(_farewell())
         if meeting is not None:
             meeting.give_up(f"rank {launch.rank} gave up: {getattr(failed, 'message', None) or repr(failed)}")
             meeting.close()
-        if session is not None:
-            session.close(_farewell())
         if isinstance(failed, UnisonoError):
             raise failed.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
         raise

@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from deadlines import DEADLINE_S
 from native_ranks import Job
+from refused_calls import refuse
 
 import unisono as un
 
 RANKS = 3
 COUNT = 300_000
 Say = Callable[[Any], None]
+Call = Callable[[un.Communicator, Any], None]
 
 
 def few_descriptors(spare: int) -> None:
@@ -72,8 +74,29 @@ def short_memory_for_the_other_side(nbytes: int) -> None:
     socket.send_fds = pass_short
 
 
+def no_threads(_: int) -> None:
+    refuse(["threads"], errno.EAGAIN)
+
+
+def call_thrice(world: un.Communicator, x: Any) -> None:
+    for _ in range(3):
+        world.allreduce(x, op="max", out=x, timeout_s=DEADLINE_S)
+
+
+def call_on_another_communicator(world: un.Communicator, x: Any) -> None:
+    call_thrice(world.dup(), x)
+
+
+def go_on(world: un.Communicator, x: Any) -> None:
+    world.allreduce(x, op="max", out=x, wait=False).wait(DEADLINE_S)
+
+
+def go_on_by_function(world: un.Communicator, x: Any) -> None:
+    world.allreduce(x, op=un.Op.from_function(np.maximum), out=x, wait=False).wait(DEADLINE_S)
+
+
 def reduce_below_a_limit(
-    world: un.Communicator, say: Say, limited: int, limit: Callable[[int], None], by: int, is_set: Path
+    world: un.Communicator, say: Say, limited: int, limit: Callable[[int], None], by: int, is_set: Path, call: Call
 ) -> None:
     x = np.full(COUNT, world.rank, np.float32)
     said = ("", "")
@@ -83,8 +106,7 @@ def reduce_below_a_limit(
     while not is_set.exists():  # nobody links to the limited rank before it is
         time.sleep(0.001)
     try:
-        for _ in range(3):
-            world.allreduce(x, op="max", out=x, timeout_s=DEADLINE_S)
+        call(world, x)
     except (un.UnisonoError, MemoryError) as error:
         said = (type(error).__name__, str(error))
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -93,9 +115,16 @@ def reduce_below_a_limit(
     say(said)
 
 
-def outcomes(directory: Path, limited: int, limit: Callable[[int], None], by: int = 0, transport: str = "shm") -> Any:
+def outcomes(
+    directory: Path,
+    limited: int,
+    limit: Callable[[int], None],
+    by: int = 0,
+    transport: str = "shm",
+    call: Call = call_thrice,
+) -> Any:
     is_set = directory / "limit"
-    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, transports=transport) as job:
+    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, call, transports=transport) as job:
         return job.hear_all()
 
 
@@ -103,7 +132,26 @@ def outcomes(directory: Path, limited: int, limit: Callable[[int], None], by: in
 @pytest.mark.parametrize("spare", [0, 2, 4])
 def test_a_rank_without_descriptors_is_an_error_everywhere(tmp_path: Path, limited: int, spare: int):
     found = outcomes(tmp_path, limited, few_descriptors, spare)
-    assert all(kind for kind, _ in found) or (spare > 0 and found == [("", "")] * RANKS), found
+    if spare == 0 or found != [("", "")] * RANKS:
+        assert all(names_the_limit(*each, limited) for each in found), found
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_communicator_that_a_rank_has_no_descriptor_for_is_an_error_everywhere(tmp_path: Path, limited: int):
+    found = outcomes(tmp_path, limited, few_descriptors, 1, call=call_on_another_communicator)
+    assert all(names_the_limit(*each, limited) for each in found), found
+
+
+def names_the_limit(kind: str, text: str, limited: int) -> bool:
+    is_named = f"rank {limited}" in text and "this process has as many files open as it may (`ulimit -n`" in text
+    return kind == "TransportUnavailableError" and is_named and "UNISONO_TRANSPORTS" not in text
+
+
+@pytest.mark.parametrize("call", [go_on, go_on_by_function], ids=["by the core", "by a function"])
+def test_a_thread_that_cannot_be_started_is_an_error_everywhere(tmp_path: Path, call: Call):
+    found = outcomes(tmp_path, 1, no_threads, call=call)
+    assert {kind for kind, _ in found} == {"TransportUnavailableError"}, found
+    assert all("rank 1 cannot" in text and "`ulimit -u`" in text for _, text in found), found
 
 
 @pytest.mark.parametrize("limited", range(RANKS))

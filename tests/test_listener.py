@@ -279,7 +279,7 @@ def test_a_listener_whose_loop_fails_says_so_and_refuses_whoever_dials(door, mon
     for use_unix in (False, True):
         with pytest.raises(PeerLostError, match="is gone"):
             knock(door.addresses, use_unix=use_unix)
-    assert "unisono-listener-0 has ended: its event loop failed" in caplog.text
+    assert "unisono-listener-0: its event loop failed" in caplog.text
 
 
 def test_garbage_is_told_in_the_debug_log_only(door, caplog):

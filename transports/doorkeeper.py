@@ -17,16 +17,65 @@ from unisono import log
 from unisono.deadlines import Deadline
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
+from unisono.transports.system_limits import is_exhausted
 
 HANDSHAKE_TIMEOUT_S = 5.0
 BACKLOG = 4096
 
 _CREDENTIALS = struct.Struct("iII")
 _EXHAUSTED_PAUSE_S = 0.01
+_STARVED_S = 2.0
 
 _log = log.get(__name__)
 
 Admit = Callable[[Hello, socket.socket], None]
+
+
+class Acceptor:
+    """Accepts connections in an event loop, which fails if there is no descriptor for them for seconds.
+
+    Args:
+        loop: where it runs.
+        listening: where connections come; it stays the caller's to close.
+        take: called in the loop's thread with each connection, which it then owns and which does not block.
+        free_one: frees a descriptor, if it can, and returns whether it has.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listening: socket.socket,
+        take: Callable[[socket.socket], None],
+        free_one: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loop = loop
+        self._listening = listening
+        self._take = take
+        self._free_one = free_one
+        self._starved: Deadline | None = None
+        loop.watch(listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.debug("could not accept a connection: %s", error)
+            if is_exhausted(error) and not self._free_one():
+                self._starve(error)
+            return
+        self._starved = None
+        sock.setblocking(False)
+        self._take(sock)
+
+    def _starve(self, error: OSError) -> None:
+        """Give other threads a moment to close something; after some time, let those who wait know that none did."""
+        self._starved = self._starved or Deadline(_STARVED_S)
+        if self._starved.has_passed():
+            self._loop.fail(error)
+        else:
+            time.sleep(_EXHAUSTED_PAUSE_S)
 
 
 class Doorkeeper:
@@ -51,17 +100,14 @@ class Doorkeeper:
 
     def watch(self, listening: socket.socket) -> None:
         """Accept connections on `listening`, which stays the caller's to close."""
-        self._loop.watch(listening, partial(self._accept, listening))
+        Acceptor(self._loop, listening, self._accept, self._drop_oldest)
 
     def close(self) -> None:
         """Drop all connections that are still at their hello."""
         for sock in list(self._pending):
             self._drop(sock, "the listener is closed")
 
-    def _accept(self, listening: socket.socket) -> None:
-        sock = accept(listening, self._drop_oldest)
-        if sock is None:
-            return
+    def _accept(self, sock: socket.socket) -> None:
         if not _same_user(sock):
             _log.debug("refused a connection of another user")
             sock.close()
@@ -134,24 +180,6 @@ def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -
         reply = handshake.receive(data)
     prepare(sock)
     return handshake.agreed
-
-
-def accept(listening: socket.socket, free_one: Callable[[], bool]) -> socket.socket | None:
-    """Accept one connection without blocking; None if there is none, or no descriptor for it.
-
-    `free_one` is asked to free a descriptor when none is left; if it cannot, a pause keeps the loop from spinning.
-    """
-    try:
-        sock, _ = listening.accept()
-    except BlockingIOError:
-        return None
-    except OSError as error:
-        _log.debug("could not accept a connection: %s", error)
-        if not free_one():
-            time.sleep(_EXHAUSTED_PAUSE_S)
-        return None
-    sock.setblocking(False)
-    return sock
 
 
 def prepare(sock: socket.socket) -> None:

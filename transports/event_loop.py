@@ -41,7 +41,11 @@ class EventLoop:
         self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
-        self._wakened, self._waker = os.pipe()
+        try:
+            self._wakened, self._waker = os.pipe()
+        except OSError:
+            self._selector.close()
+            raise
         os.set_blocking(self._waker, False)
         self.watch(self._wakened, self._drain)
         self._running = True
@@ -77,6 +81,12 @@ class EventLoop:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop as well
             os.write(self._waker, b"\0")
 
+    def fail(self, error: Exception) -> None:
+        """End the loop because of an error, of which those who wait are to hear. In a callback."""
+        self._running = False
+        self._guard(partial(self._on_failure, error))
+        _log.warning("thread %s has ended: %s", self._thread.name, error)
+
     def close(self, finish: Callback) -> None:
         """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
         if threading.current_thread() is self._thread:
@@ -105,8 +115,8 @@ class EventLoop:
                     self._guard(self._timers.pop(0)[2])
                 self._run_submitted()
         except Exception as error:  # noqa: BLE001 - such as a selector that the kernel refuses memory
-            _log.exception("thread %s has ended: its event loop failed", self._thread.name)
-            self._guard(partial(self._on_failure, error))
+            _log.exception("thread %s: its event loop failed", self._thread.name)
+            self.fail(error)
 
     def _run_submitted(self) -> None:
         while self._submitted:

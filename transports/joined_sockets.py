@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -43,10 +44,12 @@ def share_memory(sock: socket.socket) -> tuple[int, int, int]:
 def take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
     """Return the descriptors that the dialling side passes right after the hello, in its order."""
     sock.settimeout(_PASS_TIMEOUT_S)
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
+    _, descriptors, flags, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
     if len(descriptors) != _DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
+        if flags & socket.MSG_CTRUNC:  # this process has no room for more
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise OSError(f"{len(descriptors)} descriptors were passed for a channel, not {_DESCRIPTORS}")
     memory, peer_bell, bell = descriptors
     return memory, peer_bell, bell

@@ -21,6 +21,7 @@ from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 from unisono.transports.interfaces import SETTING, address_for
+from unisono.transports.system_limits import unavailable
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
@@ -203,7 +204,7 @@ def dial(
     except ConnectionError as error:
         raise PeerLostError(f"rank {peer} at {where} is gone: {error.strerror or error}", **facts) from error
     except OSError as error:
-        raise TransportUnavailableError(f"rank {peer} at {where} cannot be reached: {error}", **facts) from error
+        raise unavailable(f"rank {peer} at {where} cannot be reached by rank {rank}", error, **facts) from error
 
 
 def _connect(addresses: Addresses, use_unix: bool, deadline: Deadline) -> socket.socket:

@@ -205,7 +205,9 @@ class Locality:
         """Write the host's id into the segment that a rank has passed."""
         with contextlib.ExitStack() as opened:
             opened.callback(self._let_go, loop, sock)
-            _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+            _, descriptors, flags, _ = socket.recv_fds(sock, 1, 1)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, "the segment of another rank cannot be taken: too many open files")
             segments = [opened.enter_context(open(each, "r+b", buffering=0)) for each in descriptors]
             if not segments:  # it has gone
                 return

@@ -50,6 +50,7 @@ from unisono.transports.memory import arrays_of, checked_extents
 from unisono.transports.native_reductions import divisor
 from unisono.transports.reductions import known_dtype, numpy_dtype
 from unisono.transports.session import Session
+from unisono.transports.system_limits import unavailable
 
 if TYPE_CHECKING:
     from unisono.transports.mpi_collectives import MpiCollectives
@@ -210,7 +211,12 @@ class NativeExecutor:
         self._session = session
         self._communicator = communicator
         crowded = session.peers_of_host() > session.cores_of_host()
-        self._endpoint = _core.Endpoint(session.control, communicator, crowded, list(members))
+        try:
+            self._endpoint = _core.Endpoint(session.control, communicator, crowded, list(members))
+        except OSError as error:
+            refused = unavailable(f"rank {session.identity.rank} cannot make a communicator", error, self.rank)
+            session.control.fail(failure_kinds.UNAVAILABLE, -1, refused.message)  # others would wait in its first call
+            raise refused from None
         # Apart from this object, so that what the cache and persistent calls hold makes no circle.
         self._failures: _Failures = parent._failures if parent else _Failures(session.control, session.identity.rank)
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)

@@ -33,6 +33,7 @@ from unisono.transports.listener import Addresses, Listener, dial
 from unisono.transports.locality import Locality, Surroundings
 from unisono.transports.open_files import lift_limit_of_files
 from unisono.transports.rendezvous.roster import Member, Roster
+from unisono.transports.system_limits import is_exhausted, unavailable
 
 if TYPE_CHECKING:
     from unisono.transports.survivors import Arrivals
@@ -114,9 +115,11 @@ class Session:
         self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
-        who = (identity.key, identity.job, identity.epoch, identity.rank, identity.size, identity.meeting)
-        self._locality = Locality(*who, answer_timeout_s)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.control.leave, "")
+            who = (identity.key, identity.job, identity.epoch, identity.rank, identity.size, identity.meeting)
+            self._locality = Locality(*who, answer_timeout_s)
+            opened.callback(self._locality.close)
             self._listener = Listener(
                 key=identity.key,
                 job=identity.job,
@@ -129,9 +132,7 @@ class Session:
                 deliver=self._admit,
                 on_failure=self._break_down,
             )
-        except BaseException:
-            self._locality.close()
-            raise
+            opened.pop_all()
 
     @property
     def surroundings(self) -> Surroundings:
@@ -401,6 +402,8 @@ class Session:
             self._endpoints[communicator].add_shm(lane, peer, True, memory, bell, peer_bell, sock.detach())
         except (OSError, RuntimeError) as error:
             sock.close()
+            if is_exhausted(error):  # TCP would need as many descriptors
+                raise self._refused(f"a channel to rank {peer}", error, peer) from error
             raise TransportUnavailableError(
                 f"shared memory with rank {peer} cannot be had ({error}); UNISONO_TRANSPORTS=tcp does without it",
                 rank=self.identity.rank,
@@ -427,14 +430,22 @@ class Session:
         try:
             self._deliver(hello, sock)
         except (OSError, RuntimeError) as error:
-            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
+            if is_exhausted(error):  # which that rank could not know
+                refused = self._refused(f"a channel from rank {hello.sender}", error, hello.sender)
+                self.control.fail(failure_kinds.UNAVAILABLE, -1, refused.message)
             sock.close()
+            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
+
+    def _refused(self, what: str, error: Exception, peer: int) -> TransportUnavailableError:
+        rank = self.identity.rank
+        return unavailable(f"{what} cannot be opened on rank {rank}", error, rank, peer)
 
     def _break_down(self, error: Exception) -> None:
         """Fail on all ranks: none of them could open another channel to this one."""
-        reason = f"rank {self.identity.rank} accepts no more connections: {error}"
-        self.control.fail(failure_kinds.INTERNAL, -1, reason)
-        self.give_up(reason)
+        rank = self.identity.rank
+        refused = unavailable(f"rank {rank} accepts no more connections", error, rank)
+        self.control.fail(failure_kinds.UNAVAILABLE, -1, refused.message)
+        self.give_up(refused.message)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:

@@ -50,9 +50,15 @@ class Log:
         return _settings.logger(self._name).isEnabledFor(_LEVELS[level])
 
     def _say(self, level: str, message: str, args: tuple[object, ...], **settings: Any) -> None:
-        if self.shows(level):
+        if not self.shows(level):
+            return
+        try:
+            logger = _settings.logger(self._name)
+        except OSError:  # there is no descriptor left to load `logging` by
+            sys.stderr.write(f"{NAME} {message % args}\n")
+        else:
             # As said by who called the method above.
-            _settings.logger(self._name).log(_LEVELS[level], message, *args, stacklevel=3, **settings)
+            logger.log(_LEVELS[level], message, *args, stacklevel=3, **settings)
 
 
 class _Stderr:

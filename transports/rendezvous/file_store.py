@@ -20,6 +20,7 @@ from functools import partial
 
 from unisono.errors import RendezvousError
 from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, poll
+from unisono.transports.system_limits import is_exhausted
 
 _FOLDER = "unisono.store"
 _LOCK = "lock"
@@ -47,6 +48,8 @@ class FileStore:
         try:
             self._folder, self._lock = self._enter()
         except OSError as error:
+            if is_exhausted(error):
+                raise
             raise RendezvousError(f"the store {path} cannot be used: {error.strerror or error}") from error
 
     def set(self, key: str, value: bytes) -> None:
@@ -55,7 +58,7 @@ class FileStore:
         name = _name(key)
         draft = f"{name}.{os.urandom(8).hex()}"
         try:
-            if name in os.listdir(self._folder):
+            if self._has(name):
                 raise already_set(key)
             with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=self._folder), "wb") as file:
                 file.write(value)
@@ -118,6 +121,13 @@ class FileStore:
             os.mkdir(self._path, 0o700)
             return True
         except FileExistsError:
+            return False
+
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+            return True
+        except FileNotFoundError:
             return False
 
     def _read(self, name: str) -> bytes | None:

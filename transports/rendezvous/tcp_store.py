@@ -19,7 +19,7 @@ from typing import Any
 from unisono import log
 from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import RendezvousError, UsageError
-from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare
+from unisono.transports.doorkeeper import BACKLOG, Acceptor, Doorkeeper, greet, prepare
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 from unisono.transports.interfaces import lookup
@@ -31,6 +31,7 @@ from unisono.transports.rendezvous.stores import (
     encoded_key,
     not_set,
 )
+from unisono.transports.system_limits import unavailable
 
 KEYS_LIMIT = 65_536
 
@@ -103,7 +104,7 @@ class StoreServer:
         try:
             self._loop = EventLoop("unisono-store", self._break_down)
             if key is None:
-                self._loop.watch(self._listening, self._accept)
+                Acceptor(self._loop, self._listening, self._accept)
             else:
                 endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
                 self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
@@ -150,14 +151,12 @@ class StoreServer:
 
     def _break_down(self, error: Exception) -> None:
         self._listening.close()
-        self._fail(f"the thread of the store at {self.url} has failed: {error}")
+        self._fail(unavailable(f"the store at {self.url} has ended", error).message)
         self._finish()
 
-    def _accept(self) -> None:
-        sock = accept(self._listening, lambda: False)
-        if sock is not None:
-            prepare(sock)
-            self._serve(sock)
+    def _accept(self, sock: socket.socket) -> None:
+        prepare(sock)
+        self._serve(sock)
 
     def _admit(self, _: Hello, sock: socket.socket) -> None:
         self._serve(sock)
