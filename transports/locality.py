@@ -25,6 +25,7 @@ from functools import partial
 from unisono import log
 from unisono.deadlines import Deadline
 from unisono.records import record
+from unisono.transports import _core
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -228,10 +229,10 @@ class Locality:
 
 
 def _sealed_segment() -> int:
-    """Return the descriptor of a segment like those of channels."""
+    """Return the descriptor of a segment like those of channels, also in its size, of which a page is used."""
     segment = os.memfd_create("unisono-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(segment, _ID_NBYTES)
+        os.ftruncate(segment, _core.SHM_NBYTES)
         fcntl.fcntl(segment, fcntl.F_ADD_SEALS, _SEALS)
     except OSError:
         os.close(segment)

@@ -20,7 +20,7 @@ constexpr std::size_t large_page_nbytes = 2 << 20;
 constexpr std::size_t first_capacity = 64;
 
 [[noreturn]] void fail(const char* what) {
-  if (errno == ENOMEM || errno == EFBIG) throw std::bad_alloc();
+  if (errno == ENOMEM) throw std::bad_alloc();
   throw std::system_error(errno, std::generic_category(), what);
 }
 
