@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -16,6 +17,7 @@ from unisono.collectives.arrays import LISTS
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
 from unisono.collectives.devices import on_device
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.groups import Groups
 from unisono.collectives.messages import Messages
@@ -336,17 +338,29 @@ class Communicator(Groups, Objects, Messages):
         the two ranks had not exchanged anything before. Calls that go on are ended, and their callbacks have been
         called when it returns, unless they take seconds. It may be called more than once; any other call after it
         raises `UsageError`.
+
+        The root of a broadcast ends the call before the others begin it. So if such a call was the last one, `close`
+        waits up to 5 seconds until the others have made it.
+
+        Raises:
+            MismatchError: the ranks disagree on their last call; all is closed.
         """
-        self._devices.stop()
-        for child in list(self._children):
-            child.close()
-        if self._refusal is None:
-            self.refuse("this communicator is closed: call unisono.init() for a new one")
-            self._works.close()
-            if self._reducer_if_any is not None:
-                self._reducer_if_any.close()
-            self._devices.close()
-            self._on_close()
+        with ExitStack() as closing:
+            self._devices.stop()
+            if self._refusal is None:
+                closing.callback(self._close)
+            for child in reversed(self._children):
+                closing.callback(child.close)
+            if self._refusal is None and not reason_to_leave():
+                self._executor.settle()
+
+    def _close(self) -> None:
+        self.refuse("this communicator is closed: call unisono.init() for a new one")
+        self._works.close()
+        if self._reducer_if_any is not None:
+            self._reducer_if_any.close()
+        self._devices.close()
+        self._on_close()
 
     def _spare(self) -> Communicator:
         """See `Caller._spare`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 import weakref
 from collections import defaultdict
@@ -14,6 +13,7 @@ from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
 from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
@@ -45,7 +45,7 @@ class _Job:
     def close(self) -> None:
         if self.native is not None:
             self.native.close()
-        self.session.close(_farewell())
+        self.session.close(reason_to_leave())
         self.meeting.close()
         if self.server is not None:
             self.server.close()
@@ -98,7 +98,7 @@ def init(
         world = join_world(session, meeting, settings, server)
     except BaseException as error:
         if session is not None:
-            session.close(_farewell())
+            session.close(reason_to_leave())
         if meeting is not None:
             meeting.close()
         if server is not None:
@@ -185,12 +185,6 @@ def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     far = next((name for name in preference if name != "shm"), near)
     cores = tuple(mask.bit_count() for mask in masks.values())
     return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
-
-
-def _farewell() -> str:
-    """Return why this process leaves, if it is because of an error."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def _ms_since(began: float) -> float:

@@ -10,6 +10,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from unisono import log
 from unisono.errors import InternalError
@@ -41,15 +42,18 @@ class EventLoop:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, sock: socket.socket, callback: Callback, *, writable: bool = False) -> None:
-        """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
+    def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
+        """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
+
+        If `writable`, it is also called when the socket can be written.
+        """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: socket.socket | int) -> None:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
@@ -58,9 +62,10 @@ class EventLoop:
         insort(self._timers, (when, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread."""
+        """Call `callback` soon, in the loop's thread; never, if the loop is closed."""
         self._submitted.append(callback)
-        self._waker.send(b"\0")
+        with suppress(OSError):
+            self._waker.send(b"\0")
 
     def close(self, finish: Callback) -> None:
         """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
@@ -73,6 +78,7 @@ class EventLoop:
 
         self.submit(stop)
         self._thread.join()
+        self._timers.clear()  # which hold objects that hold this one
         self._selector.close()
         self._waker.close()
         self._wakened.close()
