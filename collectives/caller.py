@@ -32,7 +32,7 @@ from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
-from unisono.transports._core import KnownFirst
+from unisono.transports import _core
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
 from unisono.tuning.choice import NOTHING, Known
 
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     def passed_on_first(method: Method) -> Method:
         """Let the executor pass a message on, if it is plain, before a method of messages is asked."""
 else:
-    known_first = KnownFirst
-    passed_on_first = partial(KnownFirst, cache="_messages")
+    known_first = _core.KnownFirst
+    passed_on_first = partial(_core.KnownFirst, cache="_messages")
 
 _log = log.get(log.NAME)
 
