@@ -21,6 +21,7 @@ from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.groups import Groups
 from unisono.collectives.messages import Messages
+from unisono.collectives.mpi_names import MpiNames
 from unisono.collectives.objects import Objects
 from unisono.collectives.prepared import Checked
 from unisono.collectives.work import Work, Works
@@ -42,7 +43,7 @@ _INT64 = -(1 << 63), (1 << 63) - 1
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(Groups, Objects, Messages):
+class Communicator(Groups, Objects, Messages, MpiNames):
     """Ranks of a job, as seen by one of them; a context manager.
 
     That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
@@ -355,7 +356,7 @@ class Communicator(Groups, Objects, Messages):
                 self._executor.settle()
 
     def _close(self) -> None:
-        self.refuse("this communicator is closed: call unisono.init() for a new one")
+        self._refuse("this communicator is closed: call unisono.init() for a new one")
         self._works.close()
         if self._reducer_if_any is not None:
             self._reducer_if_any.close()
@@ -367,10 +368,10 @@ class Communicator(Groups, Objects, Messages):
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
 
-    def refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> None:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
         for child in self._children:
-            child.refuse(why)
+            child._refuse(why)
         self._refusal = why
         self._cache, self._messages = NO_CACHE, NO_MESSAGES
 

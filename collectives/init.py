@@ -199,7 +199,7 @@ def _close_all() -> None:
 def _abandon_all() -> None:
     """In a forked child: the worlds are the parent's, and the child must not keep its connections open."""
     for world, job in list(_open_worlds.items()):
-        world.refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
+        world._refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
         job.session.abandon()
     _open_worlds.clear()
 
