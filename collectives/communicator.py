@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.algorithms.contracts import CONTRACTS, Cut
+from unisono.algorithms.contracts import CONTRACTS, VECTOR_CALLS, Cut
 from unisono.collectives import kinds
 from unisono.collectives.arrays import LISTS
 from unisono.collectives.caller import Given, checked_integer
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from unisono.collectives.statistics import Statistics
 
 _INT64 = -(1 << 63), (1 << 63) - 1
-# The collectives with counts, by name, and those in the registry that carry them out.
-_COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
 class Communicator(Groups, Objects, Messages, MpiNames):
@@ -125,9 +123,11 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         >>> un.launch(accumulate, 2)[0]
         [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
         """
-        name = _COUNTED.get(collective, collective)
+        name = VECTOR_CALLS.get(collective, collective)
         if name not in CONTRACTS:
-            raise UsageError(f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *_COUNTED))}")
+            raise UsageError(
+                f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *VECTOR_CALLS))}"
+            )
         given = {"counts": counts, "send_counts": send_counts, "recv_counts": recv_counts}
         rows = _rows_of(collective, {kind: each for kind, each in given.items() if each is not None})
         contract = CONTRACTS[name]
@@ -267,7 +267,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
     ) -> Explanation:
         """Return which algorithm a call would use, and why, and by which transport each rank is reached; print it.
 
-        Nothing is communicated.
+        Nothing is communicated. Calls with counts, such as ``"allgatherv"``, are explained by the bytes of all shares.
 
         Raises:
             UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
@@ -280,8 +280,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
-        found = explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False), self.known)
-        return replace(found, links=self._executor.links(), on_device=self._devices.route(collective))
+        name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
+        found = explain(self._calls.question(name, nbytes, reduced, wanted, varying=varying), self.known)
+        return replace(found, links=self._executor.links(), on_device=self._devices.route(name))
 
     def stats(self) -> Statistics:
         """Return what has been sent to and received from each peer so far, and by which transport; and the calls.
@@ -400,7 +401,7 @@ def _check_lasting(call: Checked, x: Any) -> None:
 def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:
     """Return the counts of a planned collective, which must be those that it has."""
     wanted: tuple[str, ...] = ()
-    if collective in _COUNTED:
+    if collective in VECTOR_CALLS:
         wanted = ("send_counts", "recv_counts") if collective == "alltoallv" else ("counts",)
     if set(given) != set(wanted):
         raise UsageError(

@@ -83,6 +83,10 @@ def init(
             store cannot be used.
     """
     settings = Options.from_environment(os.environ) if options is None else options
+    if settings.load:
+        from unisono.collectives.user_algorithms import load_all
+
+        load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
     if not _open_worlds:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)

@@ -13,6 +13,7 @@ from unisono.bench.peers import PEERS, Library, peer, unisono_over
 from unisono.bench.report import Row, append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
+from unisono.cli.loading import load_option
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -86,6 +87,7 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
+@load_option
 def command(
     collective: str,
     ranks: int,
