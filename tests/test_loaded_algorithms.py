@@ -1,4 +1,4 @@
-"""Algorithms in a file of the user's, by ``--load`` and the option `load`: for commands, and for the ranks they start."""
+"""Algorithms in a file of the user's, by ``--load`` and the option `load`: for commands and for ranks."""
 
 from __future__ import annotations
 

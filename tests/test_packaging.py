@@ -158,3 +158,23 @@ def test_the_preflight_check_says_what_is_missing_and_how_to_get_it(tmp_path: Pa
     assert "missing: a C++20 compiler as 'no-such-compiler'" in ended.stderr
     for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
         assert advice in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"), [("no-such-compiler", "none was"), ("old-compiler", "compiles no")], ids=["none", "old"]
+)
+def test_pip_without_cxx20_compiler_says_how_to_get_one(compiler: str, problem: str, tmp_path: Path) -> None:
+    pytest.importorskip("cmake")
+    old = tmp_path / "old-compiler"
+    old.write_text('#!/bin/sh\ncase "$*" in *-std=c++20*) exit 1;; esac\nexec c++ "$@"\n')
+    old.chmod(0o755)
+    programs = Path(sys.executable).parent
+    configure = [programs / "cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", "-DUNISONO_MODULE=OFF"]
+    environment = {**os.environ, "CXX": str(old) if compiler == old.name else compiler}
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # where ninja is
+    ended = subprocess.run(configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1
+    assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in ended.stderr
+    assert problem in ended.stderr
+    for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
+        assert advice in ended.stderr

@@ -17,7 +17,7 @@ from unisono.cli.loading import load_option
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.options import TRANSPORTS
+from unisono.options import parse_transports
 from unisono.transports.cores import PLACEMENTS
 
 # Collectives whose vector is divided equally among the ranks.
@@ -47,8 +47,10 @@ def _names(text: str, what: str) -> list[str]:
 def _libraries(transports: str, against: str) -> tuple[Library, ...]:
     chosen = _names(transports, "transport")
     for transport in chosen:
-        if transport not in TRANSPORTS:
-            raise UsageError(f"there is no transport {transport!r}; those there are: {', '.join(TRANSPORTS)}")
+        try:
+            parse_transports(transport)
+        except ValueError as error:
+            raise UsageError(f"{transport!r} cannot be measured as a transport: it must be {error}") from None
     return (*map(unisono_over, chosen), *map(peer, _names(against, "peer")))
 
 
