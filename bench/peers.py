@@ -206,8 +206,8 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
         raise UsageError(f"there is no MPI library {name!r}; those there are: {', '.join(MPI_RANKS)}")
     programs = (MPI_ROOT / name / "bin").absolute()
     if not (programs.parent / COMPLETE).exists():
-        command = f"{sys.executable} -m unisono.bench.peers mpi"
-        raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `{command}` here")
+        install = f"{sys.executable} -m unisono.bench.peers mpi"
+        raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `{install}` here")
     launcher, *options = MPI_RANKS[name]
     command = [str(programs / launcher), *options, "-n", str(ranks), str(programs / "python"), *arguments]
     return command, {**ONE_THREAD, **AS_ROOT}
