@@ -163,7 +163,8 @@ class Choice:
 class Explanation:
     """A question, everything that was looked at, and the choice; and how each rank is reached, as far as known.
 
-    `on_device` says how arrays of a GPU would go; empty if that is not known.
+    `is_calibrated` says whether the link was measured on this machine; if not, predictions are by priors. `on_device`
+    says how arrays of a GPU would go; empty if that is not known.
     """
 
     question: Question
@@ -171,6 +172,7 @@ class Explanation:
     choice: Choice
     links: Mapping[int, str] = field(default_factory=dict)
     on_device: str = ""
+    is_calibrated: bool = False
 
     def __str__(self) -> str:
         """Return a table for people, best candidate first."""
@@ -178,7 +180,8 @@ class Explanation:
         hosts = f", on {len(asked.hosts)} hosts by {asked.inside}" if len(asked.hosts) > 1 else ""
         lines = [
             f"{asked.collective} of {asked.nbytes} B over {asked.size} ranks by {asked.link}{hosts}: "
-            f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}"
+            f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}, "
+            f"predicted by {'a calibration' if self.is_calibrated else 'priors'}"
         ]
         for candidate in self.candidates:
             measured = "" if candidate.measured_s is None else f"measured {candidate.measured_s * 1e6:.1f} us, "
@@ -220,7 +223,8 @@ def explain(question: Question, known: Known = NOTHING) -> Explanation:
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
     params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
-    return Explanation(question, tuple(candidates), choice)
+    is_calibrated = bool(known.parameters.link(question.link, question.level).step.nbytes)
+    return Explanation(question, tuple(candidates), choice, is_calibrated=is_calibrated)
 
 
 def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:

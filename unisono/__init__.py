@@ -81,13 +81,23 @@ def __getattr__(name: str) -> object:
     if name in _FRAMEWORKS:
         return _framework(name)
     if name in _MODULES:
-        return importlib.import_module(f"unisono.{name}")
+        return _imported(f"unisono.{name}")
     module = _NAMES.get(name)
     if module is None:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(_imported(module), name)
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> object:
+    """Import a module of ours; that the native core is missing is said without the imports that led to it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name != "unisono.transports._core":
+            raise
+        raise error.with_traceback(None) from None
 
 
 def _framework(name: str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -101,8 +100,8 @@ def command(
         place = f"on {topology}"
     else:
         path = table or (Path(options.table) if options.table else None)
-        found, source = explain(asked, _known(path)), _source(asked)
-        place = _place(asked)
+        found = explain(asked, _known(path))
+        source, place = _source(found), _place(asked)
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(found), "source": source}, indent=2))
         return
@@ -138,18 +137,16 @@ def _place(asked: Question) -> str:
     return f"by {asked.link} on one host"
 
 
-def _source(asked: Question) -> str:
+def _source(found: Explanation) -> str:
     """Return where the predicted times are from: the calibration of this machine and its date, or priors."""
-    calibration = None
-    with contextlib.suppress(OSError, ValueError):  # `parameters_of` warns of a file that cannot be used
-        calibration = read(fingerprint())
-    names = (at_level(asked.link, asked.level), asked.link)
-    links = calibration.parameters.links if calibration else {}
-    measured = next((name for name in names if name in links and links[name].step.nbytes), None)
-    if calibration is None or measured is None:
+    asked = found.question
+    calibration = read(fingerprint()) if found.is_calibrated else None
+    if calibration is None:
         return f"predicted by priors: {asked.link} is not calibrated on this machine (`unisono calibrate` measures it)"
-    origin = calibration.origins.get(measured, Origin())
-    return f"predicted by the calibration of {measured} on this machine ({origin}), in {calibration.path}"
+    level = at_level(asked.link, asked.level)
+    name = level if level in calibration.parameters.links else asked.link
+    origin = calibration.origins.get(name, Origin())
+    return f"predicted by the calibration of {name} on this machine ({origin}), in {calibration.path}"
 
 
 def _known(table: Path | None) -> Known:
