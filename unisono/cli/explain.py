@@ -80,7 +80,6 @@ def command(
     wanted = algorithm or options.algorithm
     if is_rules(wanted):
         wanted = forced(wanted, name, length)
-    narrow = DTYPES[dtype].accumulate != dtype
     hosts, link = _placed(size, per_host, link)
     asked = Question(
         name,
@@ -91,17 +90,9 @@ def command(
         varying=collective in VECTOR_CALLS,
         hosts=hosts,
         crowd=max(1.0, max(map(len, hosts), default=1) / _cores()),
-        dtype="narrow" if narrow else "plain",
+        dtype="plain" if DTYPES[dtype].accumulate == dtype else "narrow",
     )
-    if topology is not None:
-        from unisono.tuning.described import load
-
-        found, source = simulated(asked, load(topology).over(size)), f"times are simulated on {topology}"
-        place = f"on {topology}"
-    else:
-        path = table or (Path(options.table) if options.table else None)
-        found = explain(asked, _known(path))
-        source, place = _source(found), _place(asked)
+    found, place, source = _explained(asked, topology, str(table or options.table))
     if as_json:
         click.echo(json.dumps({**dataclasses.asdict(found), "source": source}, indent=2))
         return
@@ -109,9 +100,18 @@ def command(
     shown.print(_table(found, collective, place))
     shown.print(source, highlight=False)
     if topology is None and len(hosts) == 1 and asked.crowd > 1:
-        shown.print(
-            f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host", highlight=False
-        )
+        told = f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host"
+        shown.print(told, highlight=False)
+
+
+def _explained(asked: Question, topology: Path | None, table: str) -> tuple[Explanation, str, str]:
+    """Return the explanation, where the ranks are in it, and where its times are from."""
+    if topology is None:
+        found = explain(asked, _known(Path(table) if table else None))
+        return found, _place(asked), _source(found)
+    from unisono.tuning.described import load
+
+    return simulated(asked, load(topology).over(asked.size)), f"on {topology}", f"times are simulated on {topology}"
 
 
 def _cores() -> int:
