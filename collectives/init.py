@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import sys
 import time
 import weakref
 from collections import defaultdict
@@ -16,6 +15,7 @@ from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
 from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
@@ -44,7 +44,7 @@ class _Job:
     def close(self) -> None:
         if self.native is not None:
             self.native.close()
-        self.session.close(_farewell())
+        self.session.close(reason_to_leave())
         self.meeting.close()
         if self.server is not None:
             self.server.close()
@@ -87,6 +87,10 @@ def init(
         TransportUnavailableError: the system refuses what ranks need: descriptors, threads, system calls.
     """
     settings = Options.from_environment(os.environ) if options is None else options
+    if settings.load:
+        from unisono.collectives.user_algorithms import load_all
+
+        load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
     if not _open_worlds:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
@@ -107,7 +111,7 @@ def init(
     except BaseException as error:
         failed = _failure_of(launch, error)
         if session is not None:
-            session.close(_farewell())
+            session.close(reason_to_leave())
         if meeting is not None:
             meeting.give_up(f"rank {launch.rank} gave up: {getattr(failed, 'message', None) or repr(failed)}")
             meeting.close()
@@ -211,12 +215,6 @@ def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
 
 
-def _farewell() -> str:
-    """Return why this process leaves, if it is because of an error."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-
-
 def _ms_since(began: float) -> float:
     return (time.perf_counter() - began) * 1e3
 
@@ -229,7 +227,7 @@ def _close_all() -> None:
 def _abandon_all() -> None:
     """In a forked child: the worlds are the parent's, and the child must not keep its connections open."""
     for world, job in list(_open_worlds.items()):
-        world.refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
+        world._refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
         job.session.abandon()
     _open_worlds.clear()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, eventually
 from harness import by_messages
 from launched import by_variables
 from native_ranks import Job
@@ -129,11 +129,13 @@ def resident_nbytes() -> int:
 
 def test_communicators_that_are_closed_leave_nothing_that_grows() -> None:
     with un.init() as world:
+        loop = world._executor.session._listener.loop  # which hears of each that is closed
         for count in (2_000, 20_000):
             gc.collect()
             before = resident_nbytes()
-            for _ in range(count):
+            for number in range(count):
                 world.dup().close()
+                assert number % 100 or eventually(lambda: not loop._submitted)
         gc.collect()
         assert resident_nbytes() - before < 50 * count
 

@@ -60,14 +60,17 @@ class EventLoop:
             raise
 
     def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
-        """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
+        """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
+
+        If `writable`, it is also called when the socket can be written.
+        """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: socket.socket | int) -> None:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
@@ -76,9 +79,9 @@ class EventLoop:
         insort(self._timers, (time.monotonic() + seconds, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread."""
+        """Call `callback` soon, in the loop's thread; never, if the loop is closed."""
         self._submitted.append(callback)
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop as well
+        with contextlib.suppress(OSError):  # a full pipe wakes the loop as well, and a closed loop needs no waking
             os.write(self._waker, b"\0")
 
     def fail(self, error: Exception) -> None:
@@ -99,6 +102,7 @@ class EventLoop:
         self.submit(stop)
         self._thread.join()
         self._run_submitted()  # what a loop that has failed did not come to
+        self._timers.clear()  # which hold objects that hold this one
         self._release()
 
     def _release(self) -> None:

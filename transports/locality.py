@@ -47,12 +47,14 @@ class Surroundings:
 
     Attributes:
         machine: the id of the kernel's boot; empty if it is not known.
+        host: the name of its host, for people.
         network, users: the inodes of its network and user namespaces; 0 if they are not known.
         user: the id of its effective user.
         alone: why it shares memory with nobody; empty if it may.
     """
 
     machine: str
+    host: str
     network: int
     users: int
     user: int
@@ -64,7 +66,7 @@ class Surroundings:
         machine = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
-        return cls(machine, _namespace("net"), _namespace("user"), os.geteuid())
+        return cls(machine, os.uname().nodename, _namespace("net"), _namespace("user"), os.geteuid())
 
     def apart_from(self, peer: Surroundings) -> str:
         """Return in a few words why a process there, which is on another host than this one, is so."""

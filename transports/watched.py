@@ -9,7 +9,7 @@ from __future__ import annotations
 from unisono.errors import UnisonoError
 from unisono.transports import _core
 from unisono.transports.base import MessageTransport
-from unisono.transports.failure_kinds import failure_of, kind_of
+from unisono.transports.failures import failure_of, kind_of
 from unisono.transports.forwarded import ForwardedTransport
 
 

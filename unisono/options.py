@@ -144,6 +144,8 @@ class Options:
         algorithm: name of the algorithm to force for every collective that has it, of which there must be one; or by
             collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring"; "auto" lets the tuner choose.
         table: path of a decision table, which `unisono tune` makes, for the tuner to choose by; "" for none.
+        load: Python files that register algorithms (`unisono.algorithm`), with ":" between; `init` runs each of them,
+            once in a process, before the ranks meet. All ranks must load the same.
         segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
         bind_address: where this rank listens for TCP links: an address or a host name of this machine, an interface
             ("eth1"), or a network that one of its addresses is in ("10.0.0.0/8", "fd00::/8").
@@ -163,6 +165,7 @@ class Options:
     transports: str | tuple[str, ...] = "auto"
     algorithm: str = "auto"
     table: str = ""
+    load: str = ""
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
     heartbeat_timeout_s: float = 20.0
@@ -248,6 +251,7 @@ FIELDS: dict[str, Field] = {
     "transports": Field(str, parse_transports),
     "algorithm": Field(str, _text),
     "table": Field(str, _path_or_none),
+    "load": Field(str, _path_or_none),
     "segment_nbytes": Field(parse_nbytes, _integer(0, None, "a number of bytes, as 65536")),
     "bind_address": Field(str, _text),
     "heartbeat_timeout_s": _SECONDS,

@@ -19,8 +19,8 @@ namespace unisono {
 
 class Arena {
  public:
-  // Throws std::bad_alloc if there is not that much memory, std::system_error if the system refuses memory of this kind:
-  // it has no memfd_create, there is no descriptor left, or files may not be as large.
+  // Throws std::bad_alloc if there is not that much memory, std::system_error if the system refuses memory of this
+  // kind: it has no memfd_create, there is no descriptor left, or files may not be as large.
   explicit Arena(std::size_t nbytes);
   ~Arena();
   Arena(const Arena&) = delete;

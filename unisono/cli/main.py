@@ -12,6 +12,7 @@ import click
 
 from unisono import __version__
 from unisono.errors import PlanError, UnisonoError, UsageError
+from unisono.transports import CORE
 
 INTERRUPTED = 130
 
@@ -84,6 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"unisono: {error}", file=sys.stderr)  # With its picture, line by line.
             return 1
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except ImportError as error:
+        if error.name != CORE:
+            raise
+        return _fail(str(error), 1)
     return status if isinstance(status, int) else 0
 
 

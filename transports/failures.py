@@ -1,4 +1,4 @@
-"""The kinds of failure that the native core tells ranks of, as the errors that they raise."""
+"""The failures of a job, which the native core numbers, and the errors that they are raised as."""
 
 from __future__ import annotations
 
