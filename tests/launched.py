@@ -5,23 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from deadlines import DEADLINE_S
+from ports import free_port
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def by_variables(
-    program: str, *arguments: str, port: int, folder: Path, ranks: int = 2, **environ: str
+    program: str,
+    *arguments: str,
+    folder: Path,
+    port: int | None = None,
+    ranks: int = 2,
+    before: Sequence[Sequence[str]] = (),
+    **environ: str,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program on ranks that meet at a port of this machine, and return how they ended."""
+    """Run a program on ranks that meet at a port of this machine, and return how they ended.
+
+    `before` are the words before the command of each rank, if there are any.
+    """
     processes = []
+    port = port or free_port()
     for rank in range(ranks):
         told = dict(zip(NAMES, (str(rank), str(ranks), "127.0.0.1", str(port)), strict=True))
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", program, *arguments],
+                [*(before[rank] if before else ()), sys.executable, "-c", program, *arguments],
                 cwd=folder,
                 env={**os.environ, **told, **environ},
                 stdout=subprocess.PIPE,

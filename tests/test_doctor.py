@@ -87,9 +87,10 @@ def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypa
     def fail() -> str:
         raise PermissionError(1, "Operation not permitted")
 
-    (finding,) = run_checks([Check("shared memory", fail, required=True)])
+    (finding,) = run_checks([Check("shared memory", fail, "", "", "ranks need it")])
     assert not finding.usable
-    assert finding.detail == "PermissionError: [Errno 1] Operation not permitted"
+    consequence = "Unisono cannot be used without it: ranks need it"
+    assert finding.detail == f"PermissionError: [Errno 1] Operation not permitted: {consequence}"
     assert not doctor.Report({}, [finding], [], [], [], [], "", "").healthy
 
 

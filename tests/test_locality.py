@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +19,7 @@ import pytest
 from deadlines import DEADLINE_S
 from hosts import PlacedJob
 from ports import free_port
+from refused_calls import refused
 
 import unisono as un
 from unisono.deadlines import Deadline
@@ -32,7 +31,6 @@ Say = Callable[[Any], None]
 
 KEY, JOB = bytes(range(32)), b"j" * 16
 HERE = Surroundings("machine", "node", 1, 2, 3)
-SYSCALLS = {"x86_64": (0xC000003E, 319), "aarch64": (0xC00000B7, 279)}  # the architecture, and memfd_create
 
 
 def works(*prefix: str) -> bool:
@@ -226,8 +224,7 @@ def test_another_id_of_the_boot_parts_nobody(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_make_shared_memory_goes_by_tcp(tmp_path: Path) -> None:
     """The kernel refuses it, as the rules of some sandboxes do."""
-    here = Path(__file__).resolve()
-    prefix = needs(sys.executable, str(here), "--without-memfd")
+    prefix = needs(*refused("memfd_create", "ENOSYS"))
     check([[], [], prefix], APART, "no shared memory ", tmp_path)
 
 
@@ -256,22 +253,3 @@ def test_ranks_of_different_users_go_by_tcp(tmp_path: Path) -> None:
     assert [text.startswith("tcp ") for text in told] == [True, True]
     assert "rank 1: tcp (another user: 23456, here 0)" in told[0]
     assert "rank 0: tcp (another user: 0, here 23456)" in told[1]
-
-
-def without_memfd() -> None:
-    """Let the kernel refuse memfd_create to this process from now on."""
-    architecture, number = SYSCALLS[os.uname().machine]
-    load, equal, give = 0x20, 0x15, 0x06
-    refuse, allow = 0x0005_0000 | 38, 0x7FFF_0000  # ENOSYS
-    lines = [(load, 0, 0, 4), (equal, 0, 3, architecture), (load, 0, 0, 0), (equal, 0, 1, number)]
-    lines += [(give, 0, 0, refuse), (give, 0, 0, allow)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
-    filters = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, filters, 0, 0):
-        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
-
-
-if __name__ == "__main__":
-    without_memfd()
-    os.execv(sys.argv[2], sys.argv[2:])

@@ -25,7 +25,6 @@ from functools import partial
 from unisono import log
 from unisono.deadlines import Deadline
 from unisono.records import record
-from unisono.transports import _core
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -232,6 +231,8 @@ class Locality:
 
 def _sealed_segment() -> int:
     """Return the descriptor of a segment like those of channels, also in its size, of which a page is used."""
+    from unisono.transports import _core  # `unisono doctor` looks at surroundings where there is no core, too
+
     segment = os.memfd_create("unisono-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(segment, _core.SHM_NBYTES)

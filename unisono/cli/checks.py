@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +20,12 @@ from typing import NamedTuple
 
 from unisono.entry_points import entry_points
 from unisono.options import TRANSPORTS_GROUP
+from unisono.transports.locality import Surroundings
+from unisono.tuning.identity import cache_folder
 
 PAGE = b"unisono!" * 512
+_DESCRIPTORS = 64  # that a rank needs in a job of few
+_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 IMPORT_TIMEOUT_S = 120.0
 
 
@@ -41,11 +49,36 @@ class Finding:
 
 
 class Check(NamedTuple):
-    """A check of this machine: `attempt` returns what was found, and raises what does not work."""
+    """A check of something that the system may refuse, and what Unisono does without it.
+
+    docs/environments.md has these as a table, and tests/test_environments.py takes each away from ranks.
+
+    Attributes:
+        subject: what is checked.
+        attempt: returns what was found, and raises what does not work.
+        messages: by what ranks of one host exchange messages without it; empty if there can be no ranks.
+        memory: what `unisono.empty`, gradients and FSDP take their memory from without it.
+        without: what is otherwise different without it.
+    """
 
     subject: str
     attempt: Callable[[], str]
-    required: bool
+    messages: str
+    memory: str
+    without: str
+
+    @property
+    def required(self) -> bool:
+        """Whether Unisono cannot be used without it."""
+        return not self.messages
+
+    @property
+    def consequence(self) -> str:
+        """What people are told where it is missing."""
+        if self.required:
+            return f"Unisono cannot be used without it: {self.without}"
+        memory = "; un.empty gives ordinary memory" if self.memory == ORDINARY else ""
+        return f"ranks of this host exchange messages by {self.messages}{memory}; {self.without}"
 
 
 class Package(NamedTuple):
@@ -64,8 +97,10 @@ def _native_core() -> str:
 
 
 def _sealed_memory() -> str:
+    from unisono.transports._core import SHM_NBYTES
+
     with open(os.memfd_create("unisono-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b") as file:
-        file.truncate(len(PAGE))
+        file.truncate(SHM_NBYTES)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         try:
             file.truncate(0)
@@ -74,7 +109,7 @@ def _sealed_memory() -> str:
         raise OSError("a sealed memfd segment can be shrunk")
 
 
-def _shared_segment() -> str:
+def _unix_sockets() -> str:
     """Hand a segment over an abstract socket and read what the other side maps, as ranks of a host do."""
     name = f"\0unisono-doctor-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as ours:
@@ -82,7 +117,7 @@ def _shared_segment() -> str:
         listening.listen()
         ours.connect(name)
         theirs, _ = listening.accept()
-        with theirs, open(os.memfd_create("unisono-doctor"), "r+b") as segment:
+        with theirs, tempfile.TemporaryFile() as segment:
             segment.write(PAGE)
             segment.flush()
             socket.send_fds(ours, [b"!"], [segment.fileno()])
@@ -90,7 +125,7 @@ def _shared_segment() -> str:
     with open(received, "rb") as file, mmap.mmap(file.fileno(), len(PAGE), access=mmap.ACCESS_READ) as mapped:
         if mapped[:] != PAGE:
             raise OSError("a mapped segment holds other bytes than were written")
-    return "a segment was handed over an abstract socket, mapped and read"
+    return "a file was handed over an abstract socket, mapped and read"
 
 
 def _tcp_loopback() -> str:
@@ -105,18 +140,81 @@ def _tcp_loopback() -> str:
     return "bytes were sent and received over 127.0.0.1"
 
 
+def _wake_ups() -> str:
+    os.close(os.eventfd(0))
+    return "a sleeping rank can be woken (eventfd)"
+
+
+def _threads() -> str:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    return "a thread was started"
+
+
+def _descriptors() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = [os.dup(0) for _ in range(_DESCRIPTORS)]
+    for descriptor in spare:
+        os.close(descriptor)
+    return f"{soft} files may be open, which Unisono raises to {hard} where ranks need more"
+
+
 def _process_watching() -> str:
     os.close(os.pidfd_open(os.getpid()))
     return "the kernel tells when a rank ends (pidfd)"
 
 
+def _single_copies() -> str:
+    """Copy from this process: where that is refused, copying from others is."""
+    source, target = ctypes.create_string_buffer(PAGE, len(PAGE)), ctypes.create_string_buffer(len(PAGE))
+    parts = [(ctypes.c_void_p * 2)(ctypes.addressof(buffer), len(PAGE)) for buffer in (target, source)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.process_vm_readv(os.getpid(), parts[0], 1, parts[1], 1, 0) != len(PAGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return "the kernel copies between processes (process_vm_readv)"
+
+
+def _light_fences() -> str:
+    number, command = _MEMBARRIER.get(os.uname().machine, -1), 1 << 1  # MEMBARRIER_CMD_GLOBAL_EXPEDITED
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, command, 0, 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return "the kernel orders the memory accesses of other cores (membarrier)"
+
+
+def _facts_of_the_kernel() -> str:
+    here = Surroundings.here()
+    unknown = [name for name in ("machine", "network", "users") if not getattr(here, name)]
+    if unknown:
+        raise OSError(f"/proc does not tell {', '.join(unknown)}")
+    return "/proc tells the boot and the namespaces of this process"
+
+
+def _cache_folder() -> str:
+    folder = present = cache_folder()
+    while not os.path.lexists(present):
+        present = os.path.dirname(present)
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise OSError(f"{folder} cannot be written")
+    return f"{folder} can be written"
+
+
+SHARED, ORDINARY = "shared memory", "ordinary memory"
+
 CHECKS = (
-    Check("native core", _native_core, required=True),
-    # Ranks of a host that cannot share memory use TCP.
-    Check("sealed memory", _sealed_memory, required=False),
-    Check("shared memory", _shared_segment, required=False),
-    Check("TCP loopback", _tcp_loopback, required=True),
-    Check("process watching", _process_watching, required=True),
+    Check("native core", _native_core, "", "", "install the package for this machine and this Python"),
+    Check("TCP loopback", _tcp_loopback, "", "", "ranks listen there"),
+    Check("wake-ups", _wake_ups, "", "", "`un.init()` raises `TransportUnavailableError`"),
+    Check("threads", _threads, "", "", "`un.init()` raises `TransportUnavailableError`, which names `ulimit -u`"),
+    Check("descriptors", _descriptors, "", "", "calls raise `TransportUnavailableError`, which names `ulimit -n`"),
+    Check("sealed memory", _sealed_memory, "TCP", ORDINARY, "a warning says so"),
+    Check("Unix sockets", _unix_sockets, "TCP", SHARED, "a warning says so"),
+    Check("process watching", _process_watching, SHARED, SHARED, "connections alone show that a rank has ended"),
+    Check("single copies", _single_copies, SHARED, SHARED, "large messages are copied twice"),
+    Check("light fences", _light_fences, SHARED, SHARED, "small messages take some nanoseconds longer"),
+    Check("facts of the kernel", _facts_of_the_kernel, SHARED, SHARED, "`explain` may not know why ranks are apart"),
+    Check("cache folder", _cache_folder, SHARED, SHARED, "`unisono calibrate` keeps nothing"),
 )
 
 PACKAGES = (
@@ -166,8 +264,9 @@ def third_party() -> list[Finding]:
 def _checked(check: Check) -> Finding:
     try:
         return Finding(check.subject, True, check.attempt(), required=check.required)
-    except (OSError, ImportError, AttributeError) as error:
-        return Finding(check.subject, False, f"{type(error).__name__}: {error}", required=check.required)
+    except (OSError, ImportError, AttributeError, RuntimeError) as error:
+        detail = f"{type(error).__name__}: {error}: {check.consequence}"
+        return Finding(check.subject, False, detail, required=check.required)
 
 
 def _looked_for(package: Package) -> Finding:
