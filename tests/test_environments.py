@@ -95,7 +95,8 @@ def use_everything(world: un.Communicator, say: Say) -> None:
 def test_ranks_without_a_facility_work_as_the_table_says(tmp_path: Path, name: str, words: Sequence[str]) -> None:
     check, transports = check_of(name), {SHARED: "shm", "TCP": "tcp"}
     if check.required:
-        for ended in by_variables("import unisono as un; un.init()", before=[runnable(words)] * 2, folder=tmp_path):
+        program, before = "import unisono as un; un.init()", [runnable(words)] * 2
+        for ended in by_variables(program, before=before, folder=tmp_path, UNISONO_RENDEZVOUS_TIMEOUT_S="3"):
             assert ended.returncode == 1, ended
             assert ended.stderr.splitlines()[-1].startswith("unisono.errors."), ended.stderr
         return
