@@ -67,9 +67,9 @@ def init(
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
-    Rank, size and store come from the launcher's environment (`unisono run`, torchrun, mpirun, srun), or from the
-    arguments; without either, the communicator has one rank. All ranks must call it equally often. It is closed by
-    `Communicator.close`, by ``with``, or at exit.
+    Rank, size and store come from the launcher's environment (`unisono run`, torchrun, the four variables of torch,
+    mpirun, srun), or from the arguments; without either, the communicator has one rank. All ranks must call it equally
+    often. It is closed by `Communicator.close`, by ``with``, or at exit.
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transports`,

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import unisono as un
+from unisono.cli import test as judging
 from unisono.deadlines import Deadline
 from unisono.transports.joined_sockets import watch
 
@@ -86,3 +88,9 @@ def test_the_kernel_takes_every_limit_of_heartbeats(limit_s: float) -> None:
         watch(sock, limit_s)
         assert 1 <= sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= max(1, limit_s)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= limit_s * 1000
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "soon"])
+def test_a_limit_of_the_command_that_judges_calls_is_a_finite_time(text: str) -> None:
+    ended = CliRunner().invoke(judging.command, ["-n", "2", "--cases", "1", "--timeout", text])
+    assert (ended.exit_code, "--timeout" in ended.output) == (2, True)

@@ -97,10 +97,10 @@ def _native_core() -> str:
 
 
 def _sealed_memory() -> str:
-    from unisono.transports._core import SHM_NBYTES
+    from unisono.transports import _core
 
     with open(os.memfd_create("unisono-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b") as file:
-        file.truncate(SHM_NBYTES)
+        file.truncate(_core.SHM_NBYTES)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         try:
             file.truncate(0)

@@ -48,6 +48,12 @@ class _Wrong:
     program: str
 
 
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number of seconds after which a call hangs.")
+    return value
+
+
 @click.command(short_help="Run random calls of every collective, and check what comes of them.")
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--cases", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of calls.")
@@ -62,6 +68,7 @@ class _Wrong:
 @click.option(
     *("--timeout", "timeout_s"),
     type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
     default=TIMEOUT_S,
     show_default=True,
     help="Seconds after which a call counts as one that hangs.",
