@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -262,6 +263,30 @@ def test_ranks_refuse_alike_what_one_of_them_cannot_do(two: NativeRanks) -> None
         ([here, {**here, "exports": False}], "rank 1: this device cannot export memory"),
     ):
         assert two.run(meet, gpus) == [wanted, wanted]
+
+
+def meet_without_memory(executor: Any) -> str | None:
+    """Rank 1 can make no memory that rank 0 could map."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    gpu = Gpu(uuid="a")  # a double in such memory itself
+    with pytest.MonkeyPatch.context() as patch:
+        if executor.rank == 1:
+            patch.setattr(os, "memfd_create", refuse)
+        rank = DeviceRank(executor, gpu)
+        refusal = rank.collectives.refusal
+    rank.close()
+    assert gpu.leaks() == []
+    gpu.close()
+    return refusal
+
+
+def test_ranks_refuse_alike_where_one_of_them_has_no_memory_to_share(two: NativeRanks) -> None:
+    first, second = two.run(meet_without_memory)
+    assert first == second
+    assert str(first).startswith("rank 1: memory for other ranks of this host cannot be made: Function not implemented")
 
 
 def test_ranks_of_one_process_on_different_devices_refuse() -> None:

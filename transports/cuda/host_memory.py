@@ -12,6 +12,7 @@ import struct
 from typing import NamedTuple
 
 from unisono.errors import TransportUnavailableError
+from unisono.transports.system_limits import unavailable
 
 _HANDLE = struct.Struct("<qqqq")
 HANDLE_NBYTES = _HANDLE.size
@@ -56,9 +57,16 @@ class HostMemory:
 
     @classmethod
     def new(cls, nbytes: int) -> HostMemory:
-        """Return new memory, of zeros."""
-        descriptor = os.memfd_create("unisono-device", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, nbytes)
+        """Return new memory, of zeros.
+
+        Raises:
+            TransportUnavailableError: the system refuses memory that others could map.
+        """
+        try:
+            descriptor = os.memfd_create("unisono-device", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, nbytes)
+        except OSError as error:
+            raise unavailable("memory for other ranks of this host cannot be made", error) from error
         return cls(descriptor)
 
     @classmethod

@@ -5,6 +5,7 @@ All ranks find the same: what one of them cannot do is told to all, and the reas
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -52,16 +53,27 @@ class Meeting:
         self.channels: list[Channel] = []
         self._rank, self._device = executor.rank, device
         self._exchange: Callable[[Any], list[Any]] = lambda mine: _exchange(executor, mine, timeout_s)
-        board = Board.new(executor.size, secrets.randbits(63))
-        found = self._exchange({"token": board.token, "board": board.handle(), **_place(device)})
+        self.in_one_process = False
+        self.refusal: str | None
+        with contextlib.ExitStack() as made:
+            found, self.refusal = self._told(lambda: self._introduce(executor.size, made))
+            if self.refusal is not None:
+                return
+            made.pop_all()
         local = [each["process"] == found[self._rank]["process"] for each in found]
         self.in_one_process = all(local)
-        offers, refusal = self._told(lambda: self._offer(board, found, local, slab_nbytes))
+        offers, refusal = self._told(lambda: self._offer(self._board, found, local, slab_nbytes))
         if refusal is None:
             _, refusal = self._told(lambda: self._take(offers))
         if refusal is not None:
             self._part()
         self.refusal = refusal
+
+    def _introduce(self, size: int, made: contextlib.ExitStack) -> dict[str, Any]:
+        """Make this rank's board, which `made` closes, and return what the others need to know of this rank."""
+        self._board = Board.new(size, secrets.randbits(63))
+        made.callback(self._board.close)
+        return {"token": self._board.token, "board": self._board.handle(), **_place(self._device)}
 
     def _told(self, offer: Callable[[], Any]) -> tuple[list[Any], str | None]:
         """Return what each rank offers, and why one of them cannot, if there is one."""
