@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from unisono.bench.peers import PEERS, Library, peer, unisono_over
 from unisono.bench.report import Row, append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -138,4 +138,4 @@ def _show(settings: Settings, results: Results, found: list[Row]) -> None:
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
     for failure in results.failures:
-        print(f"unisono: {failure.library}, {format_size(failure.nbytes)}: {failure.reason}", file=sys.stderr)
+        tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")

@@ -16,9 +16,10 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from unisono import __version__
+from unisono import __version__, streams
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.cli.counts import numbers_of_ranks
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, errors_console
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import detect
@@ -94,11 +95,11 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
         if comm.rank == 0:
             store.append(measurements)
 
-    def tell(doing: str, part: float) -> None:
+    def report(doing: str, part: float) -> None:
         if comm.rank == 0:
             (observe or _tell_parent)(doing, part)
 
-    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, tell, before).run()
+    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
@@ -135,7 +136,7 @@ class _Bar:
         if text.startswith(_PROGRESS):
             self.update(*json.loads(text.removeprefix(_PROGRESS)))
         else:
-            print(f"[{rank}] {text}", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+            streams.write(sys.stdout if stream == "stdout" else sys.stderr, f"[{rank}] {text}\n")
 
 
 def _collectives(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -247,7 +248,7 @@ def _measure_in_job(request: Request) -> None:
 
 def _tell_left(left: int) -> None:
     if left:
-        print(f"unisono: the budget ended before {left} size(s): the same command again goes on there", file=sys.stderr)
+        tell(f"the budget ended before {left} size(s): the same command again goes on there")
 
 
 def _compile(out: Path) -> None:
@@ -258,7 +259,7 @@ def _compile(out: Path) -> None:
     table = compiled(store.read())
     _write(out, table)
     console().print(_shown(table))
-    print(f"unisono: {out} says which algorithms to use: set UNISONO_TABLE={out}", file=sys.stderr)
+    tell(f"{out} says which algorithms to use: set UNISONO_TABLE={out}")
 
 
 def _write(out: Path, table: Table) -> None:

@@ -18,6 +18,7 @@ from unisono.algorithms.drawing import ranges
 from unisono.algorithms.registration import prove, registered
 from unisono.algorithms.registry import ALGORITHMS, algorithms_of
 from unisono.algorithms.verify import Report
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
 from unisono.errors import PlanError, UsageError
 
@@ -57,7 +58,7 @@ def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool
         console().print(_table(outcomes))
     wrong = [outcome.error for outcome in outcomes if outcome.error]
     for error in wrong:
-        print(f"unisono: {error}", file=sys.stderr)
+        tell(str(error))
     return 1 if wrong else 0
 
 

@@ -80,7 +80,7 @@ class Pool:
         self._bind = bind
         self._options = options
         self._environ = {**os.environ, **(env or {})}
-        self._on_output = on_output or _print
+        self._on_output = on_output
         self._team: Team | None = None
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
@@ -111,7 +111,3 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _print(rank: int, stream: str, line: str) -> None:
-    print(f"[{rank}] {line}", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
