@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -72,6 +73,8 @@ class Communicator(Groups, Objects, Messages):
         self._children: list[Communicator] = []
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
+        self._closing = threading.RLock()
+        self._is_closed = False
         self._spare_of_devices: Communicator | None = None
 
     def __enter__(self) -> Communicator:
@@ -334,14 +337,17 @@ class Communicator(Groups, Objects, Messages):
 
         They raise `PeerLostError`; or `CollectiveTimeoutError` on a communicator that was made of another one, where
         the two ranks had not exchanged anything before. Calls that go on are ended, and their callbacks have been
-        called when it returns, unless they take seconds. It may be called more than once; any other call after it
-        raises `UsageError`.
+        called when it returns, unless they take seconds. It may be called more than once, and by several threads: each
+        returns when the communicator is closed. Any other call after it raises `UsageError`.
         """
-        self._devices.stop()
-        for child in list(self._children):
-            child.close()
-        if self._refusal is None:
-            self.refuse("this communicator is closed: call unisono.init() for a new one")
+        with self._closing:  # Another thread that closes it waits here.
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._devices.stop()
+            for child in list(self._children):
+                child.close()
+            self._refuse("this communicator is closed: call unisono.init() for a new one")
             self._works.close()
             if self._reducer_if_any is not None:
                 self._reducer_if_any.close()
@@ -353,10 +359,14 @@ class Communicator(Groups, Objects, Messages):
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
 
-    def refuse(self, why: str) -> None:
-        """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
+    def _abandon(self, why: str) -> None:
+        """In a forked child: make every later call raise `UsageError(why)`, and `close` do nothing."""
         for child in self._children:
-            child.refuse(why)
+            child._abandon(why)
+        self._closing, self._is_closed = threading.RLock(), True  # A thread of the parent may hold the old lock.
+        self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
         self._refusal = why
         self._cache, self._messages = NO_CACHE, NO_MESSAGES
 

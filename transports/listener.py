@@ -6,6 +6,7 @@ live in the kernel alone, so nothing is left on disk after a SIGKILL. Every conn
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -14,9 +15,10 @@ import time
 from typing import Any
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
+from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper, greet, remaining
-from unisono.transports.event_loop import EventLoop
+from unisono.transports.event_loop import Callback, EventLoop
 from unisono.transports.hello import DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
 from unisono.transports.interfaces import SETTING, address_for
 
@@ -89,6 +91,11 @@ class Listener:
         self._closed = False
         self._loop.start()
 
+    def call_soon(self, callback: Callback) -> None:
+        """Call `callback` in the listener's thread, unless that has ended. It takes no lock: finalizers may call it."""
+        with contextlib.suppress(OSError):
+            self._loop.submit(callback)
+
     def close(self) -> None:
         """Stop listening and end the thread; delivered sockets are not touched. May be called twice."""
         with self._closing:
@@ -105,7 +112,7 @@ def _listen_tcp(bind_address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not any(socket.inet_pton(family, host.partition("%")[0])):
         raise UsageError(f"{SETTING}={bind_address!r} names no interface: give one that other ranks can connect to")
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM))
     try:
         sock.bind((host, 0))
         sock.listen(BACKLOG)
@@ -118,7 +125,7 @@ def _listen_tcp(bind_address: str) -> socket.socket:
 
 def _listen_unix() -> tuple[socket.socket, str]:
     name = f"unisono-{os.urandom(16).hex()}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = closed_in_child(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     sock.bind("\0" + name)
     sock.listen(BACKLOG)
     sock.setblocking(False)
@@ -184,7 +191,7 @@ def dial(
 def _connect(addresses: Addresses, use_unix: bool, deadline: float) -> socket.socket:
     if not use_unix:
         family = socket.AF_INET6 if ":" in addresses.tcp_host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM))
         try:
             sock.settimeout(remaining(deadline))
             sock.connect((addresses.tcp_host, addresses.tcp_port))
@@ -193,7 +200,7 @@ def _connect(addresses: Addresses, use_unix: bool, deadline: float) -> socket.so
             sock.close()
             raise
     while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = closed_in_child(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             sock.settimeout(remaining(deadline))
             sock.connect("\0" + addresses.unix)

@@ -25,6 +25,7 @@ from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import MemoryType
+from unisono.transports.event_loop import Callback
 from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
 from unisono.transports.hello import Hello, Purpose
 from unisono.transports.joined_sockets import process_descriptor, share_memory, take_shared_memory, watch
@@ -268,8 +269,12 @@ class Session:
             return self._arrivals
 
     def abandon(self) -> None:
-        """In a forked child: let go of everything that belongs to the parent."""
+        """In a forked child, where all descriptors are closed already: forget the threads of the parent."""
         self.control.abandon()
+
+    def call_soon(self, callback: Callback) -> None:
+        """See `Listener.call_soon`."""
+        self._listener.call_soon(callback)
 
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id

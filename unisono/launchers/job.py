@@ -25,6 +25,7 @@ from contextlib import closing
 from typing import Protocol
 
 from unisono.errors import UsageError
+from unisono.forks import closed_in_child
 from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
 from unisono.launchers.store import JobStore
 from unisono.processes import exit_statuses_kept
@@ -92,7 +93,7 @@ class LocalJob:
         self._bind = bind
         self._environ = os.environ if environ is None else environ
         self._requests: deque[Callable[[], None]] = deque()
-        self._selector = selectors.DefaultSelector()
+        self._selector = closed_in_child(selectors.DefaultSelector())
         self._ranks: list[RankProcess] = []
         self._living: set[int] = set()
         self._exits: list[Exit] = []

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 
 from unisono.errors import TransportUnavailableError
+from unisono.forks import closed_in_child
 from unisono.options import LAUNCHER_VARIABLES, PREFIX
 from unisono.processes import LOST, Child
 
@@ -186,6 +188,7 @@ class RankProcess:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
+        self._popen.stdout, self._popen.stderr = map(closed_in_child, (self._popen.stdout, self._popen.stderr))
         try:
             self.pidfd = _pidfd_of(self._popen.pid)
         except OSError:  # The launcher has no descriptor left to watch the rank with.
@@ -227,15 +230,15 @@ class RankProcess:
     def close(self) -> None:
         """Close the descriptors."""
         if self.pidfd is not None:
-            os.close(self.pidfd)
+            self.pidfd.close()
         for stream in (self._popen.stdout, self._popen.stderr):
             assert stream is not None
             stream.close()
 
 
-def _pidfd_of(pid: int) -> int | None:
+def _pidfd_of(pid: int) -> FileIO | None:
     try:
-        return os.pidfd_open(pid)
+        return closed_in_child(FileIO(os.pidfd_open(pid)))
     except AttributeError:  # Python was built for such a kernel.
         return None
     except OSError as error:

@@ -102,11 +102,15 @@ class Team:
 
     def close(self) -> None:
         """Let the ranks close their communicators and end; those that do not are killed."""
-        for sock in self._sockets:
-            sock.close()
+        self.hang_up()
         self._thread.join(EXIT_TIMEOUT_S)
         self._job.stop()
         self._thread.join()
+
+    def hang_up(self) -> None:
+        """Close the connections to the ranks, which then end by themselves. It takes no lock, for finalizers."""
+        for sock in self._sockets:
+            sock.close()
 
     def kill(self) -> None:
         """Kill the ranks and wait for their end."""
@@ -136,7 +140,7 @@ class Team:
     def _collect(self, deadline: float | None) -> dict[int, Success | Failure | None]:
         """Return by rank, in order of arrival, what the ranks have answered; None for those that ended without."""
         replies: dict[int, Success | Failure | None] = {}
-        with selectors.DefaultSelector() as selector:
+        with closed_in_child(selectors.DefaultSelector()) as selector:
             for rank, sock in enumerate(self._sockets):
                 selector.register(sock, selectors.EVENT_READ, (rank, Inbox()))
             while selector.get_map():

@@ -1,7 +1,7 @@
 """A rank of a pool: `main` runs the functions that it is sent over the socket whose descriptor is its argument.
 
-The communicator is opened for the first function and stays open. After an exception the process ends: its peers may be
-waiting for it in the middle of a collective, and learn by its end that it will not come.
+The communicator is opened for the first function and stays open. After an exception it is closed and the process ends:
+its peers may be waiting for it in the middle of a collective, and learn so that it will not come, and why.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def serve(sock: socket.socket) -> int:
     except Exception as error:  # noqa: BLE001 - whatever the function raises belongs to the parent.
         with contextlib.suppress(OSError):
             sock.sendall(encoded(_failure(error)))
+        if communicator is not None:
+            communicator.close()  # While the error is being handled, so that the others are told of it.
         return 1
     if communicator is not None:
         communicator.close()
