@@ -36,6 +36,23 @@ GROUP = b"""  + Exception Group Traceback (most recent call last):
 """
 PEER_LOST = LastError("unisono.errors.PeerLostError", "rank 1 has died")
 OWN = LastError("ValueError", "bad")
+OF_TORCH = b"""[rank0]: Traceback (most recent call last):
+[rank0]:   File "program.py", line 2, in <module>
+[rank0]:     dist.all_reduce(x)
+[rank0]: unisono.errors.PeerLostError: rank 1 has left: ValueError: bad
+
+[rank0]: The above exception was the direct cause of the following exception:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "program.py", line 4, in called
+[rank0]: torch.distributed.DistBackendError: unisono: Connection closed by peer: PeerLostError: rank 1 has left
+"""
+BY_UNISONO = LastError(
+    "torch.distributed.DistBackendError", "unisono: Connection closed by peer: PeerLostError: rank 1"
+)
+BY_GLOO = LastError(
+    "RuntimeError", "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:11139. This"
+)
 
 
 class Written:
@@ -71,7 +88,12 @@ def test_a_line_without_end_is_not_kept_for_ever() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
-    [(CHAINED, "ValueError", "of two"), (SYNTAX, "SyntaxError", "invalid syntax"), (GROUP, "ExceptionGroup", "two")],
+    [
+        (CHAINED, "ValueError", "of two"),
+        (SYNTAX, "SyntaxError", "invalid syntax"),
+        (GROUP, "ExceptionGroup", "two"),
+        (OF_TORCH, "torch.distributed.DistBackendError", "unisono: Connection closed by peer: PeerLostError"),
+    ],
 )
 def test_the_last_error_is_that_of_the_last_traceback(text: bytes, kind: str, message: str) -> None:
     found = last_error(text.splitlines(keepends=True))
@@ -102,6 +124,8 @@ def test_no_traceback_is_no_error() -> None:
         ([Exit(0, 1), Exit(1, 1)], {0: PEER_LOST, 1: PEER_LOST}, 0),
         ([Exit(0, -15, stopped=True)], {}, 0),
         ([Exit(0, 1), Exit(1, 3)], {0: PEER_LOST}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: BY_UNISONO, 1: OWN}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: BY_GLOO, 1: OWN}, 1),
     ],
 )
 def test_the_cause_is_the_first_rank_that_did_not_fail_of_another(
@@ -121,12 +145,13 @@ def test_exits_are_told_as_shells_count_them() -> None:
     ]
 
 
-def test_a_traceback_is_held_back_until_the_end() -> None:
+@pytest.mark.parametrize("traceback", [CHAINED, OF_TORCH])
+def test_a_traceback_is_held_back_until_the_end(traceback: bytes) -> None:
     written = Written(hold=True)
-    written.output.output(0, "stderr", b"before\n" + CHAINED)
+    written.output.output(0, "stderr", b"before\n" + traceback)
     written.output.output(1, "stdout", b"Traceback (most recent call last):\n")
     assert written.lines == [(0, "stderr", b"before\n"), (1, "stdout", b"Traceback (most recent call last):\n")]
-    assert written.output.finish() == {0: CHAINED.splitlines(keepends=True)}
+    assert written.output.finish() == {0: traceback.splitlines(keepends=True)}
 
 
 def test_without_holding_back_a_traceback_is_written_and_still_told() -> None:

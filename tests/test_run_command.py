@@ -247,6 +247,28 @@ def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Scr
     assert not [line for line in lines if line.startswith(("[0]", "[2]"))]
 
 
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_the_rank_that_failed_is_shown_in_programs_of_torch(script: Script, backend: str) -> None:
+    pytest.importorskip("torch")
+    program = script(f"""
+        import atexit, time
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group({backend!r})
+        if rank == 1:
+            atexit.register(time.sleep, 1)  # so that the others may end before
+            raise ValueError("the cause")
+        dist.all_reduce(torch.ones(3))
+    """)
+    ended = run("-n", 2, program, launcher=RUN_PATIENTLY)
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "[1] [rank1]: Traceback (most recent call last):"
+    assert "[1] [rank1]: ValueError: the cause" in lines
+    assert lines[-2] == "unisono: rank 1 exited with code 1"
+    assert re.match(r"unisono: rank 0 then exited with code 1 \(.*Connection closed by peer", lines[-1])
+    assert not [line for line in lines if line.startswith("[0]")]
+
+
 def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
     ended = run("-n", 2, "--verbose", script(f"if rank: raise ValueError('the cause')\n{FAIL}"), launcher=RUN_PATIENTLY)
     assert ended.returncode == 1

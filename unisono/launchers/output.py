@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from unisono.launchers.failure import TRACEBACK_STARTS
+from unisono.launchers.failure import starts_traceback
 from unisono.launchers.process import Exit
 
 # A process that has imported torch may take seconds from its traceback to its end, on a busy machine.
@@ -99,7 +99,7 @@ class MergedOutput:
         return {rank: held.lines for rank, held in self._held.items()}
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        belongs = stream == "stderr" and (rank in self._held or line.startswith(TRACEBACK_STARTS))
+        belongs = stream == "stderr" and (rank in self._held or starts_traceback(line))
         if belongs:
             self._held.setdefault(rank, _Held(time.monotonic())).lines.append(line)
         if not (belongs and self._hold):
