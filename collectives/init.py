@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
 from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
@@ -71,7 +71,7 @@ class _Job:
             if self._server is not None:
                 parts.callback(self._server.close)
             parts.callback(self.meeting.close)
-            parts.callback(self.session.close, _farewell())
+            parts.callback(self.session.close, reason_to_leave())
             if self.native is not None:
                 parts.callback(self.native.close)
 
@@ -136,6 +136,10 @@ def init(
             store cannot be used.
     """
     settings = Options.from_environment(os.environ) if options is None else options
+    if settings.load:
+        from unisono.collectives.user_algorithms import load_all
+
+        load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
     if not _jobs:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
@@ -151,7 +155,7 @@ def init(
         world = join_world(session, meeting, settings, server)
     except BaseException as error:
         if session is not None:
-            session.close(_farewell())
+            session.close(reason_to_leave())
         if meeting is not None:
             meeting.close()
         if server is not None:
@@ -238,12 +242,6 @@ def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     far = next((name for name in preference if name != "shm"), near)
     cores = tuple(mask.bit_count() for mask in masks.values())
     return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
-
-
-def _farewell() -> str:
-    """Return why this process leaves, if it is because of an error."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def _ms_since(began: float) -> float:

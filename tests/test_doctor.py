@@ -71,7 +71,16 @@ def test_a_setting_that_cannot_be_used_is_found() -> None:
 def test_people_get_the_same_in_tables() -> None:
     ended = run_doctor()
     assert ended.returncode == 0
-    for text in ("Needed", "native core", "Optional packages", "torch", "Settings", "bind_address", "Trust: "):
+    for text in (
+        "Needed",
+        "native core",
+        "Optional packages",
+        "torch",
+        "Settings",
+        "UNISONO_BIND_ADDRESS",
+        "calibrat",
+        "Trust: ",
+    ):
         assert text in ended.stdout
 
 

@@ -91,9 +91,9 @@ def refusals(world: un.Communicator) -> int:
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 def test_a_forked_child_holds_nothing_of_a_rank(tmp_path: Path, scheme: str, transports: str) -> None:
     store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/other"
-    with Job(fork_while_everything_is_open, 2, tmp_path, store, transports) as job:
-        assert job.hear_all() == [("(set(), [], 2.0, 3)", 0)] * 2
-        assert job.hear_all() == [4.0] * 2
+    with Job(fork_while_everything_is_open, 3, tmp_path, store, transports) as job:
+        assert job.hear_all() == [("(set(), [], 3.0, 3)", 0)] * 3
+        assert job.hear_all() == [9.0] * 3
 
 
 def held_by_a_child() -> set[str]:

@@ -142,6 +142,7 @@ IMPURE = {
 }
 
 FILES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+FACADE = sorted(path for path in (ROOT / "unisono").rglob("*.py") if path.resolve().is_relative_to(ROOT / "unisono"))
 
 
 def name_of(path: Path) -> str:
@@ -181,6 +182,12 @@ def is_permitted(folder: str, name: str) -> bool:
 def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
     exceptions = EXCEPTIONS.get(name_of(path), {})
     assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
+
+
+def test_native_core_is_imported_only_from_its_package() -> None:
+    """`from unisono.transports._core import x` would fail without advice where the core is missing."""
+    names = {(name_of(path), name) for path in (*FILES, *FACADE) for name in imports(path.read_text())}
+    assert [each for each in sorted(names) if each[1].startswith("unisono.transports._core.")] == []
 
 
 @pytest.mark.parametrize("name", [part.partition(".")[2] for part in (*VOCABULARY, *OF_PROCESSES)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import selectors
 import socket
@@ -11,6 +10,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from unisono import log
 from unisono.forks import closed_in_child
@@ -44,15 +44,18 @@ class EventLoop:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, sock: socket.socket, callback: Callback, *, writable: bool = False) -> None:
-        """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
+    def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
+        """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
+
+        If `writable`, it is also called when the socket can be written.
+        """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: socket.socket | int) -> None:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
@@ -61,9 +64,9 @@ class EventLoop:
         insort(self._timers, (when, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread. No lock is taken, so finalizers may call this."""
+        """Call `callback` soon, in the loop's thread; never, if that is closed. It takes no lock, for finalizers."""
         self._submitted.append(callback)
-        with contextlib.suppress(BlockingIOError):  # The thread has been woken often enough.
+        with suppress(OSError):  # It is closed, or the thread has been woken often enough.
             self._waker.send(b"\0")
 
     def close(self, finish: Callback) -> None:
@@ -97,6 +100,7 @@ class EventLoop:
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
+        self._timers.clear()  # which hold objects that hold this one
         self._selector.close()
         self._waker.close()
         self._wakened.close()

@@ -52,12 +52,14 @@ class Surroundings:
 
     Attributes:
         machine: the id of the kernel's boot.
+        host: the name of its host, for people.
         network, users: the inodes of its network and user namespaces.
         user: the id of its effective user.
         alone: why it shares memory with nobody; empty if it may.
     """
 
     machine: str
+    host: str
     network: int
     users: int
     user: int
@@ -69,7 +71,7 @@ class Surroundings:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
         network, users = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user"))
-        return cls(machine, network, users, os.geteuid())
+        return cls(machine, os.uname().nodename, network, users, os.geteuid())
 
     def apart_from(self, peer: Surroundings) -> str:
         """Return in a few words why a process there, which is on another host than this one, is so."""

@@ -15,6 +15,7 @@ from unisono.cli.messages import tell
 from unisono.errors import PlanError, UnisonoError, UsageError
 from unisono.program import begin
 from unisono.streams import StreamError
+from unisono.transports import CORE
 
 INTERRUPTED = 130
 
@@ -91,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except StreamError as error:
         return _fail(f"the output cannot be written: {error.strerror}", 1)
+    except ImportError as error:
+        if error.name != CORE:
+            raise
+        return _fail(str(error), 1)
     return status if isinstance(status, int) else 0
 
 

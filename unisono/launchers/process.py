@@ -12,14 +12,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 
-from unisono.errors import TransportUnavailableError
 from unisono.forks import closed_in_child
 from unisono.options import LAUNCHER_VARIABLES, PREFIX
 from unisono.processes import LOST, Child
+from unisono.transports import core_path
 
 # How pidfd_open fails where there is none: kernels before 5.3, and old profiles of containers.
 _NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EACCES)
@@ -149,12 +148,9 @@ def _exec_rank() -> str:
     """Return the path of the program that becomes a rank; it stands beside the native core.
 
     Raises:
-        TransportUnavailableError: there is none.
+        ImportError: this copy of Unisono has no native core.
     """
-    core = find_spec("unisono.transports._core")
-    if core is None or core.origin is None:
-        raise TransportUnavailableError("this copy of Unisono has no native core: install it with pip")
-    return str(Path(core.origin).with_name("exec_rank"))
+    return str(Path(core_path()).with_name("exec_rank"))
 
 
 def start(command: Command, core: int | None, environ: Mapping[str, str]) -> Child:
