@@ -70,6 +70,12 @@ def test_results_are_told_where_the_output_has_few_characters(arguments: list[st
     assert part in ended.stdout
 
 
+@pytest.mark.parametrize("arguments", [["run", "-n", "2", "-m", "unisono", "--version"], ["test", "--cases", "5"]])
+def test_commands_run_where_every_warning_is_an_error(arguments: list[str]) -> None:
+    ended = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_result_that_cannot_be_written_is_an_error_in_one_line() -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "unisono", "--version"]
