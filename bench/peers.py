@@ -18,6 +18,7 @@ import click
 
 from unisono.bench.adapters.torch_distributed import BACKEND
 from unisono.errors import UsageError
+from unisono.program import begin
 
 ROOT = Path(".peers")
 ADAPTERS = Path(__file__).resolve().parent / "adapters"
@@ -271,4 +272,5 @@ def _install_all(install_one: Callable[[str], bool], names: Iterable[str]) -> in
 
 
 if __name__ == "__main__":
+    begin()
     peers()

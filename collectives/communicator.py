@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,6 +74,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._children: list[Communicator] = []
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
+        self._closing = threading.RLock()
+        self._is_closed = False
         self._spare_of_devices: Communicator | None = None
 
     def __enter__(self) -> Communicator:
@@ -338,8 +341,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
         They raise `PeerLostError`; or `CollectiveTimeoutError` on a communicator that was made of another one, where
         the two ranks had not exchanged anything before. Calls that go on are ended, and their callbacks have been
-        called when it returns, unless they take seconds. It may be called more than once; any other call after it
-        raises `UsageError`.
+        called when it returns, unless they take seconds. It may be called more than once, and by several threads: each
+        returns when the communicator is closed. Any other call after it raises `UsageError`.
 
         The root of a broadcast ends the call before the others begin it. So if such a call was the last one, `close`
         waits up to 5 seconds until the others have made it.
@@ -347,13 +350,15 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         Raises:
             MismatchError: the ranks disagree on their last call; all is closed.
         """
-        with ExitStack() as closing:
+        with self._closing, ExitStack() as closing:  # Another thread that closes it waits here.
+            if self._is_closed:
+                return
+            self._is_closed = True
             self._devices.stop()
-            if self._refusal is None:
-                closing.callback(self._close)
+            closing.callback(self._close)
             for child in reversed(self._children):
                 closing.callback(child.close)
-            if self._refusal is None and not reason_to_leave():
+            if not reason_to_leave():
                 self._executor.settle()
 
     def _close(self) -> None:
@@ -369,10 +374,14 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
 
-    def _refuse(self, why: str) -> None:
-        """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
+    def _abandon(self, why: str) -> None:
+        """In a forked child: make every later call raise `UsageError(why)`, and `close` do nothing."""
         for child in self._children:
-            child._refuse(why)
+            child._abandon(why)
+        self._closing, self._is_closed = threading.RLock(), True  # A thread of the parent may hold the old lock.
+        self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
         self._refusal = why
         self._cache, self._messages = NO_CACHE, NO_MESSAGES
 

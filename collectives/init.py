@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -31,30 +33,82 @@ from unisono.transports.system_limits import is_refusal, unavailable
 
 _log = log.get(log.NAME)
 
+_FORKED = "this process was forked from a rank; call unisono in the rank itself, or start ranks with it"
+
 
 class _Job:
-    """What a world communicator holds open, and closes."""
+    """What a world communicator holds open.
+
+    It is closed with the communicator; when the communicator and all that needs its links are garbage; or at exit.
+
+    Attributes:
+        native: the executor by which a transport of a third party was opened, or None.
+    """
 
     def __init__(self, session: Session, meeting: Meeting, server: StoreServer | None) -> None:
         self.session = session
         self.meeting = meeting
-        self.server = server
-        self.native: NativeExecutor | None = None  # by which a transport of a third party was opened
+        self.native: NativeExecutor | None = None
+        self._server = server
+        self._closing = threading.RLock()
+        self._is_closed = False
+
+    def belong_to(self, world: Communicator, executor: Executor) -> None:
+        """Be what `world` holds open, which works and plans need as well, as long as there is its `executor`."""
+        self._world = weakref.ref(world)
+        self._finalizer = weakref.finalize(executor, self._drop)
+        self._finalizer.atexit = False
+        _jobs.add(self)
 
     def close(self) -> None:
-        if self.native is not None:
-            self.native.close()
-        self.session.close(reason_to_leave())
-        self.meeting.close()
-        if self.server is not None:
-            self.server.close()
+        """Close everything; if another thread does so, wait until it has."""
+        with self._closing, contextlib.ExitStack() as parts:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._finalizer.detach()
+            parts.callback(_jobs.discard, self)
+            if self._server is not None:
+                parts.callback(self._server.close)
+            parts.callback(self.meeting.close)
+            parts.callback(self.session.close, reason_to_leave())
+            if self.native is not None:
+                parts.callback(self.native.close)
+
+    def end(self) -> None:
+        """At exit: close the communicator, if there still is one, or what it has held open."""
+        world = self._world()
+        (self if world is None else world).close()
+
+    def abandon(self) -> None:
+        """In a forked child: make calls raise, and let nothing be closed that is the parent's."""
+        self._finalizer.detach()
+        if (world := self._world()) is not None:
+            world._abandon(_FORKED)
+        self.session.abandon()
+
+    def _drop(self) -> None:
+        """Close everything in another thread, because the garbage collector calls this, in any thread and at any time.
+
+        What MPI has made stays until exit: it must be freed in the thread that has initialised MPI.
+        """
+        if self.meeting.comm is None:
+            self.session.call_soon(self._close_unless_another_does)
+
+    def _close_unless_another_does(self) -> None:
+        """Close everything; but a thread that does so already waits for the listener's thread, which runs this."""
+        if self._closing.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._closing.release()
 
 
 # How often this process has met others by a key that it was given, as a rank of a job.
 _meetings: defaultdict[tuple[bytes, bytes, int], Iterator[int]] = defaultdict(itertools.count)
 # Sentences about strange variables that this process has logged.
 _reported: set[str] = set()
-_open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDictionary()
+_jobs: set[_Job] = set()  # those that are open
 
 
 def init(
@@ -69,7 +123,8 @@ def init(
 
     Rank, size and store come from the launcher's environment (`unisono run`, torchrun, the four variables of torch,
     mpirun, srun), or from the arguments; without either, the communicator has one rank. All ranks must call it equally
-    often. It is closed by `Communicator.close`, by ``with``, or at exit.
+    often. It is closed by `Communicator.close`, by ``with``, at exit, or soon after it has become garbage together with
+    its plans and works.
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transports`,
@@ -92,7 +147,7 @@ def init(
 
         load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
-    if not _open_worlds:  # of several, the first gives the process its name
+    if not _jobs:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
     _report_strange_variables(launch.rank)
     began = time.perf_counter()
@@ -183,7 +238,7 @@ def join_world(session: Session, meeting: Meeting, options: Options, server: Sto
         raise
     executor, place = _executor(roster, agreed, job)
     world = Communicator(executor, place, agreed, job.close, known)
-    _open_worlds[world] = job
+    job.belong_to(world, executor)
     return world
 
 
@@ -220,16 +275,14 @@ def _ms_since(began: float) -> float:
 
 
 def _close_all() -> None:
-    for world in list(_open_worlds):
-        world.close()
+    for job in list(_jobs):
+        job.end()
 
 
 def _abandon_all() -> None:
-    """In a forked child: the worlds are the parent's, and the child must not keep its connections open."""
-    for world, job in list(_open_worlds.items()):
-        world._refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
-        job.session.abandon()
-    _open_worlds.clear()
+    for job in list(_jobs):
+        job.abandon()
+    _jobs.clear()
 
 
 _core.set_package_directory(os.path.dirname(os.path.dirname(__file__)))

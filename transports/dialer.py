@@ -19,6 +19,7 @@ from typing import Any
 
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UnisonoError
+from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.doorkeeper import prepare
 from unisono.transports.event_loop import EventLoop
@@ -85,7 +86,7 @@ class Connection:
         where: Any
         family, where = _place_of(target)
         try:
-            self.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self.sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         except OSError as error:
             raise self._error(error) from error
         code = self.sock.connect_ex(where)

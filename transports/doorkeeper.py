@@ -15,6 +15,7 @@ from functools import partial
 
 from unisono import log
 from unisono.deadlines import Deadline
+from unisono.forks import closed_in_child
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
 from unisono.transports.system_limits import is_exhausted
@@ -67,7 +68,7 @@ class Acceptor:
             return
         self._starved = None
         sock.setblocking(False)
-        self._take(sock)
+        self._take(closed_in_child(sock))
 
     def _starve(self, error: OSError) -> None:
         """Give other threads a moment to close something; after some time, let those who wait know that none did."""

@@ -13,10 +13,11 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from io import FileIO
 
 from unisono import log
 from unisono.deadlines import LONGEST_WAIT_S
-from unisono.errors import InternalError
+from unisono.forks import closed_in_child
 
 Callback = Callable[[], None]
 
@@ -37,18 +38,20 @@ class EventLoop:
 
     def __init__(self, name: str, on_failure: Callable[[Exception], None]) -> None:
         self._on_failure = on_failure
-        self._selector = selectors.DefaultSelector()
+        self._selector = closed_in_child(selectors.DefaultSelector())
         self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
         try:
-            self._wakened, self._waker = os.pipe()
+            wakened, waker = os.pipe()
         except OSError:
             self._selector.close()
             raise
-        os.set_blocking(self._waker, False)
+        self._wakened, self._waker = closed_in_child(FileIO(wakened)), closed_in_child(FileIO(waker, "w"))
+        os.set_blocking(waker, False)
         self.watch(self._wakened, self._drain)
         self._running = True
+        self._is_alone = False  # Nobody waits for the end of the thread.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -56,10 +59,10 @@ class EventLoop:
         try:
             self._thread.start()
         except BaseException:
-            self._release()
+            self._close_descriptors()
             raise
 
-    def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
+    def watch(self, sock: socket.socket | FileIO | int, callback: Callback, *, writable: bool = False) -> None:
         """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
 
         If `writable`, it is also called when the socket can be written.
@@ -79,10 +82,10 @@ class EventLoop:
         insort(self._timers, (time.monotonic() + seconds, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread; never, if the loop is closed."""
+        """Call `callback` soon, in the loop's thread; never, if that is closed. It takes no lock, for finalizers."""
         self._submitted.append(callback)
-        with contextlib.suppress(OSError):  # a full pipe wakes the loop as well, and a closed loop needs no waking
-            os.write(self._waker, b"\0")
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            self._waker.write(b"\0")  # which does nothing if the thread has been woken often enough
 
     def fail(self, error: Exception) -> None:
         """End the loop because of an error, of which those who wait are to hear. In a callback."""
@@ -91,24 +94,24 @@ class EventLoop:
         _log.warning("thread %s has ended: %s", self._thread.name, error)
 
     def close(self, finish: Callback) -> None:
-        """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
-        if threading.current_thread() is self._thread:
-            raise InternalError("an event loop cannot wait for its own end")
+        """Call `finish` as the last callback, and end the thread.
+
+        The caller waits for the end of the thread. A callback cannot: for it, `finish` is called at once, and the
+        thread ends when the callback has returned.
+        """
 
         def stop() -> None:
             self._running = False
             finish()
 
-        self.submit(stop)
-        self._thread.join()
-        self._run_submitted()  # what a loop that has failed did not come to
-        self._timers.clear()  # which hold objects that hold this one
-        self._release()
-
-    def _release(self) -> None:
-        self._selector.close()
-        os.close(self._waker)
-        os.close(self._wakened)
+        if threading.current_thread() is self._thread:
+            self._is_alone = True
+            stop()
+        else:
+            self.submit(stop)
+            self._thread.join()
+            self._run_submitted()  # what a loop that has failed did not come to
+            self._close_descriptors()
 
     def _run(self) -> None:
         try:
@@ -121,10 +124,18 @@ class EventLoop:
         except Exception as error:  # noqa: BLE001 - such as a selector that the kernel refuses memory
             _log.exception("thread %s: its event loop failed", self._thread.name)
             self.fail(error)
+        if self._is_alone:
+            self._close_descriptors()
 
     def _run_submitted(self) -> None:
         while self._submitted:
             self._guard(self._submitted.popleft())
+
+    def _close_descriptors(self) -> None:
+        self._timers.clear()  # which hold objects that hold this one
+        self._selector.close()
+        self._waker.close()
+        self._wakened.close()
 
     def _patience(self) -> float | None:
         if not self._timers:
@@ -132,7 +143,7 @@ class EventLoop:
         return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_WAIT_S)
 
     def _drain(self) -> None:
-        os.read(self._wakened, 4096)
+        self._wakened.read(4096)
 
     def _guard(self, callback: Callback) -> None:
         try:

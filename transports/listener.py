@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from unisono.errors import UsageError
+from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Admit, Doorkeeper
 from unisono.transports.event_loop import Callback, EventLoop
@@ -135,7 +136,7 @@ def _listen_tcp(bind_address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not any(socket.inet_pton(family, host.partition("%")[0])):
         raise UsageError(f"{SETTING}={bind_address!r} names no interface: give one that other ranks can connect to")
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM))
     try:
         sock.bind((host, 0))
         sock.listen(BACKLOG)
@@ -147,7 +148,7 @@ def _listen_tcp(bind_address: str) -> socket.socket:
 
 
 def _listen_unix(name: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = closed_in_child(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         sock.bind("\0" + name)
         sock.listen(BACKLOG)

@@ -24,6 +24,7 @@ from functools import partial
 
 from unisono import log
 from unisono.deadlines import Deadline
+from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet
 from unisono.transports.event_loop import EventLoop
@@ -165,7 +166,7 @@ class Locality:
 
     def _be_first(self, name: str) -> bool:
         """Bind `name` and answer those who ask, in a thread; return False if another rank has it."""
-        listening = socket.socket(socket.AF_UNIX)
+        listening = closed_in_child(socket.socket(socket.AF_UNIX))
         try:
             listening.bind(name)
         except OSError as error:

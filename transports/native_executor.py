@@ -136,7 +136,9 @@ class _Failures:
         self._control.fail(INTERNAL, -1, text)
 
     def abort(self, reason: str) -> None:
-        """Make every call of the job fail, on all ranks, with `AbortedError`."""
+        """Make every call of the job fail, on all ranks, with `AbortedError`; raises `UsageError` in a forked child."""
+        if os.getpid() != self._process:
+            raise UsageError("this process was forked from a rank: only the rank can abort", rank=self._rank)
         self._control.fail(ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
 
 

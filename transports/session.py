@@ -22,6 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from unisono import log
@@ -33,12 +34,14 @@ from unisono.errors import (
     TransportUnavailableError,
     UnisonoError,
 )
+from unisono.forks import closed_in_child
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import MemoryType
 from unisono.transports.channel_openers import OPENERS, Opener, OpenerContext, Place, lane_name, lane_of
 from unisono.transports.dialer import Caller, Dialer, Target, dial
+from unisono.transports.event_loop import Callback
 from unisono.transports.fabrics import FabricError, Fabrics
 from unisono.transports.failures import kind_of
 from unisono.transports.hello import Hello, Purpose
@@ -117,7 +120,7 @@ class Session:
         self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
         self._dialled_judges: set[int] = set()
-        self._departures = -1  # an eventfd that the control rings
+        self._departures: FileIO | None = None  # an eventfd that the control rings
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
@@ -178,8 +181,9 @@ class Session:
             self._dialled_judges.add(0)
             self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
         if self.identity.size > _JUDGES:
-            self._departures = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._listener.loop.submit(self._watch_judges)
+            departures = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
+            self._departures = departures
+            self._listener.loop.submit(partial(self._watch_judges, departures))
 
     def _await_links(self, timeout_s: float) -> None:
         with self._changed:
@@ -190,15 +194,16 @@ class Session:
         if len(self._linked) < others:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
 
-    def _watch_judges(self) -> None:
+    def _watch_judges(self, departures: FileIO) -> None:
         """Link this rank to the judges, and to the ranks that take their places. In the loop's thread."""
-        self.control.add_doorbell(self._departures)
-        self._listener.loop.watch(self._departures, self._link_to_judges)
+        self.control.add_doorbell(departures.fileno())
+        self._listener.loop.watch(departures.fileno(), self._link_to_judges)
         self._link_to_judges()
 
     def _link_to_judges(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._departures)
+        if self._departures is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._departures.fileno())
         for judge in self.control.judges():
             if judge < self.identity.rank and judge not in self._dialled_judges:
                 self._dialled_judges.add(judge)
@@ -318,10 +323,10 @@ class Session:
         self._dialer.close()
         self._close_openers()
         self._openers = {}
-        if self._departures >= 0:
-            self._listener.loop.unwatch(self._departures)
-            self.control.remove_doorbell(self._departures)
-            os.close(self._departures)
+        if self._departures is not None:
+            self._listener.loop.unwatch(self._departures.fileno())
+            self.control.remove_doorbell(self._departures.fileno())
+            self._departures.close()
 
     @property
     def survivors(self) -> Arrivals:
@@ -334,8 +339,12 @@ class Session:
             return self._arrivals
 
     def abandon(self) -> None:
-        """In a forked child: let go of everything that belongs to the parent."""
+        """In a forked child, where all descriptors are closed already: forget the threads of the parent."""
         self.control.abandon()
+
+    def call_soon(self, callback: Callback) -> None:
+        """Call `callback` in the listener's thread, unless that has ended. It takes no lock: finalizers may call it."""
+        self._listener.loop.submit(callback)
 
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id

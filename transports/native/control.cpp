@@ -315,11 +315,7 @@ void Control::leave(const std::string& farewell) {
 
 void Control::abandon() {
   abandoned_ = true;
-  for (Link& link : links_) {
-    link.socket.reset();
-    link.process.reset();
-  }
-  service_.detach();  // it does not exist here
+  if (service_.joinable()) service_.detach();  // it does not exist here
 }
 
 void Control::serve(std::unique_lock<std::mutex>& lock) {

@@ -95,8 +95,9 @@ class Control {
 
   // Says farewell to all and ends the service. May be called more than once.
   void leave(const std::string& farewell);
-  // In a forked child: closes everything without a word. The object must not be used after that, nor may its mutex or
-  // that of an endpoint be taken, which the parent's threads may have held when the process was copied.
+  // In a forked child, where all links are closed already (see descriptor.h): ends everything without a word. The
+  // object must not be used after that, nor may its mutex or that of an endpoint be taken, which the parent's threads
+  // may have held when the process was copied.
   void abandon();
   bool abandoned() const { return abandoned_; }
 

@@ -19,6 +19,7 @@ import stat
 from functools import partial
 
 from unisono.errors import RendezvousError
+from unisono.forks import closed_in_child
 from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, poll
 from unisono.transports.system_limits import is_exhausted
 
@@ -34,6 +35,16 @@ _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _OPEN_VALUE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+class _Descriptor:
+    """A descriptor that a forked child closes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def close(self) -> None:
+        os.close(self.number)
+
+
 class FileStore:
     """A store in the folder `path`, which is made (0700) if it does not exist; `Store` says what its methods do.
 
@@ -46,7 +57,8 @@ class FileStore:
         self._closed = False
         self._names: set[str] = set()  # of what this client has set
         try:
-            self._folder, self._lock = self._enter()
+            folder, lock = self._enter()
+            self._folder, self._lock = closed_in_child(_Descriptor(folder)), closed_in_child(_Descriptor(lock))
         except OSError as error:
             if is_exhausted(error):
                 raise
@@ -60,10 +72,10 @@ class FileStore:
         try:
             if self._has(name):
                 raise already_set(key)
-            with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=self._folder), "wb") as file:
+            with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=self._folder.number), "wb") as file:
                 file.write(value)
             # Nobody ever sees a part of the value.
-            os.rename(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            os.rename(draft, name, src_dir_fd=self._folder.number, dst_dir_fd=self._folder.number)
         except OSError as error:
             raise RendezvousError(f"the store {self._path} is gone: {error.strerror or error}") from error
         self._names.add(name)
@@ -76,7 +88,7 @@ class FileStore:
         """See `Store.clear`."""
         for name in self._names:
             with contextlib.suppress(OSError):  # the last rank has removed it, or the folder is out of reach
-                os.unlink(name, dir_fd=self._folder)
+                os.unlink(name, dir_fd=self._folder.number)
         self._names.clear()
 
     def close(self) -> None:
@@ -85,10 +97,10 @@ class FileStore:
             return
         self._closed = True
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._remove_everything()
-        os.close(self._lock)
-        os.close(self._folder)
+        self._lock.close()
+        self._folder.close()
 
     def _enter(self) -> tuple[int, int]:
         """Return the descriptors of the folder and of the lock, which is locked."""
@@ -125,14 +137,14 @@ class FileStore:
 
     def _has(self, name: str) -> bool:
         try:
-            os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+            os.stat(name, dir_fd=self._folder.number, follow_symlinks=False)
             return True
         except FileNotFoundError:
             return False
 
     def _read(self, name: str) -> bytes | None:
         try:
-            with open(os.open(name, _OPEN_VALUE, dir_fd=self._folder), "rb") as file:
+            with open(os.open(name, _OPEN_VALUE, dir_fd=self._folder.number), "rb") as file:
                 _check_owner(file.fileno(), f"a value in the store {self._path}")
                 nbytes = os.fstat(file.fileno()).st_size  # a value cut from a larger buffer would keep a mapping
                 value = file.read(min(nbytes, VALUE_LIMIT_NBYTES) + 1)
@@ -143,9 +155,9 @@ class FileStore:
 
     def _remove_everything(self) -> None:
         with contextlib.suppress(OSError):  # another job has begun to use the folder, or its owner has removed it
-            is_made = os.pread(self._lock, len(_MADE), 0) == _MADE
-            _remove_values(self._folder)
-            os.unlink(_LOCK, dir_fd=self._folder)
+            is_made = os.pread(self._lock.number, len(_MADE), 0) == _MADE
+            _remove_values(self._folder.number)
+            os.unlink(_LOCK, dir_fd=self._folder.number)
             os.rmdir(self._inner)
             if is_made:
                 os.rmdir(self._path)

@@ -19,6 +19,7 @@ from typing import Any
 from unisono import log
 from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import RendezvousError, UsageError
+from unisono.forks import closed_in_child
 from unisono.transports.doorkeeper import BACKLOG, Acceptor, Doorkeeper, greet, prepare
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -429,7 +430,7 @@ def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to the first of these addresses that answers; raises the last error."""
     error: OSError | None = None
     for family, kind, protocol, _, address in addresses:
-        sock = socket.socket(family, kind, protocol)
+        sock = closed_in_child(socket.socket(family, kind, protocol))
         try:
             sock.settimeout(deadline.remaining_s())
             sock.connect(address)
@@ -460,7 +461,7 @@ def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
         if not host:
             return _listen_everywhere(port)
         family, kind, protocol, _, address = _addresses(host, port, open_to_all=open_to_all)[0]
-        sock = socket.socket(family, kind, protocol)
+        sock = closed_in_child(socket.socket(family, kind, protocol))
     except OSError as error:
         raise RendezvousError(f"the store cannot listen on {_url(host, port)}: {error.strerror or error}") from None
     try:
@@ -483,7 +484,7 @@ def _listen_everywhere(port: int) -> socket.socket:
     family = socket.AF_INET6 if both else socket.AF_INET
     sock = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     sock.setblocking(False)
-    return sock
+    return closed_in_child(sock)
 
 
 def _url(host: str, port: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from unisono.bench.report import Row, append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
 from unisono.cli.loading import load_option
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
@@ -142,4 +142,4 @@ def _show(settings: Settings, results: Results, found: list[Row]) -> None:
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
     for failure in results.failures:
-        print(f"unisono: {failure.library}, {format_size(failure.nbytes)}: {failure.reason}", file=sys.stderr)
+        tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from unisono.bench.sizes import format_size
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.load import Load, load_now
 from unisono.cli.loading import load_option, loaded_files
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import detect
@@ -262,7 +262,7 @@ def _report(run: _Run, path: str | None, as_json: bool) -> int:
         if path is not None:
             shown.print(f"kept in {path}", highlight=False)
     for step in run.refused:
-        print(f"unisono: {_refusal(step, run.load)}", file=sys.stderr)
+        tell(_refusal(step, run.load))
     return 1 if run.refused else 0
 
 
@@ -281,7 +281,7 @@ def show() -> None:
     for calibration in usable:
         shown.print(_shown(calibration, is_here=calibration.machine == here))
     for path, reason in unusable.items():
-        print(f"unisono: {path} is not used: {reason}", file=sys.stderr)
+        tell(f"{path} is not used: {reason}")
     if here not in {calibration.machine for calibration in usable}:
         shown.print(f"no calibration of this machine ({here}): `unisono calibrate` measures it", highlight=False)
 

@@ -10,7 +10,6 @@ import resource
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from unisono.entry_points import entry_points
 from unisono.options import TRANSPORTS_GROUP
+from unisono.processes import python_command
 from unisono.transports.locality import Surroundings
 from unisono.tuning.identity import cache_folder
 
@@ -161,7 +161,11 @@ def _descriptors() -> str:
 
 
 def _process_watching() -> str:
-    os.close(os.pidfd_open(os.getpid()))
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or "this Python has no os.pidfd_open"
+        raise OSError(f"no pidfd_open ({why}): launchers look ten times a second whether ranks have ended") from None
     return "the kernel tells when a rank ends (pidfd)"
 
 
@@ -272,7 +276,7 @@ def _checked(check: Check) -> Finding:
 def _looked_for(package: Package) -> Finding:
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", package.statement],
+            python_command(package.statement),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import NamedTuple
+
+from unisono.cli.messages import tell
 
 # Of the cores that this process may use, the part that others may keep busy without disturbing measurements much.
 _BUSY = 0.5
@@ -22,7 +23,7 @@ class Load(NamedTuple):
     def warn_if_busy(self) -> None:
         """Say on stderr that measurements will be wrong, if other processes keep half of the cores busy."""
         if self.average > _BUSY * self.cores:
-            print(f"unisono: the machine is busy ({self}): times will be too long, and differ", file=sys.stderr)
+            tell(f"the machine is busy ({self}): times will be too long, and differ")
 
 
 def load_now() -> Load:

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unisono import __version__
+from unisono import __version__, streams
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.load import load_now
 from unisono.cli.loading import load_option, loaded_files
+from unisono.cli.messages import tell
 from unisono.cli.tables import COMMANDS, compile_table, shown_table
 from unisono.cli.terminal import console, errors_console
 from unisono.collectives.communicator import Communicator
@@ -109,11 +110,11 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
         if comm.rank == 0:
             store.append(measurements)
 
-    def tell(doing: str, part: float) -> None:
+    def report(doing: str, part: float) -> None:
         if comm.rank == 0:
             (observe or _tell_parent)(doing, part)
 
-    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, tell, before).run()
+    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
@@ -150,7 +151,7 @@ class _Bar:
         if text.startswith(_PROGRESS):
             self.update(*json.loads(text.removeprefix(_PROGRESS)))
         else:
-            print(f"[{rank}] {text}", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+            streams.write(sys.stdout if stream == "stdout" else sys.stderr, f"[{rank}] {text}\n")
 
 
 def _collectives(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -304,19 +305,19 @@ def _tell_left(ranks: int, left: Sequence[tuple[str, int]]) -> None:
     sizes = {name: [format_size(nbytes) for each, nbytes in left if each == name] for name, _ in left}
     listed = "; ".join(f"{name} of {', '.join(of_name)}" for name, of_name in sizes.items())
     told = f"the budget ended before these were measured among {ranks} ranks: {listed}"
-    print(f"unisono: {told}. The same command again goes on there", file=sys.stderr)
+    tell(f"{told}. The same command again goes on there")
 
 
 def _report(out: Path, table: Table) -> None:
     """Show a table, how to use it, and what in it is suspicious."""
     console().print(shown_table(table))
-    print(f"unisono: {out} says which algorithms to use: set UNISONO_TABLE={out}", file=sys.stderr)
+    tell(f"{out} says which algorithms to use: set UNISONO_TABLE={out}")
     suspicions = lint(table)
     for each in suspicions:
-        print(f"unisono: suspicious: {each.text}", file=sys.stderr)
+        tell(f"suspicious: {each.text}")
     if any(each.points for each in suspicions):
         advice = "the same command with --again suspicious measures them again, best on a quiet machine"
-        print(f"unisono: {advice}", file=sys.stderr)
+        tell(advice)
 
 
 for _each in COMMANDS:

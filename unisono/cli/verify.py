@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from unisono.algorithms.drawing import ranges
 from unisono.algorithms.registration import prove
 from unisono.algorithms.registry import ALGORITHMS, algorithms_of
 from unisono.algorithms.verify import Report
+from unisono.cli.messages import tell
 from unisono.cli.terminal import add_names, console, progress
 from unisono.collectives.user_algorithms import load
 from unisono.errors import PlanError, UsageError
@@ -57,7 +57,7 @@ def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool
         console().print(_table(outcomes))
     wrong = [outcome.error for outcome in outcomes if outcome.error]
     for error in wrong:
-        print(f"unisono: {error}", file=sys.stderr)
+        tell(str(error))
     return 1 if wrong else 0
 
 
