@@ -209,7 +209,7 @@ class Locality:
         with contextlib.ExitStack() as opened:
             opened.callback(self._let_go, loop, sock)
             _, descriptors, flags, _ = socket.recv_fds(sock, 1, 1)
-            if flags & socket.MSG_CTRUNC:
+            if flags & socket.MSG_CTRUNC and not descriptors:  # this process has no room for it
                 raise OSError(errno.EMFILE, "the segment of another rank cannot be taken: too many open files")
             segments = [opened.enter_context(open(each, "r+b", buffering=0)) for each in descriptors]
             if not segments:  # it has gone

@@ -51,9 +51,9 @@ Descriptor receive_descriptor(int socket, std::uint32_t& number) {
   message.msg_control = room.bytes;
   message.msg_controllen = CMSG_LEN(sizeof(int));  // not the padding, where a second descriptor would find room
   const auto got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0)  // the kernel had no descriptor left to put it into
-    throw std::system_error(EMFILE, std::generic_category(), "memory that a peer passed cannot be taken (`ulimit -n`)");
   const cmsghdr* control = got < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+  if (got > 0 && control == nullptr && (message.msg_flags & MSG_CTRUNC) != 0)  // this process has no room for it
+    throw std::system_error(EMFILE, std::generic_category(), "memory that a peer passed cannot be taken (`ulimit -n`)");
   if (control == nullptr || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) return Descriptor();
   int value = -1;
   std::memcpy(&value, CMSG_DATA(control), sizeof value);
