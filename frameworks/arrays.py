@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
@@ -16,12 +16,29 @@ from numpy.typing import NDArray
 
 from unisono import UsageError
 from unisono.dtypes import DTYPES
+from unisono.transports._core import DefaultFloatEnvironment
 
 Array: TypeAlias = NDArray[Any]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # By dtype, for numpy makes a dtype's name anew whenever it is asked for it, in Python.
 _NAMES = {np.dtype(name): name for name in DTYPES}
 # Arrays by name, as ``model.named_parameters()``, ``model.state_dict()`` or a plain dict give them.
 Named: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]]"
+
+
+def same_bits(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a function whose results must have the same bits on all ranks, as its arguments have.
+
+    It runs in the default floating-point environment, because the thread's own may differ between ranks.
+    """
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with DefaultFloatEnvironment():
+            return function(*args, **kwargs)
+
+    return run
 
 
 class Lent(NamedTuple):

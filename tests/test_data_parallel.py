@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
+from float_modes import MODES, mode
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 from outcomes import told
@@ -294,6 +295,22 @@ def test_norms_of_shards_are_those_of_the_whole(ranks: NativeRanks) -> None:
     for sharded, replicated, clipped in ranks.run_calls(clip_shards):
         assert sharded == replicated == math.sqrt(12 + 36 + 25)
         assert clipped == pytest.approx(1.0, abs=1e-6)
+
+
+def numbers_in_mode(world: un.Communicator, name: str) -> list[Any]:
+    """Return what must have the same bits on all ranks, with rank 0 in a floating-point mode."""
+    weights, gradients = {"a": np.array([1e-40, 1 / 3], np.float32)}, {"a": np.array([3e-40, 0.7], np.float32)}
+    with mode(name if world.rank == 0 else "default"):
+        metrics = average_metrics(world, {"loss": 1 / (3 + world.rank)}, samples=1 + world.rank)
+        norm = clip_global_norm([gradients["a"]], 0.5)
+        factors = scale_by_larc(weights, gradients, 0.1)
+    return [metrics, norm, gradients["a"].tobytes(), factors]
+
+
+def test_norms_and_metrics_have_the_same_bits_in_every_floating_point_mode(ranks: NativeRanks) -> None:
+    for name in MODES:
+        first, *others = ranks.run_calls(numbers_in_mode, name)
+        assert others == [first] * (SIZE - 1), name
 
 
 def test_clipping_scales_as_torch_does_and_leaves_what_is_not_finite() -> None:

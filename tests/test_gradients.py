@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
+from float_modes import MODES, mode
 from hypothesis import given, settings, strategies as st
 from outcomes import survivors_of_rank_1
 
@@ -263,6 +264,29 @@ def test_warm_up_and_cool_down_are_prompt_and_every_gradient_is_applied_once(two
         lambda world: steps_of(world, 10, lag=2, total_steps=10, warmup_fraction=0.2, cooldown_fraction=0.4),
     ):
         assert found == [0.0, 1.0, None, None, 2.0, 3.0, 4.0 + 5.0, 6.0 + 7.0, 8.0, 9.0, []]
+
+
+def steps_in_mode(world: Any, name: str, compression: str | None, dtype: str) -> list[bytes]:
+    """Return the gradients of steps, of which some are added up, with rank 0 in a floating-point mode."""
+    values = np.tile([1 / 3, 6e-8, 3e-6, 1e-40], 2 * BLOCK) * (1 + world.rank / 3)
+    values[:BLOCK] = 1e-40
+    found = []
+    with (
+        mode(name if world.rank == 0 else "default"),
+        un.GradientReducer(world, compression=compression, lag=2, total_steps=8, cooldown_fraction=0.4) as reducer,
+    ):
+        for _ in range(8):
+            reducer.ready("x", values.astype(dtype))
+            found += [array.tobytes() for array in reducer.finish().values()]
+    return found
+
+
+@pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
+def test_ranks_get_the_same_bits_in_every_floating_point_mode(two: Pool, compression: str | None) -> None:
+    for dtype in ("float32", "float64"):
+        for name in MODES:
+            one, other = run(two, steps_in_mode, name, compression, dtype)
+            assert one == other, (dtype, name)
 
 
 def mistaken_steps(world: Any, mistake: str, **arguments: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.arrays import Array, Lent, Named, lend, pairs_of
+from unisono.frameworks.arrays import Array, Lent, Named, lend, pairs_of, same_bits
 from unisono.frameworks.data_parallel.parameters import check_writable
 
 _CHUNK = 1 << 16
@@ -22,6 +22,7 @@ _CHUNK = 1 << 16
 _EPSILON = 1e-6
 
 
+@same_bits
 def global_norm(arrays: Iterable[Any], world: Communicator | None = None) -> float:
     """Return the Euclidean norm of all elements of the arrays; NaN or infinity if there are such elements.
 
@@ -44,6 +45,7 @@ def global_norm(arrays: Iterable[Any], world: Communicator | None = None) -> flo
     return math.sqrt(_squares(_lent(arrays), world).sum())
 
 
+@same_bits
 def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator | None = None) -> float:
     """Scale the arrays in place so that their `global_norm` is at most `max_norm`; return what it was.
 
@@ -72,6 +74,7 @@ def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator
     return norm
 
 
+@same_bits
 def scale_by_larc(
     parameters: Named,
     gradients: Named,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import Communicator, UnisonoError, UsageError
-from unisono.frameworks.arrays import Array, Lent, lend
+from unisono.frameworks.arrays import Array, Lent, lend, same_bits
 from unisono.frameworks.gradients import agreement, traces
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.compression import check_compressible
@@ -516,8 +516,7 @@ class GradientReducer:
         while len(self._pending) > self._lag.at(self._step):
             retired = self._retire()
             if due is not None:
-                for name, slot in retired.flat.items():
-                    np.add(slot, due.flat[name], out=slot)
+                _add(retired, due)
             due = retired
         return due
 
@@ -567,6 +566,12 @@ def _check_arguments(bucket_nbytes: int | None, op: str, missing: str) -> None:
 
 def _is_finite(array: Array) -> bool:
     return array.dtype.kind in "biu" or bool(np.isfinite(array).all())
+
+
+@same_bits
+def _add(total: Memory, other: Memory) -> None:
+    for name, slot in total.flat.items():
+        np.add(slot, other.flat[name], out=slot)
 
 
 def _write(memory: Memory, reduced: Memory | None) -> dict[str, Any]:
