@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from unisono.collectives.statistics import Statistics
 
 _INT64 = -(1 << 63), (1 << 63) - 1
+# Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
+_making = threading.Lock()
 # The collectives with counts, by name, and those in the registry that carry them out.
 _COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
@@ -73,6 +76,7 @@ class Communicator(Groups, Objects, Messages):
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
         self._spare_of_devices: Communicator | None = None
+        self._of_objects: Communicator | None = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -223,14 +227,11 @@ class Communicator(Groups, Objects, Messages):
             raise UsageError(f"ranks are not all different: {members}")
         if self.rank not in members:
             raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
-        place = self._place.of(members)
-        child = Communicator(
-            self._executor.subgroup(members),
-            place,
-            self._options,
-            lambda: self._children.remove(child),
-            self.known,
-        )
+        return self._made(self._executor.subgroup(members), self._place.of(members), self._options)
+
+    def _made(self, executor: Executor, place: Place, options: Options) -> Communicator:
+        """Return the communicator of an executor, which is closed with this one."""
+        child = Communicator(executor, place, options, lambda: self._children.remove(child), self.known)
         self._children.append(child)
         return child
 
@@ -298,7 +299,8 @@ class Communicator(Groups, Objects, Messages):
         totals = dict(self._executor.traffic())
         host_traffic = {} if self._spare_of_devices is None else self._spare_of_devices.stats()
         of_functions = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
-        for peer, traffic in (*of_functions.items(), *host_traffic.items()):
+        of_objects = {} if self._of_objects is None else self._of_objects.stats()
+        for peer, traffic in (*of_functions.items(), *host_traffic.items(), *of_objects.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
         from unisono.collectives.statistics import Statistics
 
@@ -352,6 +354,16 @@ class Communicator(Groups, Objects, Messages):
         """See `Caller._spare`."""
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
+
+    def _for_objects(self) -> Communicator:
+        """See `Objects._for_objects`."""
+        with _making:
+            if self._of_objects is None:
+                executor = self._executor.authenticated()
+                if executor is self._executor:
+                    return self
+                self._of_objects = self._made(executor, self._place, self._options.adopting({"algorithm": "auto"}))
+        return self._of_objects
 
     def refuse(self, why: str) -> None:
         """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""

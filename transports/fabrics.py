@@ -43,10 +43,14 @@ class Fabrics:
         names: of transports; others than fabrics are not looked at.
         rank: this rank.
         comm: the communicator of mpi4py by which the ranks have met, or None.
+        interface: the network interface on which UCX may listen for TCP; empty if it must not.
     """
 
-    def __init__(self, names: Iterable[str], rank: int, comm: Any) -> None:
-        openers: dict[str, Callable[[], _core.Messenger]] = {"ucx": _open_ucx, "mpi": lambda: _open_mpi(comm)}
+    def __init__(self, names: Iterable[str], rank: int, comm: Any, interface: str = "") -> None:
+        openers: dict[str, Callable[[], _core.Messenger]] = {
+            "ucx": lambda: _open_ucx(interface),
+            "mpi": lambda: _open_mpi(comm),
+        }
         self._rank = rank
         self._messengers: dict[str, _core.Messenger] = {}
         self._reasons: dict[str, str] = {}
@@ -91,14 +95,17 @@ class Fabrics:
     def accept(self, name: str, sock: socket.socket) -> Agreed | None:
         """Agree on a channel with the rank that has dialled; None if this rank cannot, and has said why.
 
+        It says so before it opens a channel, so that the other rank can try its next transport.
+
         Raises:
             OSError: the other rank did not say what it wants.
         """
         _, theirs, address = _hear(sock)
         try:
             messenger = self.messenger(name)
-        except FabricError as error:
-            _say(sock, False, 0, error.message.encode())
+            messenger.reach(address)
+        except (FabricError, RuntimeError) as error:
+            _say(sock, False, 0, str(error).encode())
             return None
         tag = messenger.reserve()
         _say(sock, True, tag, self._address(name))
@@ -110,10 +117,10 @@ class Fabrics:
 
 
 # What is not used is not loaded.
-def _open_ucx() -> _core.Messenger:
+def _open_ucx(interface: str) -> _core.Messenger:
     from unisono.transports import ucx
 
-    return ucx.open_messenger()
+    return ucx.open_messenger(interface)
 
 
 def _open_mpi(comm: Any) -> _core.Messenger:

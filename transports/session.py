@@ -27,10 +27,12 @@ from unisono.transports import _core
 from unisono.transports.base import MemoryType
 from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
 from unisono.transports.hello import Hello, Purpose
+from unisono.transports.interfaces import interface_of
 from unisono.transports.joined_sockets import process_descriptor, share_memory, take_shared_memory, watch
 from unisono.transports.listener import Addresses, Listener, dial
 from unisono.transports.locality import Locality, Surroundings
 from unisono.transports.open_files import lift_limit_of_files
+from unisono.transports.preference import has_remote_memory_access
 from unisono.transports.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 _log = log.get(log.NAME)
 
+# The transports whose links carry only what the two ranks send that have proved that they hold the key.
+AUTHENTICATED = ("shm", "tcp")
 _DIAL_PAUSE_S = 0.01
 # How long a rank that is dialled may be silent before it is looked whether the job has failed; doubled each time.
 _DIAL_PATIENCE_S = 5.0
@@ -94,6 +98,7 @@ class Session:
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
+        self._authenticated: set[int] = set()  # communicators that use no library's links
         self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
         self._arrivals: Arrivals | None = None
         self._given_up = ""  # why nobody is to be waited for
@@ -142,7 +147,7 @@ class Session:
         self._locality.close()  # all ranks have asked
         self._members = roster.members
         self._options = options
-        self._fabrics = Fabrics(options.preference, self.identity.rank, comm)
+        self._fabrics = Fabrics(options.preference, self.identity.rank, comm, self._interface_of_ucx())
         timeout_s = options.rendezvous_timeout_s
         if self.identity.rank != 0:
             self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
@@ -178,10 +183,15 @@ class Session:
                 mask |= int(member.cores, 16)
         return mask.bit_count()
 
-    def add_communicator(self, communicator: int, endpoint: _core.Endpoint) -> None:
-        """Let channels of `communicator` be opened by other ranks, and take those that have been."""
+    def add_communicator(self, communicator: int, endpoint: _core.Endpoint, *, is_authenticated: bool = False) -> None:
+        """Let channels of `communicator` be opened by other ranks, and take those that have been.
+
+        Its channels are authenticated as a whole, and not only when they are opened, if it `is_authenticated`.
+        """
         with self._lock:
             self._endpoints[communicator] = endpoint
+            if is_authenticated:
+                self._authenticated.add(communicator)
             early, self._early = self._early, []
         for hello, sock in early:
             self._admit(hello, sock)
@@ -190,12 +200,18 @@ class Session:
         """Refuse channels of `communicator` from now on."""
         with self._lock:
             self._closed.add(communicator)
+            self._authenticated.discard(communicator)
             self._endpoints.pop(communicator, None)
             unfinished = [place for place in self._streams if place[0] == communicator]
             waiting = [sock for place in unfinished for sock in self._streams.pop(place).values()]
             self._opened.pop(communicator, None)
         for sock in waiting:
             sock.close()
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether every channel is authenticated: none goes over a library, which does not ask who sends."""
+        return not any(name in FABRICS for name in self._options.preference)
 
     @property
     def preference(self) -> str:
@@ -274,6 +290,17 @@ class Session:
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
 
+    def _interface_of_ucx(self) -> str:
+        """Return the network interface on which UCX may listen for TCP; empty where it need not.
+
+        UCX's TCP does not ask who connects. So UCX uses it only to reach other hosts, where nothing else can: devices
+        for remote memory access do not need it, our own TCP is as good, and no other host reaches loopback.
+        """
+        hosts, names = {member.addresses.host_id for member in self._members}, self._options.preference
+        if len(hosts) == 1 or "ucx" not in names or "tcp" in names or has_remote_memory_access():
+            return ""
+        return interface_of(self.addresses.tcp_host)
+
     def _shares_cores(self, member: Member) -> bool:
         return member.surroundings.machine == self.surroundings.machine
 
@@ -323,20 +350,28 @@ class Session:
     def _open_channel(self, communicator: int, lane: int, peer: int) -> None:
         """Open a channel by the first of the option `transports` that reaches the peer."""
         reasons = []
-        for transport in self._options.preference:
+        is_authenticated = communicator in self._authenticated
+        for transport in AUTHENTICATED if is_authenticated else self._options.preference:
             try:
                 self._open_by(transport, communicator, lane, peer)
-                self._used[peer] = transport
+                self._note_used(communicator, peer, transport)
                 _log.info("channel %s to rank %d: %s", _lane_name(lane), peer, self.link_to(peer))
                 return
             except _OutOfReachError as error:
                 _log.info("channel %s to rank %d: not %s: %s", _lane_name(lane), peer, transport, error.message)
                 reasons.append(error.message)
+        if "tcp" not in self._options.preference:
+            reasons.append("tcp, if it is among the transports, reaches every rank")
         raise TransportUnavailableError(
             f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {peer}: {'; '.join(reasons)}",
             rank=self.identity.rank,
             peer=peer,
         )
+
+    def _note_used(self, communicator: int, peer: int, transport: str) -> None:
+        """Remember by what messages get to a peer; those of objects may take another way."""
+        if communicator not in self._authenticated:
+            self._used[peer] = transport
 
     def _open_by(self, transport: str, communicator: int, lane: int, peer: int) -> None:
         if transport in FABRICS:
@@ -441,8 +476,9 @@ class Session:
         else:
             memory, peer_bell, bell = take_shared_memory(sock)
             endpoint.add_shm(lane, hello.sender, False, memory, bell, peer_bell, sock.detach())
-        self._used[hello.sender] = hello.purpose.name.lower()
-        _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, self._used[hello.sender])
+        transport = hello.purpose.name.lower()
+        self._note_used(hello.communicator, hello.sender, transport)
+        _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, transport)
 
     def _gather_streams(self, hello: Hello, sock: socket.socket) -> list[socket.socket]:
         """Return the streams of the channel of `hello`, in their order, once the last one has come; before, nothing."""

@@ -290,6 +290,9 @@ void bind_messengers(nb::module_& module) {
            })
       .def("reserve", &Messenger::reserve)
       .def(
+          "reach", [](Messenger& messenger, const nb::bytes& address) { messenger.connect(bytes_of(address)); },
+          nb::arg("address"))
+      .def(
           "knows", [](const Messenger& messenger, int memory) { return messenger.knows(memory_type(memory)); },
           nb::arg("memory"));
   nb::class_<UcxMessenger, Messenger>(module, "UcxMessenger")
