@@ -284,6 +284,8 @@ class Communicator(Groups, Objects, Messages):
     def stats(self) -> Statistics:
         """Return what has been sent to and received from each peer so far, and by which transport; and the calls.
 
+        Objects are counted with the arrays of their peer, though over UCX and MPI they take shared memory or TCP.
+
         It is a dict, by peer, whose attribute `calls` counts the collective calls by algorithm and size, with bytes and
         time. Its attribute `on_device` is about calls on arrays of a GPU: what has gone by CUDA IPC, by peer, and how
         many bytes have been copied to the host and from there, where they went on as calls of the host, or as messages.
