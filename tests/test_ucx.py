@@ -215,6 +215,25 @@ def test_a_rank_that_ucx_does_not_reach_is_an_error_of_all(tmp_path: Path, name:
     assert "Traceback" not in done.stderr
 
 
+CARRIED = """
+import os
+if os.environ["UNISONO_RANK"] == "{alone}":
+    os.environ["UCX_TLS"] = "self"
+import numpy as np, unisono as un
+with un.init(un.Options(transports="ucx,tcp")) as world:
+    world.allreduce(np.ones(100_000))
+    world.sendrecv(np.ones(3), 1 - world.rank, np.ones(3), 1 - world.rank)
+    print("carried", [traffic.transport for traffic in world.stats().values()])
+"""
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_rank_that_ucx_does_not_reach_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
+    fabric_ranks.require("ucx")
+    done = run_program(CARRIED.format(alone=alone), tmp_path)
+    assert done.stdout.count("carried ['tcp']") == 2, done.stderr
+
+
 def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
