@@ -27,7 +27,7 @@ OF_LIBRARIES = {
     "openmpi": "Open MPI's btl/tcp, on all interfaces",
     "mpich": "the UCX in MPICH, and its launcher's port",
 }
-# A message that UCX takes from whoever connects, by which a rank that listens through UCX's TCP is killed.
+# A message that UCX takes from anyone who connects, by which a rank that listens through UCX's TCP is killed.
 DEADLY = struct.pack("<QBI", 0xCAFEBABE12345678, 10, 0)
 
 
@@ -68,19 +68,19 @@ def bound_udp() -> set[str]:
 def test_a_rank_listens_on_its_own_two_sockets_and_nowhere_else(transports: str) -> None:
     if "ucx" in transports:
         fabric_ranks.require("ucx")
-    for found in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
-        assert found["own"] == found["tcp"]
-        assert {each.rpartition(":")[0] for each in found["tcp"]} == {"127.0.0.1"}
-        assert found["unix"] == found["udp"] == set()
+    for seen in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
+        assert seen["own"] == seen["tcp"]
+        assert {each.rpartition(":")[0] for each in seen["tcp"]} == {"127.0.0.1"}
+        assert seen["unix"] == seen["udp"] == set()
 
 
 @pytest.mark.parametrize("library", OF_LIBRARIES)
 def test_a_rank_of_mpi_listens_on_its_own_socket_besides_those_of_the_library(library: str) -> None:
     with fabric_ranks.started(2, library) as ranks:
-        for found in ranks.run_calls(sockets):
-            assert found["own"] < found["tcp"], OF_LIBRARIES[library]
-            assert {each.rpartition(":")[0] for each in found["own"]} == {"127.0.0.1"}
-            assert not any("unisono" in name for name in found["unix"])
+        for seen in ranks.run_calls(sockets):
+            assert seen["own"] < seen["tcp"], OF_LIBRARIES[library]
+            assert {each.rpartition(":")[0] for each in seen["own"]} == {"127.0.0.1"}
+            assert not any("unisono" in name for name in seen["unix"])
 
 
 def sum_again(world: un.Communicator) -> float:
@@ -91,7 +91,7 @@ def sum_again(world: un.Communicator) -> float:
 def test_no_stranger_can_end_a_rank_by_what_ucx_takes_from_everybody(transports: str) -> None:
     fabric_ranks.require("ucx")
     with NativeRanks(2, transports) as ranks:
-        ports = {place for found in ranks.run_calls(sockets) for place in found["tcp"]}
+        ports = {place for seen in ranks.run_calls(sockets) for place in seen["tcp"]}
         for place in ports:
             host, _, port = place.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
@@ -140,8 +140,8 @@ def test_between_hosts_ucx_listens_on_the_one_interface_only_where_nothing_else_
         network(2) as namespaces,
         HostsJob(listening_between_hosts, namespaces, [1, 1], tmp_path, transports=transports) as job,
     ):
-        for rank, (found, carriers) in enumerate(job.hear_all()):
+        for rank, (seen, carriers) in enumerate(job.hear_all()):
             assert carriers == [carrier]
-            others = found["tcp"] - found["own"]
+            others = seen["tcp"] - seen["own"]
             assert len(others) == ports
-            assert {each.rpartition(":")[0] for each in found["tcp"]} == {address(rank)}
+            assert {each.rpartition(":")[0] for each in seen["tcp"]} == {address(rank)}

@@ -1,4 +1,4 @@
-"""Which TCP ports this process listens on, whoever opened them."""
+"""Which TCP ports this process listens on, no matter which library opened them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def listening() -> frozenset[str]:
 
 
 def _inodes_of_sockets() -> list[str]:
-    found = []
+    inodes = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the folder itself, which is closed by now
             kind, _, inode = os.readlink(f"/proc/self/fd/{descriptor}").partition(":")
             if kind == "socket":
-                found.append(inode.strip("[]"))
-    return found
+                inodes.append(inode.strip("[]"))
+    return inodes
 
 
 def _listeners(path: str, family: socket.AddressFamily) -> list[tuple[str, str]]:
