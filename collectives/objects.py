@@ -9,7 +9,8 @@ reason.
 
 Unpickling runs what the sender chose. So heads and parts travel only over links that are authenticated. Where the
 transports of the job are not (UCX, MPI, those of other packages), a communicator of the same ranks beside this one has
-such links. The header, which is two numbers, still goes over this one, so that ranks which call different things get a `MismatchError`.
+such links. The header, which is two numbers, still goes over this one, so that ranks which call different things get a
+`MismatchError`.
 """
 
 from __future__ import annotations

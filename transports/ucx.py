@@ -159,8 +159,8 @@ def _doors_since(before: frozenset[str]) -> str:
     given = "UCX_TLS" in os.environ
     advice = "set UCX_TLS without tcp" if given else "name tcp among the transports, so that UCX does without"
     return (
-        f", listens on {', '.join(doors)} and does not ask who connects: any process that reaches it can end this one or "
-        f"send it messages; {advice}"
+        f", listens on {', '.join(doors)} and does not ask who connects: any process that reaches it can end this "
+        f"one or send it messages; {advice}"
     )
 
 
