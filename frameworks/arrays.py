@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,12 +33,15 @@ class Lent(NamedTuple):
         shape: of the array.
         writable: whether `put` can put back what has been changed.
         put: puts `flat` back and returns the array, or, of a kind that cannot be written, a new one of that kind.
+        changed: returns whether the program has written the array since; always False for a library that does not
+            count writes, as numpy. A write through ``tensor.data`` or ``tensor.numpy()`` is not counted either.
     """
 
     flat: Array
     shape: tuple[int, ...]
     writable: bool
     put: Callable[[], Any]
+    changed: Callable[[], bool] = lambda: False
 
     def give_back(self, elements: Array) -> Any:
         """Return the array with these elements instead of its own; one of numpy, where it cannot be written."""
@@ -102,6 +106,11 @@ def pairs_of(named: Named) -> list[tuple[str, Any]]:
     return pairs
 
 
+def checksum(flat: Array, before: int = 0) -> int:
+    """Return the CRC-32 of the elements of a flat array, or of all arrays so far, if `before` is that of the others."""
+    return zlib.crc32(flat.view(np.uint8).data, before)
+
+
 def first_names(lent: Mapping[str, Lent]) -> dict[str, Lent]:
     """Return those that are not in the memory of an earlier one, as tied weights are."""
     seen: dict[tuple[int, int], str] = {}
@@ -136,7 +145,11 @@ def _of_torch(x: Any, name: str) -> Lent:
         stage.finish()
         return x
 
-    return Lent(flat, tuple(x.shape), True, put)
+    try:
+        version = x._version
+    except RuntimeError:  # of a tensor made in inference mode, whose writes torch does not count
+        return Lent(flat, tuple(x.shape), True, put)
+    return Lent(flat, tuple(x.shape), True, put, lambda: x._version != version)
 
 
 @functools.cache
