@@ -135,7 +135,7 @@ class GradientReducer:
             raise UsageError("priorities are for gradients of the same step: use them without lag")
         self._lag = lag_of(lag, total_steps, warmup_fraction, cooldown_fraction)
         carried = lanes_for(teams, len(world.hosts), lag, compression)
-        self._sync_check = _sync_check(parameters, verify_every)
+        self._sync_check = _sync_check(parameters, verify_every) if world.size > 1 else None
         self._settings = _Settings(
             bucket_nbytes,
             compression,
