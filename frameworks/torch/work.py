@@ -117,6 +117,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._kept = kept
         self._error: Exception | None = None
         self._future: Any = None
+        self._has_waited = False
         self._weak_results: list[weakref.ref[Any]] = []
         kept.keep(self)
 
@@ -140,7 +141,9 @@ class Work(dist.Work):  # type: ignore[misc]
             self._kept.drop(self)
             self._error = translated(error)
             raise self._error from error
-        self.pending, self.finish = _ENDED, _do_nothing  # and so let go of the memory of the call
+        self._has_waited = True
+        if self.pending.done():  # on a GPU it may only stand in the stream, and its memory is in use
+            self.pending, self.finish = _ENDED, _do_nothing
         self._kept.drop(self)
         return True
 
@@ -174,14 +177,14 @@ class Work(dist.Work):  # type: ignore[misc]
         return results
 
     def get_future(self) -> Any:
-        """Return the future of the tensors that the call writes; it has ended if the call has been waited for."""
+        """Return the future of the tensors that the call writes. It has ended if the work has been waited for."""
         if self._future is not None:
             return self._future
         ended: Any = Future()
         future = ended.then(lambda _: self.result())
         if not self._weak_results:  # whose tensors a future would keep
             self._future = future
-        if self.pending is _ENDED:
+        if self._has_waited:
             ended.set_result(None)
         else:
             self.pending.add_done_callback(lambda _: THREADS.do(lambda: self._complete(ended)))
