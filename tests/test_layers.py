@@ -17,7 +17,7 @@ import unisono
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
-    "unisono.log",
+    *("unisono.log", "unisono.autograph"),
 )
 # What processes, their children and their standard streams need, in any layer that does I/O.
 OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono import Communicator, UsageError, Work, wait_all
+from unisono.autograph import unconverted
 from unisono.frameworks.arrays import Lent, Named, first_names, lend, lend_all, pairs_of
 from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
@@ -28,6 +29,7 @@ from unisono.frameworks.data_parallel.parameters import check_names, check_writa
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
 
 
+@unconverted
 class HybridGroups:
     """Groups of ranks that train one model asynchronously. A context manager.
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import Communicator, UnisonoError, UsageError
+from unisono.autograph import unconverted
 from unisono.frameworks.arrays import Array, Named, pairs_of
 from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients import agreement, intake, traces
@@ -60,6 +61,7 @@ class _Settings(NamedTuple):
     verify_every: int
 
 
+@unconverted
 class GradientReducer:
     """Averages named gradients over ranks while the next ones are being computed. A context manager.
 
