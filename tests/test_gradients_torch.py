@@ -13,6 +13,7 @@ import pytest
 from deadlines import DEADLINE_S
 
 import unisono as un
+from unisono.data_parallel import first_difference
 from unisono.launchers.launch import Pool
 
 pytest.importorskip("torch", reason="make torch installs what these tests need")
@@ -342,7 +343,10 @@ def lose(model: Any) -> None:
 
 
 def change_early(world: Any, change: Any, step: int, of_all: bool, options: dict[str, Any]) -> Any:
-    """Change gradients between backward and `step`; return the error, and whether the parameters are as before."""
+    """Change gradients between backward and `step`; return the error, and whether the parameters are as before.
+
+    They are also returned themselves, as ranks must have the same.
+    """
     sgd = None
     if options.get("priorities"):
         import torch
@@ -358,7 +362,7 @@ def change_early(world: Any, change: Any, step: int, of_all: bool, options: dict
         try:
             optimizer.step()
         except un.UsageError as error:
-            return error.message, number - step, before == parameters_of(model)
+            return error.message, number - step, before == parameters_of(model), before
         finally:
             if number == len(batches) - 1:
                 optimizer.close()
@@ -373,6 +377,7 @@ def change_early(world: Any, change: Any, step: int, of_all: bool, options: dict
         (clip, 3, {"lag": 1}, "'2.bias' was changed"),
         (clip, 3, {"compression": "int8"}, "'2.bias' was changed"),
         (replace_by_double, 3, {}, "'2.bias' was replaced"),
+        (replace_by_double, 2, {"lag": 2, "verify_every": 0}, "'2.bias' was replaced"),
         (lose, 3, {}, "'0.weight' was replaced"),
         # torch counts no writes of these two; the first step finds them by checksums.
         (clip_data, 0, {}, "'2.bias' was changed"),
@@ -385,7 +390,7 @@ def test_gradients_changed_before_step_are_an_error_of_all_ranks(
     for of_all in (True, False):
         told = two.run(change_early, change, step, of_all, options, timeout_s=DEADLINE_S)
         assert told[0] == told[1]
-        text, late, untouched = told[0]
+        text, late, untouched, _ = told[0]
         assert f"rank {0 if of_all else 1}: the gradient of {words}" in text
         assert "optimizer.synchronize()" in text
         assert (late, untouched) == (options.get("lag", 0), True)
@@ -448,7 +453,14 @@ def drifted(world: Any, way: str) -> str:
     """Let rank 1 alone do something; return what both ranks are told by the next steps."""
     import torch
 
-    model, optimizer, batches = model_and_optimizer(world, None, **({"groups": 1} if way == "groups" else {}))
+    options = {"groups": {"groups": 1}, "lag": {"lag": 2, "verify_every": 0}}.get(way, {})
+    model, optimizer, batches = model_and_optimizer(world, None, **options)
+    model[0].requires_grad_(way != "lag")
+    if way == "lag":
+        optimizer.close()
+        optimizer = un.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), world, named_parameters=model.named_parameters(), **options
+        )
     try:
         for number, batch in enumerate(batches):
             optimizer.zero_grad()
@@ -459,6 +471,8 @@ def drifted(world: Any, way: str) -> str:
                 with pytest.raises(un.UsageError, match="hybrid groups exchange"):
                     optimizer.add_param_group({"params": [model.extra]})
                 optimizer.param_groups[0]["params"].append(model.extra)
+            if number == 2 and way == "lag":
+                model[0].requires_grad_()
             if number == 1 and way == "data":
                 model[2].bias.data += world.rank
             if number == 1 and way == "another":
@@ -466,7 +480,8 @@ def drifted(world: Any, way: str) -> str:
                 model[0].weight = torch.nn.Parameter(torch.randn(16, 8))
                 optimizer.param_groups[0]["params"][0] = model[0].weight
     except un.UnisonoError as error:
-        return f"{number} {error.message}"
+        same = first_difference(world, dict(model.named_parameters())) is None
+        return f"{number} {'same' if same else 'other'} {error.message}"
     finally:
         optimizer.close()
     return "nothing"
@@ -475,8 +490,9 @@ def drifted(world: Any, way: str) -> str:
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("data", "2 the parameters are no longer the same on all ranks: '2.bias' has other bits on rank 1"),
-        ("another", "2 the parameters are no longer the same on all ranks: '0.weight' has other bits on rank 1"),
+        ("lag", "5 same rank 0: '0.weight' is not among the gradients of the first step: with a lag, call flush()"),
+        ("data", "2 other the parameters are no longer the same on all ranks: '2.bias' has other bits on rank 1"),
+        ("another", "2 other the parameters are no longer the same on all ranks: '0.weight' has other bits on rank 1"),
         ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters that they began with"),
     ],
 )

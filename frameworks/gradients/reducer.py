@@ -137,7 +137,7 @@ class GradientReducer:
             raise UsageError("priorities are for gradients of the same step: use them without lag")
         self._lag = lag_of(lag, total_steps, warmup_fraction, cooldown_fraction)
         carried = lanes_for(teams, len(world.hosts), lag, compression)
-        self._sync_check = _sync_check(parameters, verify_every) if world.size > 1 else None
+        self._sync_check = _sync_check(world, parameters, verify_every)
         self._settings = _Settings(
             bucket_nbytes,
             compression,
@@ -606,10 +606,11 @@ def _check_arguments(bucket_nbytes: int | None, op: str, missing: str) -> None:
             raise UsageError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
-def _sync_check(parameters: Named | None, every: int) -> SyncCheck | None:
+def _sync_check(world: Communicator, parameters: Named | None, every: int) -> SyncCheck | None:
     if parameters is None or every == 0:
         return None
-    return SyncCheck(parameters if isinstance(parameters, Mapping) else dict(pairs_of(parameters)), every)
+    check = SyncCheck(parameters if isinstance(parameters, Mapping) else dict(pairs_of(parameters)), every)
+    return check if world.size > 1 else None
 
 
 def _write(memory: Memory, reduced: Memory | None) -> dict[str, Any]:

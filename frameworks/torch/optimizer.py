@@ -240,6 +240,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self.reducer.complain(agreement.changed(name, "replaced").message)
         reduced = self.reducer.finish()
         self._has_gradients = bool(reduced)
+        if reduced and not self._is_prompt:
+            # The error of a gradient that is new, or was replaced, comes in a later step. Until then, apply averages.
+            for name in given:
+                self._parameters[name].grad = reduced.get(name)
         return reduced
 
     def _look_again(self) -> None:
