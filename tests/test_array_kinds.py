@@ -262,7 +262,7 @@ def test_memory_of_a_device_is_refused_by_every_collective(
 
 
 REFUSED = {
-    "a list of numbers": ([1.0], "of type float: pass numpy.asarray"),
+    "a list of numbers": ([1.0], r"of type float: pass numpy\.asarray"),
     "a number": (2, "not int"),
     "a scalar of numpy": (np.float32(1), "not numpy.float32"),
     "text": ("abc", "not str"),
