@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
@@ -138,13 +138,13 @@ class Algorithm:
         every = signature(self.build).parameters
         return {name: every[name] for name in every if name not in _PARAMETERS_OF_ALL}
 
-    def check_parameters(self, names: Iterable[str]) -> None:
-        """Check that the builder takes parameters of these names.
+    def check_parameters(self, names: Iterable[str], also: Sequence[str] = ()) -> None:
+        """Check that the builder takes parameters of these names, or that they are in `also`.
 
         Raises:
             UsageError: there is one that it does not take; names those that it does.
         """
-        own = self.parameters()
+        own = [*self.parameters(), *also]
         for name in names:
             if name not in own:
                 those = f"{', '.join(own) or 'none'}{suggestion(name, own)}"

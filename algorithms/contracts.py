@@ -65,3 +65,6 @@ CONTRACTS: dict[str, Contract] = {
     "alltoall": Contract(Cut.SHARES, Cut.SHARES, varying=(Counts.SEND, Counts.RECEIVE)),
     "barrier": Contract(Cut.TOKEN, None, synchronizes=True),
 }
+
+# The calls with a share of its own length for each rank, by the name of the call → the collective that carries it out.
+VECTOR_CALLS = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}

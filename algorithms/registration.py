@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import replace as with_fields
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, get_args
@@ -45,6 +45,7 @@ def algorithm(
     is_cost_exact: bool = True,
     by_name_only: bool = False,
     crossing: Callable[[int, int], Crossing] = along,
+    replace: bool = False,
 ) -> Callable[[_Builder], _Builder]:
     """Return a decorator that proves a builder and registers it as algorithm `name` of `collective`.
 
@@ -74,6 +75,9 @@ def algorithm(
         is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
         by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
         crossing: as in `Algorithm`; it is not proved. By default, one rank of a host at a time sends to other hosts.
+        replace: whether this may take the place of an algorithm of this name that was registered before, as when a
+            cell of a notebook is run again. Kinds of calls that a communicator has made keep the earlier one. The
+            algorithms that Unisono comes with cannot be replaced.
 
     Raises:
         NoAlgorithmError: there is no such collective.
@@ -82,7 +86,7 @@ def algorithm(
         PlanError: the builder is wrong, or costs or combines other than declared; says where. Raised by the decorator,
             which then registers nothing.
     """
-    _check_name(collective, name)
+    _check_name(collective, name, replace=replace)
     _check_order(collective, order)
     _check_has_cost(cost, is_cost_exact=is_cost_exact, by_name_only=by_name_only)
     proved = PROVED_SIZES if sizes is None else _numbers_of_ranks(sizes)
@@ -109,6 +113,7 @@ def algorithm(
             supports=supports if sizes is None else _only(proved, supports),
         )
         _check_refusals(declared, proved)
+        _check_cost_form(declared, proved)
         reports = [prove(declared, size) for size in proved]
         if not any(reports):
             raise UsageError(f"{collective} {name!r} supports no number of ranks that it could be proved for")
@@ -124,7 +129,7 @@ def prove(declared: Algorithm, size: int) -> Report | None:
     Raises:
         PlanError: it is wrong, or its builder raises; names the algorithm and the number of ranks before all else.
     """
-    watched = replace(declared, build=_watched(declared.build))
+    watched = with_fields(declared, build=_watched(declared.build))
     try:
         report = verify_sizes(watched, [size]).get(size)
         if report is not None:
@@ -156,11 +161,13 @@ def registered() -> list[Algorithm]:
     return [declared for of_collective in REGISTERED.values() for declared in of_collective.values()]
 
 
-def _check_name(collective: str, name: str) -> None:
-    taken = algorithms_of(collective)
+def _check_name(collective: str, name: str, *, replace: bool) -> None:
+    taken, of_users = algorithms_of(collective), REGISTERED.get(collective, {})
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise UsageError(f"an algorithm cannot be called {name!r}: lower-case letters, digits and underscores only")
-    if name in taken:
+    if name in of_users and not replace:
+        raise UsageError(f"{collective} has an algorithm {name!r} already: choose another name, or give replace=True")
+    if name in taken and name not in of_users:
         raise UsageError(f"{collective} has an algorithm {name!r} already; it has {', '.join(taken)}")
 
 
@@ -210,6 +217,18 @@ def _check_refusals(declared: Algorithm, sizes: Collection[int]) -> None:
         refusal = declared.supports(size)
         if refusal is not None and not isinstance(refusal, str):
             raise UsageError(f"supports({size}) returns {refusal!r}: it must be None, or why not, in words")
+
+
+def _check_cost_form(declared: Algorithm, sizes: Collection[int]) -> None:
+    """Check that `cost` is a function that returns a Cost for each number of ranks that is supported."""
+    if declared.cost is None:
+        return
+    form = "give a function of the number of ranks that returns a Cost, as cost=lambda size: Cost(rounds=1, ...)"
+    if not callable(declared.cost):
+        raise UsageError(f"cost is {declared.cost!r}, which cannot be called: {form}")
+    for size in sizes:
+        if declared.supports(size) is None and not isinstance(cost := declared.cost(size), Cost):
+            raise UsageError(f"cost({size}) returns {cost!r}: {form}")
 
 
 def _only(sizes: Collection[int], supports: Callable[[int], str | None]) -> Callable[[int], str | None]:

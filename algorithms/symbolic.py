@@ -173,8 +173,10 @@ class Execution:
             problem = f"{name} is left without the contribution of rank {lowest(missing)}"
         elif surplus := ranks & ~promise.ranks:
             problem = f"{name} has the contribution of rank {lowest(surplus)} too many"
+        elif lowered:
+            problem = f"{name} is lowered, and this collective combines nothing: take lower=True out of its steps"
         else:
-            problem = f"{name} is left {'' if lowered else 'not '}lowered"
+            problem = f"{name} is complete, but not lowered: give lower=True to the step that completes it"
         return self._error(rank, block, problem)
 
     def _at_the_start(self, plan: Plan) -> list[int]:

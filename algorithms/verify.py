@@ -154,7 +154,8 @@ def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, pa
     size = len(plans)
     names = (algorithm.collective, algorithm.name)
     if (plans[0].collective, plans[0].algorithm) != names:
-        raise PlanError(f"{' '.join(names)} builds plans of {plans[0].collective} {plans[0].algorithm}")
+        registered, built = (f"({name!r}, {of!r})" for name, of in (names, (plans[0].collective, plans[0].algorithm)))
+        raise PlanError(f"registered as {registered}, the builder returns Plan{built[:-1]}, …): use one name for both")
     report = verify_plans(plans, segments, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
     _check_cost(algorithm, size, params, [report], exactly=algorithm.is_cost_exact and not _is_rooted(algorithm))
     if algorithm.same_bits and not report.same_bits:

@@ -25,6 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 import unisono as un
+from unisono.program import begin
 
 DEADLINE_S = 120.0
 _TIMES = struct.Struct("!dd")
@@ -140,4 +141,5 @@ def _results(reader: int, ranks: int) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
+    begin()
     main()

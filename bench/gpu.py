@@ -251,5 +251,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, failed stages would count as successful.
     _adopt_orphans()
     sys.exit(main())

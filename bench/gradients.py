@@ -29,6 +29,7 @@ from rich.table import Table
 
 from unisono.bench.delayed import delayed, delayed_address
 from unisono.bench.namespaces import address, missing, network, run_ranks
+from unisono.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "gradients_rank.py"
 # By model, the width and the batch for which backward takes about as long as a link of 1 Gbit/s for the gradients, or
@@ -159,4 +160,5 @@ def lag(
 
 
 if __name__ == "__main__":
+    begin()
     main()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import unisono as un
 from unisono.data_parallel import HybridGroups, ShardedSampler, average_metrics, broadcast_parameters
+from unisono.program import begin
 
 Array = NDArray[np.float64]
 
@@ -181,4 +182,5 @@ def _in_groups(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, fl
 
 
 if __name__ == "__main__":
+    begin()
     main()

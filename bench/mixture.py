@@ -31,6 +31,7 @@ from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
 from unisono.bench.regret import NAMED, RUN_S, Asked, RunRanks, answer, append
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
+from unisono.program import begin
 from unisono.tuning.store import Store
 from unisono.tuning.table import compiled, dumped, to_json
 
@@ -161,6 +162,7 @@ def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **r
 
 
 if __name__ == "__main__":
+    begin()
     try:
         main()
     except UnisonoError as error:

@@ -18,6 +18,7 @@ import click
 
 from unisono.bench.adapters.torch_distributed import BACKEND
 from unisono.errors import UsageError
+from unisono.program import begin
 
 ROOT = Path(".peers")
 ADAPTERS = Path(__file__).resolve().parent / "adapters"
@@ -171,7 +172,8 @@ def peer(name: str) -> Library:
     if name not in PEERS:
         raise UsageError(f"there is no peer {name!r}; those there are: {', '.join(PEERS)}")
     if PEERS[name].environment is not None and not (PEERS[name].folder / COMPLETE).exists():
-        raise UsageError(f"the peer {name!r} is not installed in {ROOT}/; run `make peers`")
+        command = f"{sys.executable} -m unisono.bench.peers install {PEERS[name].environment}"
+        raise UsageError(f"the peer {name!r} is not installed in {PEERS[name].folder}; run `{command}` here")
     return PEERS[name]
 
 
@@ -205,7 +207,8 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
         raise UsageError(f"there is no MPI library {name!r}; those there are: {', '.join(MPI_RANKS)}")
     programs = (MPI_ROOT / name / "bin").absolute()
     if not (programs.parent / COMPLETE).exists():
-        raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `make mpi`")
+        install = f"{sys.executable} -m unisono.bench.peers mpi"
+        raise UsageError(f"{name} is not installed in {MPI_ROOT}/; run `{install}` here")
     launcher, *options = MPI_RANKS[name]
     command = [str(programs / launcher), *options, "-n", str(ranks), str(programs / "python"), *arguments]
     return command, {**ONE_THREAD, **AS_ROOT}
@@ -269,4 +272,5 @@ def _install_all(install_one: Callable[[str], bool], names: Iterable[str]) -> in
 
 
 if __name__ == "__main__":
+    begin()
     peers()

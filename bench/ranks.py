@@ -48,8 +48,11 @@ class _Connection:
     def __init__(self, channel: socket.socket, pid: int) -> None:
         self.channel = channel
         self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
         self._received = b""
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # Where there is none, the worker is killed by its id.
+            self._pidfd = None
 
     def receive(self) -> dict[str, Any] | None:
         """Read what has come; return the message once it is whole, None before.
@@ -79,8 +82,12 @@ class _Connection:
     def kill(self) -> None:
         """Kill the worker, if it still lives, and close the line."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        os.close(self._pidfd)
+            if self._pidfd is None:
+                os.kill(self._pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
         self.channel.close()
 
 

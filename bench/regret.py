@@ -35,6 +35,8 @@ from unisono.bench import namespaces
 from unisono.bench.judgement import Point, of_model, shown
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
+from unisono.processes import python_command
+from unisono.program import begin
 from unisono.transports.cores import PLACEMENTS
 
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")
@@ -103,7 +105,8 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
     if place != "shaped":
 
         def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-            command = [sys.executable, "-m", "unisono", "run", "-n", str(asked.ranks), "--bind", "core", *arguments]
+            words = ("run", "-n", str(asked.ranks), "--bind", "core", *arguments)
+            command = python_command("from unisono.cli.main import main; sys.exit(main())", *words)
             settings = {**os.environ, "UNISONO_TRANSPORTS": place, **environ}
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=settings)
 
@@ -210,6 +213,7 @@ def append(path: Path, points: Sequence[Point], about: Mapping[str, Any]) -> Non
 
 
 if __name__ == "__main__":
+    begin()
     try:
         main()
     except UnisonoError as error:

@@ -30,6 +30,7 @@ from unisono.algorithms.variants import parsed
 from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
+from unisono.program import begin
 from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
 from unisono.tuning.campaign import Campaign, Placed, Settings
 from unisono.tuning.choice import Known, Question, explain
@@ -189,4 +190,5 @@ def main(path: Path, seeds: int) -> None:
 
 
 if __name__ == "__main__":
+    begin()
     main()

@@ -38,6 +38,7 @@ from rich.table import Table
 from unisono.algorithms.algorithm import Cost
 from unisono.algorithms.registry import ALGORITHMS
 from unisono.errors import UsageError
+from unisono.program import begin
 from unisono.tuning.selection import (
     Interpolation,
     Point,
@@ -279,4 +280,5 @@ def _own(each: Round) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    begin()
     sys.exit(main())

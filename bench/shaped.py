@@ -28,6 +28,7 @@ from rich.table import Table
 from unisono.bench.namespaces import address, network, run_ranks
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UsageError
+from unisono.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "shaped_rank.py"
 _AGAIN_S = 1.0
@@ -135,4 +136,5 @@ def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, round
 
 
 if __name__ == "__main__":
+    begin()
     main()

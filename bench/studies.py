@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unisono.algorithms.registry import find
+from unisono.program import begin
 from unisono.tuning.parameters import Link
 from unisono.tuning.simulate import Simulation, simulate
 from unisono.tuning.topology import Level, Topology
@@ -173,4 +174,5 @@ def _both(training: Training, size: int) -> str:
 
 
 if __name__ == "__main__":
+    begin()
     sys.exit(main())

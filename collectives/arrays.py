@@ -219,14 +219,14 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
     if found is not None:
         _DTYPES[dtype] = found
         return found
-    raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype)}")
+    raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype, name)}")
 
 
-def _advice(dtype: np.dtype[Any]) -> str:
+def _advice(dtype: np.dtype[Any], name: str) -> str:
     if dtype.hasobject:
         return "its elements are Python objects; convert it with astype to a numeric dtype"
     if dtype.names is not None:
-        return "reduce each field of a structured array by itself"
+        return f"pass each field separately; a call that combines nothing also takes the bytes, {name}.view('uint8')"
     if DTYPES.get(dtype.name) is not None:
         return f"its byte order is not this machine's; convert it with astype({dtype.name!r})"
     return f"convert it with astype to one of {', '.join(DTYPES)}"

@@ -16,10 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from unisono import log
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
+from unisono.autograph import unconverted
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
@@ -32,7 +35,7 @@ from unisono.collectives.work import Work, Works
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.options import Options
-from unisono.transports._core import KnownFirst
+from unisono.transports import _core
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
 from unisono.tuning.choice import NOTHING, Known
 
@@ -61,8 +64,8 @@ if TYPE_CHECKING:
     def passed_on_first(method: Method) -> Method:
         """Let the executor pass a message on, if it is plain, before a method of messages is asked."""
 else:
-    known_first = KnownFirst
-    passed_on_first = partial(KnownFirst, cache="_messages")
+    known_first = _core.KnownFirst
+    passed_on_first = partial(_core.KnownFirst, cache="_messages")
 
 _log = log.get(log.NAME)
 
@@ -89,6 +92,9 @@ class Caller:
 
     # The caches are where `KnownFirst` finds them without looking them up.
     __slots__ = ("__dict__", "__weakref__", "_cache", "_messages")
+
+    def __init_subclass__(cls) -> None:
+        unconverted(cls)
 
     def __init__(self, executor: Executor, place: Place, options: Options, known: Known = NOTHING) -> None:
         self.rank = executor.rank
@@ -230,10 +236,10 @@ class Caller:
             return out if writes else None
         return kinds.kind_of(x, "x").wrap(result, x)
 
-    def call_on_host(
+    def _call_on_host(
         self, kind: Kind, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:
-        """See `HostCalls.call_on_host`."""
+        """See `HostCalls._call_on_host`."""
         self._long_way(
             kind.collective,
             x,
@@ -400,7 +406,20 @@ def spread(given: Given) -> list[Given]:
     sources = [None] * len(out) if x is None else x
     if not sources:
         raise UsageError("x is an empty list: there is nothing to be done")
+    _check_elements(sources)
     return [given._replace(x=each, out=to) for each, to in zip(sources, arrays.outs_of(sources, out), strict=True)]
+
+
+def _check_elements(x: Sequence[Any]) -> None:
+    """Check that a list that was passed as several arrays does not hold the elements of one.
+
+    Raises:
+        UsageError: it does.
+    """
+    for place, element in enumerate(x):
+        if isinstance(element, (complex, float, int, np.generic, list, tuple)):
+            what = f"x[{place}] is of type {type(element).__name__}"
+            raise UsageError(f"a list is several arrays, and {what}: pass numpy.asarray(x) as one array")
 
 
 def _check_in_place(call: Call) -> None:

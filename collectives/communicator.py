@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -11,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.algorithms.contracts import CONTRACTS, Cut
+from unisono.algorithms.contracts import CONTRACTS, VECTOR_CALLS, Cut
 from unisono.collectives import kinds
 from unisono.collectives.arrays import LISTS
 from unisono.collectives.caller import Given, checked_integer
 from unisono.collectives.calls import Place, selection
 from unisono.collectives.devices import on_device
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.functions import is_by_function
 from unisono.collectives.groups import Groups
 from unisono.collectives.messages import Messages
+from unisono.collectives.mpi_names import MpiNames
 from unisono.collectives.objects import Objects
 from unisono.collectives.prepared import Checked
 from unisono.collectives.work import Work, Works
@@ -39,11 +42,9 @@ if TYPE_CHECKING:
 _INT64 = -(1 << 63), (1 << 63) - 1
 # Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
 _making = threading.Lock()
-# The collectives with counts, by name, and those in the registry that carry them out.
-_COUNTED = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}
 
 
-class Communicator(Groups, Objects, Messages):
+class Communicator(Groups, Objects, Messages, MpiNames):
     """Ranks of a job, as seen by one of them; a context manager.
 
     That of all ranks, the world, is made by `unisono.init` and `unisono.launch`, and others from it by `split`,
@@ -75,6 +76,8 @@ class Communicator(Groups, Objects, Messages):
         self._children: list[Communicator] = []
         self.local_rank = next(host.index(self.rank) for host in place.hosts if self.rank in host)
         self._on_close = on_close
+        self._closing = threading.RLock()
+        self._is_closed = False
         self._spare_of_devices: Communicator | None = None
         self._of_objects: Communicator | None = None
 
@@ -126,9 +129,11 @@ class Communicator(Groups, Objects, Messages):
         >>> un.launch(accumulate, 2)[0]
         [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
         """
-        name = _COUNTED.get(collective, collective)
+        name = VECTOR_CALLS.get(collective, collective)
         if name not in CONTRACTS:
-            raise UsageError(f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *_COUNTED))}")
+            raise UsageError(
+                f"there is no collective {collective!r}: there are {', '.join((*CONTRACTS, *VECTOR_CALLS))}"
+            )
         given = {"counts": counts, "send_counts": send_counts, "recv_counts": recv_counts}
         rows = _rows_of(collective, {kind: each for kind, each in given.items() if each is not None})
         contract = CONTRACTS[name]
@@ -265,7 +270,7 @@ class Communicator(Groups, Objects, Messages):
     ) -> Explanation:
         """Return which algorithm a call would use, and why, and by which transport each rank is reached; print it.
 
-        Nothing is communicated.
+        Nothing is communicated. Calls with counts, such as ``"allgatherv"``, are explained by the bytes of all shares.
 
         Raises:
             UsageError: `nbytes`, `dtype` or `accumulate` cannot be, or `op` is a function.
@@ -278,8 +283,9 @@ class Communicator(Groups, Objects, Messages):
             raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
         wanted = selection(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
-        found = explain(self._calls.question(collective, nbytes, reduced, wanted, varying=False), self.known)
-        return replace(found, links=self._executor.links(), on_device=self._devices.route(collective))
+        name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
+        found = explain(self._calls.question(name, nbytes, reduced, wanted, varying=varying), self.known)
+        return replace(found, links=self._executor.links(), on_device=self._devices.route(name))
 
     def stats(self) -> Statistics:
         """Return what has been sent to and received from each peer so far, and by which transport; and the calls.
@@ -338,19 +344,33 @@ class Communicator(Groups, Objects, Messages):
 
         They raise `PeerLostError`; or `CollectiveTimeoutError` on a communicator that was made of another one, where
         the two ranks had not exchanged anything before. Calls that go on are ended, and their callbacks have been
-        called when it returns, unless they take seconds. It may be called more than once; any other call after it
-        raises `UsageError`.
+        called when it returns, unless they take seconds. It may be called more than once, and by several threads: each
+        returns when the communicator is closed. Any other call after it raises `UsageError`.
+
+        The root of a broadcast ends the call before the others begin it. So if such a call was the last one, `close`
+        waits up to 5 seconds until the others have made it.
+
+        Raises:
+            MismatchError: the ranks disagree on their last call; all is closed.
         """
-        self._devices.stop()
-        for child in list(self._children):
-            child.close()
-        if self._refusal is None:
-            self.refuse("this communicator is closed: call unisono.init() for a new one")
-            self._works.close()
-            if self._reducer_if_any is not None:
-                self._reducer_if_any.close()
-            self._devices.close()
-            self._on_close()
+        with self._closing, ExitStack() as closing:  # Another thread that closes it waits here.
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._devices.stop()
+            closing.callback(self._close)
+            for child in reversed(self._children):
+                closing.callback(child.close)
+            if not reason_to_leave():
+                self._executor.settle()
+
+    def _close(self) -> None:
+        self._refuse("this communicator is closed: call unisono.init() for a new one")
+        self._works.close()
+        if self._reducer_if_any is not None:
+            self._reducer_if_any.close()
+        self._devices.close()
+        self._on_close()
 
     def _spare(self) -> Communicator:
         """See `Caller._spare`."""
@@ -367,10 +387,14 @@ class Communicator(Groups, Objects, Messages):
                 self._of_objects = self._made(executor, self._place, self._options.adopting({"algorithm": "auto"}))
         return self._of_objects
 
-    def refuse(self, why: str) -> None:
-        """Make every later call raise `UsageError(why)`, without telling anyone; for a forked child."""
+    def _abandon(self, why: str) -> None:
+        """In a forked child: make every later call raise `UsageError(why)`, and `close` do nothing."""
         for child in self._children:
-            child.refuse(why)
+            child._abandon(why)
+        self._closing, self._is_closed = threading.RLock(), True  # A thread of the parent may hold the old lock.
+        self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
         self._refusal = why
         self._cache, self._messages = NO_CACHE, NO_MESSAGES
 
@@ -399,7 +423,7 @@ def _check_lasting(call: Checked, x: Any) -> None:
 def _rows_of(collective: str, given: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], ...] | None:
     """Return the counts of a planned collective, which must be those that it has."""
     wanted: tuple[str, ...] = ()
-    if collective in _COUNTED:
+    if collective in VECTOR_CALLS:
         wanted = ("send_counts", "recv_counts") if collective == "alltoallv" else ("counts",)
     if set(given) != set(wanted):
         raise UsageError(

@@ -76,7 +76,7 @@ class DeviceMessages:
         memory = DeviceArrays()
         operand = memory.source(x)
         where = _memory_type(memory.device, operand)
-        if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes):
+        if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes, limit_s):
             return Outgoing(self._fetched(memory, operand, limit_s), MemoryType.HOST)
         _await_streams(memory, limit_s)
         return Outgoing(operand, where)

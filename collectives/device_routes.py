@@ -36,7 +36,7 @@ Counts: TypeAlias = "tuple[tuple[int, ...], ...] | None"
 class HostCalls(Protocol):
     """A communicator, as calls on the host are made there."""
 
-    def call_on_host(
+    def _call_on_host(
         self, kind: Kind, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:
         """Make a call of this kind, but for its layout, on flat arrays of numpy."""
@@ -180,7 +180,7 @@ class Staged:
         out = target.view(dtype) if part.target is not None else None
         # Who only receives a broadcast gives memory for it.
         x = source.view(dtype) if part.source is not None else out if kind.collective == "broadcast" else None
-        self._host.call_on_host(kind, x, out, segment.counts, rest_s(deadline))
+        self._host._call_on_host(kind, x, out, segment.counts, rest_s(deadline))
 
 
 def rest_s(deadline: float) -> float:

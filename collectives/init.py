@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import sys
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -14,6 +15,7 @@ from unisono import log
 from unisono.collectives.calls import Place
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
+from unisono.collectives.farewell import reason_to_leave
 from unisono.collectives.knowledge import SHARED_OPTIONS, adopted, offered, report_differences
 from unisono.collectives.meeting import Meeting, meeting_of
 from unisono.errors import UnisonoError, UsageError
@@ -31,27 +33,78 @@ _log = log.get(log.NAME)
 
 # How long rank 0, when it serves the store and gives up, lets the others read why.
 _LINGER_S = 2.0
+_FORKED = "this process was forked from a rank; call unisono in the rank itself, or start ranks with it"
 
 
 class _Job:
-    """What a world communicator holds open, and closes."""
+    """What a world communicator holds open.
+
+    It is closed with the communicator; when the communicator and all that needs its links are garbage; or at exit.
+
+    Attributes:
+        native: the executor by which a transport of a third party was opened, or None.
+    """
 
     def __init__(self, session: Session, meeting: Meeting, server: StoreServer | None) -> None:
         self.session = session
         self.meeting = meeting
-        self.server = server
-        self.native: NativeExecutor | None = None  # by which a transport of a third party was opened
+        self.native: NativeExecutor | None = None
+        self._server = server
+        self._closing = threading.RLock()
+        self._is_closed = False
+
+    def belong_to(self, world: Communicator, executor: Executor) -> None:
+        """Be what `world` holds open, which works and plans need as well, as long as there is its `executor`."""
+        self._world = weakref.ref(world)
+        self._finalizer = weakref.finalize(executor, self._drop)
+        self._finalizer.atexit = False
+        _jobs.add(self)
 
     def close(self) -> None:
-        if self.native is not None:
-            self.native.close()
-        self.session.close(_farewell())
-        self.meeting.close()
-        if self.server is not None:
-            self.server.close()
+        """Close everything; if another thread does so, wait until it has."""
+        with self._closing, contextlib.ExitStack() as parts:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._finalizer.detach()
+            parts.callback(_jobs.discard, self)
+            if self._server is not None:
+                parts.callback(self._server.close)
+            parts.callback(self.meeting.close)
+            parts.callback(self.session.close, reason_to_leave())
+            if self.native is not None:
+                parts.callback(self.native.close)
+
+    def end(self) -> None:
+        """At exit: close the communicator, if there still is one, or what it has held open."""
+        world = self._world()
+        (self if world is None else world).close()
+
+    def abandon(self) -> None:
+        """In a forked child: make calls raise, and let nothing be closed that is the parent's."""
+        self._finalizer.detach()
+        if (world := self._world()) is not None:
+            world._abandon(_FORKED)
+        self.session.abandon()
+
+    def _drop(self) -> None:
+        """Close everything in another thread, because the garbage collector calls this, in any thread and at any time.
+
+        What MPI has made stays until exit: it must be freed in the thread that has initialised MPI.
+        """
+        if self.meeting.comm is None:
+            self.session.call_soon(self._close_unless_another_does)
+
+    def _close_unless_another_does(self) -> None:
+        """Close everything; but a thread that does so already waits for the listener's thread, which runs this."""
+        if self._closing.acquire(blocking=False):
+            try:
+                self.close()
+            finally:
+                self._closing.release()
 
 
-_open_worlds: weakref.WeakKeyDictionary[Communicator, _Job] = weakref.WeakKeyDictionary()
+_jobs: set[_Job] = set()  # those that are open
 
 
 def init(
@@ -66,7 +119,7 @@ def init(
 
     Rank, size and store come from the launcher's environment (`unisono run`, torchrun, mpirun, srun), or from the
     arguments; without either, the communicator has one rank. All ranks must call it equally often. It is closed by
-    `Communicator.close`, by ``with``, or at exit.
+    `Communicator.close`, by ``with``, at exit, or soon after it has become garbage together with its plans and works.
 
     Args:
         options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transports`,
@@ -83,8 +136,12 @@ def init(
             store cannot be used.
     """
     settings = Options.from_environment(os.environ) if options is None else options
+    if settings.load:
+        from unisono.collectives.user_algorithms import load_all
+
+        load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
-    if not _open_worlds:  # of several, the first gives the process its name
+    if not _jobs:  # of several, the first gives the process its name
         log.configure(settings.log, launch.rank, launch.size)
     began = time.perf_counter()
     server = _serve(launch)
@@ -98,7 +155,7 @@ def init(
         world = join_world(session, meeting, settings, server)
     except BaseException as error:
         if session is not None:
-            session.close(_farewell())
+            session.close(reason_to_leave())
         if meeting is not None:
             meeting.close()
         if server is not None:
@@ -156,7 +213,7 @@ def join_world(session: Session, meeting: Meeting, options: Options, server: Sto
         raise
     executor, place = _executor(roster, agreed, job)
     world = Communicator(executor, place, agreed, job.close, known)
-    _open_worlds[world] = job
+    job.belong_to(world, executor)
     return world
 
 
@@ -188,27 +245,19 @@ def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
 
 
-def _farewell() -> str:
-    """Return why this process leaves, if it is because of an error."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-
-
 def _ms_since(began: float) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
 def _close_all() -> None:
-    for world in list(_open_worlds):
-        world.close()
+    for job in list(_jobs):
+        job.end()
 
 
 def _abandon_all() -> None:
-    """In a forked child: the worlds are the parent's, and the child must not keep its connections open."""
-    for world, job in list(_open_worlds.items()):
-        world.refuse("this process was forked from a rank; call unisono in the rank itself, or start ranks with it")
-        job.session.abandon()
-    _open_worlds.clear()
+    for job in list(_jobs):
+        job.abandon()
+    _jobs.clear()
 
 
 _core.set_package_directory(os.path.dirname(os.path.dirname(__file__)))

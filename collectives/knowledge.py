@@ -130,12 +130,16 @@ def _is_of(text: str, machine: str) -> bool:
 
 
 def _of_this_machine(*, has_table: bool) -> dict[str, str]:
-    from unisono.tuning.identity import cache_folder, calibrated, fingerprint, maker
+    from unisono.tuning.identity import cache_folder, fingerprint, maker
 
     found, folder = {"maker": maker()}, cache_folder()
     if not has_table and not os.path.isdir(folder):
         _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
         return found
+    from unisono.tuning.calibration_files import calibrated, path_of
+
     machine = fingerprint()
     parameters = calibrated(machine)
+    if parameters is not None:
+        _log.info("algorithms are chosen by the calibration in %s", path_of(machine))
     return found | {"machine": machine, "parameters": json.dumps(parameters_to_json(parameters)) if parameters else ""}

@@ -24,7 +24,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
     on all; what is sent from them to a rank of the same host is read where it lies. The array works with or without a
     communicator and outlives any. Its memory is freed when it and its views are gone and no rank that has read from it
     still maps it: a rank drops what it has mapped when another array is sent in its place, and with its communicator.
-    In a forked child it becomes an ordinary array: neither process sees what the other writes from then on.
+    In a forked child it becomes memory of the child alone: the parent does not see what the child writes. The child
+    sees what the parent writes, in each page that the child has not written to itself.
 
     Args:
         shape: a number of elements, or the extent of each dimension.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.algorithms.phases import Composition
-from unisono.algorithms.registry import ALGORITHMS
+from unisono.algorithms.registry import ALGORITHMS, algorithms_of
 from unisono.algorithms.variants import Variant
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.local_reduction import reduce_local
@@ -127,7 +127,7 @@ def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only:
     found = dict[str, list[str]]()
     for collective in collectives:
         asked = trials.question(collective, SHORT[0])
-        for name, each in ALGORITHMS[collective].items():
+        for name, each in algorithms_of(collective).items():
             is_composed = isinstance(each, Composition)
             row = candidate(Variant(name), asked, trials.known, None, is_named=not is_composed)
             if row.refusal is None and row.predicted_s is not None and (is_composed or not compositions_only):

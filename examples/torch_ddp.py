@@ -1,6 +1,6 @@
 """Data-parallel training by torch over Unisono: a small network learns scikit-learn's handwritten digits.
 
-Run it by ``torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py``. What makes it Unisono's is the name of
+Run it by ``unisono run -n 2 examples/torch_ddp.py``. What makes it Unisono's is the name of
 the backend.
 """
 

@@ -23,9 +23,10 @@ OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def interrupts_are_heard() -> None:
-    """A shell that starts the tests in the background has them ignore SIGINT, which the ranks would inherit."""
+def signals_are_as_usual() -> None:
+    """Ranks inherit ignored signals. A shell in the background ignores SIGINT, and some programs ignore SIGCHLD."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

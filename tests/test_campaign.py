@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from unisono.algorithms.variants import parsed
 from unisono.algorithms.vendors import MPI_NATIVE
 from unisono.collectives.trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning import calibration_files
 from unisono.tuning.campaign import FAMILIES, Campaign, Placed, Settings
 from unisono.tuning.choice import SEGMENT, Known, Question, candidate, choose
-from unisono.tuning.parameters import PRIORS, Link, Parameters, from_json
+from unisono.tuning.identity import fingerprint
+from unisono.tuning.parameters import PRIORS, Link, Parameters
 from unisono.tuning.store import Measurement, Store
 from unisono.tuning.table import compiled, loaded
 
@@ -285,13 +288,28 @@ def test_all_ranks_go_through_the_same_campaign() -> None:
     assert one.ran == other.ran
 
 
-def test_sizes_that_the_budget_does_not_suffice_for_are_counted() -> None:
-    def left(budget_s: float) -> int:
+def test_campaign_returns_sizes_that_budget_left_out() -> None:
+    def left(budget_s: float) -> list[tuple[str, int]]:
         settings = Settings(["allreduce"], GRID, budget_s, {"machine": "made up"})
         return Campaign(MadeUp(4, seed=8), settings, lambda _: None, lambda *_: None).run()
 
-    assert left(10.0) == 0
-    assert 0 < left(0.02) < len(GRID)
+    assert left(10.0) == []
+    few = left(0.02)
+    assert 0 < len(few) < len(GRID)
+    assert set(few) < {("allreduce", nbytes) for nbytes in GRID}
+
+
+def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
+    before = campaign(MadeUp(4, seed=1), 10.0)
+    doubtful = frozenset((each.context, each.nbytes) for each in before if each.nbytes < 100)
+    trials, kept = MadeUp(4, seed=2), list[Measurement]()
+    settings = Settings(["allreduce"], GRID, 10.0, {"machine": "made up"}, again=doubtful)
+    Campaign(trials, settings, kept.extend, lambda *_: None, before).run()
+    known = {(each.context, each.nbytes) for each in before} - doubtful
+    variants = Counter((each.context, each.nbytes) for each in kept)
+    assert all(variants[point] >= FAMILIES for point in doubtful)
+    # Elsewhere, only parameters of winners are refined.
+    assert all("(" in each.variant for each in kept if (each.context, each.nbytes) in known)
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 1.0])
@@ -367,12 +385,12 @@ def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
     assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
 
 
-def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--json"]
+def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--force", "--json"]
     ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    (kept,) = (tmp_path / "cache" / "unisono").glob("*.json")
-    found = from_json(json.loads(kept.read_text()))
+    found = calibration_files.parameters_of(fingerprint())
     assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
     # On one host there are no pairs to measure, and nothing to compose.
     assert found.links["shm"].pairs == math.inf
@@ -409,7 +427,7 @@ def test_what_cannot_be_done_is_told_in_a_line(arguments: list[str], reason: str
 
 
 def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = unisono("calibrate", "--short", "--transport", "shm", "--json", folder=tmp_path)
+    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     parameters = json.loads(ended.stdout)
     assert len(parameters["links"]["shm"]["step"]) > 3
@@ -420,7 +438,7 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
-    ended = unisono("calibrate", "--short", "--transport", "shm", "--json", folder=tmp_path)
+    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
     assert ended.returncode == 0
     assert "the calibration is not kept" in ended.stderr
     assert json.loads(ended.stdout)["links"]["shm"]["step"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transport_doubles
-from transport_doubles import BUGS, Double, factory_of
+from transport_doubles import BUGS, BUGS_OF_LINKS, Double, QueueLinks, factory_of, framed_factory_of
 
 import unisono as un
 from unisono.errors import TransportUnavailableError, UsageError
@@ -71,9 +72,20 @@ def test_a_broken_promise_is_found_by_its_check(bug: type[Double], monkeypatch: 
     assert un.testing.check_transport(factory_of(Double), checks=[name]) == (name,)
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("bug", BUGS_OF_LINKS, ids=lambda bug: bug.__name__)
+def test_broken_promise_of_links_is_found_by_its_check(bug: type[QueueLinks], monkeypatch: pytest.MonkeyPatch) -> None:
+    name, message = BUGS_OF_LINKS[bug]
+    monkeypatch.setitem(CHECKS, name, CHECKS[name]._replace(limit_s=5.0))
+    with pytest.raises(un.testing.CheckError, match=f"^{name}: .*{re.escape(message)}"):
+        un.testing.check_transport(framed_factory_of(bug), checks=[name])
+    assert un.testing.check_transport(framed_factory_of(QueueLinks), checks=[name]) == (name,)
+
+
 def test_every_promise_is_broken_by_one() -> None:
     # A job of collectives breaks with any of them.
-    assert set(BUGS.values()) == set(CHECKS) - {"collectives"}
+    broken = {*BUGS.values(), *(name for name, _ in BUGS_OF_LINKS.values())}
+    assert broken == set(CHECKS) - {"collectives"}
 
 
 def test_what_is_wrong_with_a_factory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -154,6 +155,27 @@ def test_of_two_that_are_predicted_alike_the_first_in_the_table_is_chosen(monkey
 def test_a_forced_algorithm_that_is_refused_is_an_error_with_the_reason() -> None:
     with pytest.raises(NoAlgorithmError, match="ring needs a commutative operation"):
         choose(replace(ASKED, commutative=False, algorithm="ring"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"order": "canonical", "algorithm": "ring"},
+            "ring does not combine by the balanced tree, which reproducible=True asks for; "
+            "balanced_tree can carry out this allreduce",
+        ),
+        (
+            {"size": 3, "algorithm": "recursive_doubling", "collective": "allgather"},
+            "recursive_doubling does not run on 3 ranks: it needs a number of ranks that is a power of two, not 3; "
+            "direct, ring, bruck, circulant and 2 more can carry out this allgather",
+        ),
+    ],
+)
+def test_forced_algorithm_that_cannot_run_is_answered_with_those_that_can(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(NoAlgorithmError) as caught:
+        choose(replace(ASKED, **change))
+    assert caught.value.message == message
 
 
 def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

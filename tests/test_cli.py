@@ -57,6 +57,33 @@ def test_every_subcommand_exists_and_has_help(name: str) -> None:
     assert f"unisono {name}" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["explain", "allreduce", "1M", "-n", "4"], "predicted us"),
+        (["show", "allreduce", "ring", "-n", "2"], "->1 "),
+    ],
+)
+def test_results_are_told_where_the_output_has_few_characters(arguments: list[str], part: str) -> None:
+    ended = unisono(*arguments, PYTHONIOENCODING="ascii", COLUMNS="200")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert part in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["run", "-n", "2", "-m", "unisono", "--version"], ["test", "--cases", "5"]])
+def test_commands_run_where_every_warning_is_an_error(arguments: list[str]) -> None:
+    ended = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_result_that_cannot_be_written_is_an_error_in_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "unisono", "--version"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S, check=False)
+    assert ended.stderr == b"unisono: the output cannot be written: No space left on device\n"
+    assert ended.returncode == 1
+
+
 def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
     ended = unisono("dance")
     assert (ended.returncode, ended.stdout) == (2, "")

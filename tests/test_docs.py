@@ -18,6 +18,7 @@ from deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.launchers.launch import Pool
+from unisono.options import FIELDS, LAUNCHER_VARIABLES, PREFIX, variable
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
@@ -127,6 +128,21 @@ def test_the_examples_in_docstrings_give_what_they_show(path: Path) -> None:
     result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_overview_links_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / match["target"]).resolve() for match in LINK.finditer(index.read_text())}
+    assert sorted({*(ROOT / "docs").rglob("*.md")} - {index} - linked) == []
+
+
+def test_settings_page_lists_every_variable_with_its_default() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    defaults = dict(re.findall(r"^\| `(UNISONO_\w+)` \|\s*`?([^|`]*?)`?\s*\|", text, re.MULTILINE))
+    ours = {variable(name): str(getattr(un.Options(), name)) for name in FIELDS}
+    assert {name: default for name, default in defaults.items() if name in ours} == ours
+    launchers = {PREFIX + name for name in LAUNCHER_VARIABLES}
+    assert set(re.findall(r"`(UNISONO_[A-Z_]+)`", text)) == {*ours, *launchers}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,7 +71,16 @@ def test_a_setting_that_cannot_be_used_is_found() -> None:
 def test_people_get_the_same_in_tables() -> None:
     ended = run_doctor()
     assert ended.returncode == 0
-    for text in ("Needed", "native core", "Optional packages", "torch", "Settings", "bind_address", "Trust: "):
+    for text in (
+        "Needed",
+        "native core",
+        "Optional packages",
+        "torch",
+        "Settings",
+        "UNISONO_BIND_ADDRESS",
+        "calibrat",
+        "Trust: ",
+    ):
         assert text in ended.stdout
 
 
@@ -82,6 +92,33 @@ def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypa
     assert not finding.usable
     assert finding.detail == "PermissionError: [Errno 1] Operation not permitted"
     assert not doctor.Report({}, [finding], [], [], [], [], "", "").healthy
+
+
+@pytest.mark.parametrize(
+    ("lack", "why"),
+    [
+        (PermissionError(1, "Operation not permitted"), "Operation not permitted"),
+        (AttributeError("pidfd_open"), "this Python has no os.pidfd_open"),
+    ],
+)
+def test_launchers_do_without_descriptors_of_processes(
+    monkeypatch: pytest.MonkeyPatch, lack: Exception, why: str
+) -> None:
+    def refuse(_: int) -> int:
+        raise lack
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    findings = run_checks()
+    found = next(each for each in findings if each.subject == "process watching")
+    assert found.detail.startswith(f"OSError: no pidfd_open ({why}): launchers look")
+    assert doctor.Report({}, findings, [], [], [], [], "", "").healthy
+
+
+def test_packages_are_not_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('the file of the user was imported')")
+    monkeypatch.chdir(tmp_path)
+    (finding,) = look_for([ABSENT._replace(statement="import queue; print('found')")])
+    assert (finding.usable, finding.detail) == (True, "found")
 
 
 def test_an_absent_package_is_not_installed() -> None:

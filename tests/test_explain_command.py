@@ -52,6 +52,9 @@ def test_the_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
         (["allreduce", "8", "--size", "8"], "given twice"),
         (["allreduce", "8", "--algorithm", "rnig"], "did you mean 'ring'"),
         (["allreduce", "many"], "'many' is not"),
+        (["allreduce", "8", "--algorithm", "ring(segmnt=4)"], "it has segment_nbytes; did you mean 'segment_nbytes'?"),
+        (["allreduce", "8", "--per-host", "1", "--link", "shm"], "share no memory"),
+        (["allreduce", "8", "--per-host", "2", "--topology", "t.toml"], "leave --per-host and --link out"),
     ],
 )
 def test_wrong_input_is_told_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -59,3 +62,25 @@ def test_wrong_input_is_told_in_a_line(capsys: pytest.CaptureFixture[str], argum
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_call_with_counts_is_explained_as_a_job_would_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
+    nbytes, ranks = 1 << 16, 2
+    answer = explain(capsys, "allgatherv", str(nbytes), "-n", str(ranks))
+    assert answer["question"]["varying"]
+    variants = un.launch(lambda world: world.explain("allgatherv", nbytes).choice.variant, ranks, timeout_s=DEADLINE_S)
+    assert [answer["choice"]["variant"]] * ranks == variants
+    assert main(["explain", "alltoallv", "64", "-n", "4"]) == 0
+    assert "alltoallv, 64 B, 4 ranks by shm on one host" in capsys.readouterr().out
+
+
+def test_ranks_on_several_hosts_are_told_from_ranks_that_share_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    on_hosts = explain(capsys, "allreduce", "-n", "1000", "--per-host", "8")["question"]
+    assert (len(on_hosts["hosts"]), on_hosts["link"], on_hosts["inside"]) == (125, "tcp", "shm")
+    assert on_hosts["crowd"] == max(1, 8 / len(os.sched_getaffinity(0)))
+    assert main(["explain", "allreduce", "-n", "1000"]) == 0
+    assert "1000 ranks share" in capsys.readouterr().out
+    assert main(["explain", "allreduce", "-n", "1000", "--per-host", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "1000 ranks on 125 hosts, by shm inside them and by tcp between them" in out
+    assert "ranks share" not in out

@@ -133,6 +133,38 @@ def test_a_skipped_call_is_a_disagreement(ranks: NativeRanks) -> None:
         assert "rank 1 called barrier()" in text
 
 
+def broadcast_from_another_root(world: un.Communicator, calls: int) -> tuple[str, str]:
+    """Rank 2 names another root, and then waits; ranks 0 and 1 go on with broadcasts, which end without it."""
+    world.broadcast(X, 0)
+    error = told(lambda: world.broadcast(X, 1 if world.rank == 2 else 0))
+    for _ in range(calls):
+        error = error if error[0] else told(lambda: world.broadcast(X, 0))
+    return error if error[0] else told(world.barrier)
+
+
+def test_a_root_that_differs_is_found_however_far_the_others_run_ahead() -> None:
+    with NativeRanks(3, "tcp") as ranks:  # whose sockets hold tens of thousands of small messages
+        for kind, text in ranks.run_calls(broadcast_from_another_root, 50_000):
+            assert kind == "MismatchError", text
+            assert "rank 2 called broadcast(float32[8], root=1) at " in text
+
+
+def close_after(world: un.Communicator, say: Say, divergent: bool) -> None:
+    """Make a last call that no rank waits in, with roots that differ if it is `divergent`; and close."""
+    error = told(lambda: world.broadcast(X, world.rank % 2 if divergent else 0))
+    say(error if error[0] else told(world.close))
+
+
+@pytest.mark.parametrize(("size", "divergent"), [(2, True), (3, True), (3, False)])
+def test_closing_finds_a_disagreement_on_the_last_call(
+    tmp_path: Path, transport: str, size: int, divergent: bool
+) -> None:
+    with Job(close_after, size, tmp_path, divergent, transports=transport) as job:
+        for kind, text in job.hear_all():
+            assert kind == ("MismatchError" if divergent else ""), text
+            assert not divergent or "rank 1 called broadcast(float32[8], root=1) at " in text
+
+
 def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple[str, str]:
     error = ("", "")
     if world.rank == 0:
@@ -180,9 +212,9 @@ def test_a_killed_rank_is_lost_to_all_others(
         assert [kind for kind, _ in job.hear_all(but=killed)] == ["AbortedError"] * (size - 1)
 
 
-def leave_early(world: un.Communicator, say: Say, how: str) -> None:
+def leave_early(world: un.Communicator, say: Say, leaver: int, how: str) -> None:
     world.allreduce(X)
-    if world.rank == world.size - 1:
+    if world.rank == leaver:
         if how == "raises":
             raise ValueError("out of luck")
         if how == "closes":
@@ -191,16 +223,46 @@ def leave_early(world: un.Communicator, say: Say, how: str) -> None:
     say(told(lambda: world.allreduce(X)))
 
 
-@pytest.mark.parametrize(("size", "how"), [(2, "raises"), (4, "raises"), (3, "closes"), (3, "returns")])
+@pytest.mark.parametrize(
+    ("size", "leaver", "how"),
+    [(2, 1, "raises"), (3, 0, "raises"), (4, 3, "raises"), (3, 2, "closes"), (3, 0, "closes"), (3, 2, "returns")],
+)
 def test_a_rank_that_leaves_without_a_call_is_lost_to_the_others(
-    tmp_path: Path, transport: str, size: int, how: str
+    tmp_path: Path, transport: str, size: int, leaver: int, how: str
 ) -> None:
-    with Job(leave_early, size, tmp_path, how, transports=transport) as job:
-        for kind, text in job.hear_all(but=size - 1):
+    with Job(leave_early, size, tmp_path, leaver, how, transports=transport) as job:
+        for kind, text in job.hear_all(but=leaver):
             assert kind == "PeerLostError", text
             reason = "has left: ValueError: out of luck" if how == "raises" else "has left the communicator"
-            assert f"rank {size - 1} {reason}" in text
-        assert job.exit_code(size - 1) == (1 if how == "raises" else 0)
+            assert f"rank {leaver} {reason}" in text
+        assert job.exit_code(leaver) == (1 if how == "raises" else 0)
+
+
+def lose_the_first_rank_well(world: un.Communicator, say: Say) -> None:
+    """Rank 0 closes its communicator when it is not needed any more; the others go on in one of their own."""
+    if world.rank == 0:
+        world.close()
+        say("closed")
+        return
+    others = world.subgroup([1, 2, 3])
+    others.allreduce(X)
+    say(os.getpid())
+    if world.rank == 3:
+        time.sleep(DEADLINE_S)
+    say(told(lambda: others.recv(X.copy(), 2)))  # rank 3 of the job, from which nothing has come yet
+
+
+def test_a_death_is_heard_of_when_rank_0_has_left(tmp_path: Path, transport: str) -> None:
+    with Job(lose_the_first_rank_well, 4, tmp_path, transports=transport) as job:
+        _, _, _, victim = job.hear_all()
+        assert job.exit_code(0) == 0
+        time.sleep(BLOCKED_S)
+        job.signal(3, signal.SIGKILL)
+        for rank in (1, 2):
+            kind, text = job.hear(rank)
+            assert kind == "PeerLostError", text
+            assert f"rank 3 died [rank {rank}; " in text
+            assert f"rank 3 was process {victim} on {os.uname().nodename}]" in text
 
 
 def receive_from_the_dead(world: un.Communicator, say: Say) -> None:
@@ -252,18 +314,71 @@ def test_a_rank_that_stays_away_is_named_and_told_when_it_comes(tmp_path: Path, 
         assert [kind for kind, _ in second] == ["AbortedError"] * 3
 
 
-def be_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
-    world.allreduce(X)
+def be_stopped(world: un.Communicator, say: Say, folder: Path, victim: int, channels: str) -> None:
+    if channels == "open":
+        world.allreduce(X)
     say("ready")
-    if world.rank == 1:
+    if world.rank == victim:
         time.sleep(DEADLINE_S)
     else:
         await_marks(folder, "stopped")
         say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
 
 
-def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str) -> None:
-    with Job(be_stopped, 3, tmp_path, tmp_path, transports=transport) as job:
+@pytest.mark.parametrize(("victim", "channels"), [(0, "open"), (0, "closed"), (1, "closed"), (2, "open")])
+def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str, victim: int, channels: str) -> None:
+    with Job(be_stopped, 3, tmp_path, tmp_path, victim, channels, transports=transport) as job:
+        job.hear_all()
+        job.signal(victim, signal.SIGSTOP)
+        leave_mark(tmp_path, "stopped")
+        outcomes = job.hear_all(but=victim)
+        job.signal(victim, signal.SIGKILL)
+        for kind, text in outcomes:
+            assert kind == "CollectiveTimeoutError", text
+            assert f"waited {SHORT_S} s in call #{1 if channels == 'open' else 0} allreduce(" in text
+            assert f": rank {victim} does not answer" in text
+
+
+def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
+    """Start calls with rank 0, to which no channel is open: none of them waits for it."""
+    say("ready")
+    if world.rank == 0:
+        await_marks(folder, "stopped")
+    works = []
+    if world.rank == 1:
+        await_marks(folder, "stopped")
+        works = [world.send(X, 0, wait=False), world.allreduce(X, wait=False)]
+        say("started")
+    else:
+        received = X.copy()
+        works = [world.recv(received, 1, wait=False)] if world.rank == 0 else []
+        works.append(world.allreduce(X, wait=False))
+    un.wait_all(works)
+    say(told(world.barrier))
+
+
+def test_calls_are_started_while_their_peer_is_stopped(tmp_path: Path, transport: str) -> None:
+    with Job(start_calls_with_the_stopped, 2, tmp_path, tmp_path, transports=transport) as job:
+        job.hear_all()
+        job.signal(0, signal.SIGSTOP)
+        leave_mark(tmp_path, "stopped")
+        assert job.hear(1) == "started"
+        job.signal(0, signal.SIGCONT)
+        assert job.hear_all() == [("", "")] * 2
+
+
+def pass_round(world: un.Communicator, say: Say, folder: Path) -> None:
+    """Receive from the rank before, and send to the next one; rank 1, on which all wait, is stopped."""
+    world.barrier()
+    say("ready")
+    if world.rank == 1:
+        time.sleep(DEADLINE_S)
+    await_marks(folder, "stopped")
+    say(told(lambda: world.recv(X.copy(), (world.rank - 1) % world.size, timeout_s=SHORT_S)))
+
+
+def test_a_timeout_of_a_message_names_the_rank_that_all_wait_for(tmp_path: Path, transport: str) -> None:
+    with Job(pass_round, 4, tmp_path, tmp_path, transports=transport) as job:
         job.hear_all()
         job.signal(1, signal.SIGSTOP)
         leave_mark(tmp_path, "stopped")
@@ -271,7 +386,34 @@ def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str) ->
         job.signal(1, signal.SIGKILL)
         for kind, text in outcomes:
             assert kind == "CollectiveTimeoutError", text
-            assert "rank 1 does not answer" in text
+            assert "rank 1 does not answer (is it stopped?)" in text
+
+
+def send_to_each_other(world: un.Communicator) -> tuple[str, str]:
+    """Make the mistake of beginners: both ranks send a large message first."""
+    return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1 - world.rank, timeout_s=SHORT_S))
+
+
+def test_ranks_that_send_to_each_other_are_told_that_they_wait_for_each_other(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        for kind, text in ranks.run_calls(send_to_each_other):
+            assert kind == "CollectiveTimeoutError", text
+            assert "test_faults.py:" in text
+            assert text.partition(" [rank")[0].endswith(": these ranks wait for each other")
+
+
+def receive_another_tag(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.recv(np.zeros(8, np.float32), 1, 5, timeout_s=SHORT_S))
+    world.send(X, 0, 6)
+    return until_an_error(lambda: world.iprobe(0))
+
+
+def test_a_timeout_of_a_message_tells_which_tags_have_come(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        kind, text = ranks.run_calls(receive_another_tag)[0]
+    assert kind == "CollectiveTimeoutError"
+    assert "waited 0.5 s for a message from rank 1 (1 with other tags have come: 6): rank 1 is in " in text
 
 
 def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
@@ -295,7 +437,7 @@ def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
 def test_a_large_message_that_nobody_receives_times_out(ranks: NativeRanks) -> None:
     for kind, text in ranks.run_calls(send_to_nobody):
         assert kind == "CollectiveTimeoutError"
-        assert "for room to send to rank 1" in text
+        assert "rank 0 waited 0.5 s for rank 1 to receive its message: rank 1 is in allreduce(" in text
 
 
 def leave_after_a_send(world: un.Communicator) -> float:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S, eventually
 from harness import by_messages
 from native_ranks import Job
 from ports import free_port
 
 import unisono as un
 from unisono.algorithms.registry import algorithms_of
+from unisono.transports.rendezvous.file_store import FileStore
 
 Say = Callable[[Any], None]
 
@@ -43,6 +48,95 @@ def test_worlds_of_one_can_be_made_again_and_leave_no_descriptors() -> None:
         un.init().close()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def drop_the_world() -> None:
+    world = un.init()
+    world.allreduce(np.ones(3))
+    world.barrier(wait=False).wait()
+
+
+def world_of_a_plan() -> Callable[[], Any]:
+    return un.init().plan("allreduce", np.ones(3))
+
+
+def opened() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has, without garbage."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_a_world_that_is_dropped_is_closed() -> None:
+    un.init().close()
+    before = opened()
+    for _ in range(5):
+        drop_the_world()
+    assert eventually(lambda: opened() == before)
+
+
+def test_a_world_that_is_dropped_stays_open_for_its_plans_and_works() -> None:
+    before = opened()
+    plan, work, part = world_of_a_plan(), un.init().allreduce(np.ones(3), wait=False), un.init().dup()
+    gc.collect()
+    assert [plan().tolist(), work.wait().tolist(), part.allreduce(np.ones(3)).tolist()] == [[1.0] * 3] * 3
+    del plan, work, part
+    assert eventually(lambda: opened() == before)
+
+
+def test_every_thread_that_closes_a_world_returns_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, left = threading.Event(), threading.Event(), []
+    leave = FileStore.close
+
+    def leave_slowly(store: FileStore) -> None:
+        begun.set()
+        go_on.wait()
+        leave(store)
+
+    monkeypatch.setattr(FileStore, "close", leave_slowly)
+    folder = tmp_path / "store"
+    world = un.init(store=f"file://{folder}", rank=0, size=1)
+
+    def close() -> None:
+        world.close()
+        left.append(folder.exists())
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    threads[1].join(0.2)  # long enough for one that does not wait
+    go_on.set()
+    for each in threads:
+        each.join()
+    assert left == [False, False]
+
+
+AT_EXIT = """
+import unisono as un
+from unisono.launchers.launch import Pool
+{program}
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "world = un.init()",
+        "un.init()",
+        "import threading; threading.Thread(target=un.init().close, daemon=True).start()",
+        "pool = Pool(1); pool.run(lambda comm: None)",
+        "Pool(1).run(lambda comm: None)",
+    ],
+)
+def test_what_is_open_at_exit_is_closed_without_a_warning(tmp_path: Path, program: str) -> None:
+    place = {"UNISONO_RANK": "0", "UNISONO_SIZE": "1", "UNISONO_STORE": f"file://{tmp_path}/store"}
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", AT_EXIT.format(program=program)]
+    environ = {**os.environ, **place, "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("algorithm", by_messages("allreduce"))

@@ -99,7 +99,10 @@ def test_a_store_is_served_over_ipv6(tmp_path: Path) -> None:
 
 def member(rank: int, host: str, address: str) -> Member:
     return Member(
-        rank, Addresses(host, f"name-{rank}", address, 4000 + rank, 100 + rank), "3", Surroundings(host, 1, 2, 3)
+        rank,
+        Addresses(host, f"name-{rank}", address, 4000 + rank, 100 + rank),
+        "3",
+        Surroundings(host, "node", 1, 2, 3),
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -178,6 +179,36 @@ def test_lines_of_the_ranks_can_be_captured(capsys: pytest.CaptureFixture[str]) 
     )
     assert sorted(lines) == [(0, "stdout", "hello"), (1, "stdout", "hello")]
     assert capsys.readouterr().out == ""
+
+
+PRINTING = """
+import sys
+import unisono as un
+def write(comm):
+    print("\u00b5 " * 50_000)
+    return comm.allgather_object(comm.rank)
+sys.stderr.write(str(un.launch(write, 2, timeout_s=60, env={"PYTHONIOENCODING": "utf-8"})))
+"""
+
+
+@pytest.mark.parametrize("redirection", [">&-", "| true", "> /dev/full", "> output"])
+def test_ranks_go_on_whatever_the_output_of_the_program_is(tmp_path: Path, redirection: str) -> None:
+    (tmp_path / "program.py").write_text(PRINTING)
+    command = f"PYTHONIOENCODING=ascii {shlex.quote(sys.executable)} program.py {redirection}"
+    ended = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.stderr == "[[0, 1], [0, 1]]"
+    if redirection == "> output":
+        lines = (tmp_path / "output").read_text().splitlines()
+        assert sorted(lines) == [f"[{rank}] {'u ' * 50_000}" for rank in range(2)]
+
+
+def test_ranks_import_no_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("random", "queue", "types", "selectors", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of the user was imported')")
+    monkeypatch.chdir(tmp_path)
+    assert un.launch(place, 2, timeout_s=DEADLINE_S) == [(0, 2), (1, 2)]
 
 
 def test_a_pool_keeps_its_ranks_and_their_communicator() -> None:

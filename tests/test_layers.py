@@ -17,8 +17,11 @@ import unisono
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
-    "unisono.log",
+    *("unisono.log", "unisono.autograph"),
 )
+# What processes, their children and their standard streams need, in any layer that does I/O.
+OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")
+_OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
 LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
 PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 
@@ -26,13 +29,14 @@ PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
 ALLOWED = {
     "algorithms": ("unisono.algorithms", *VOCABULARY),
     "tuning": ("unisono.tuning", "unisono.algorithms", *VOCABULARY),
-    "transports": ("unisono.transports", "unisono.algorithms", *VOCABULARY),
+    "transports": ("unisono.transports", "unisono.algorithms", *VOCABULARY, *OF_PROCESSES),
     "collectives": (
         *("unisono.collectives", "unisono.tuning", "unisono.transports", "unisono.algorithms"),
         *VOCABULARY,
+        *OF_PROCESSES,
     ),
     "frameworks": ("unisono.frameworks", *PUBLIC, *VOCABULARY),
-    "bench": ("unisono.bench", *PUBLIC, *VOCABULARY),
+    "bench": ("unisono.bench", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
     "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
 }
 
@@ -141,6 +145,7 @@ IMPURE = {
 }
 
 FILES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+FACADE = sorted(path for path in (ROOT / "unisono").rglob("*.py") if path.resolve().is_relative_to(ROOT / "unisono"))
 
 
 def name_of(path: Path) -> str:
@@ -182,13 +187,19 @@ def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
     assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
 
 
-@pytest.mark.parametrize("name", [part.partition(".")[2] for part in VOCABULARY])
+def test_native_core_is_imported_only_from_its_package() -> None:
+    """`from unisono.transports._core import x` would fail without advice where the core is missing."""
+    names = {(name_of(path), name) for path in (*FILES, *FACADE) for name in imports(path.read_text())}
+    assert [each for each in sorted(names) if each[1].startswith("unisono.transports._core.")] == []
+
+
+@pytest.mark.parametrize("name", [part.partition(".")[2] for part in (*VOCABULARY, *OF_PROCESSES)])
 def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name: str) -> None:
     source = (ROOT / "unisono" / f"{name}.py").read_text()
     foreign = [
         found
         for found in imports(source)
-        if not is_inside(found, (*VOCABULARY, "unisono.entry_points", "typing_extensions.dataclass_transform"))
+        if not is_inside(found, (*VOCABULARY, *OF_PROCESSES, *_OUTSIDE))
         and found.partition(".")[0] not in sys.stdlib_module_names
     ]
     assert foreign == []

@@ -14,9 +14,10 @@ from deadlines import DEADLINE_S
 
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
 from unisono.transports import doorkeeper, listener as listener_module
+from unisono.transports.dialer import Caller, Target, dial
 from unisono.transports.doorkeeper import greet
 from unisono.transports.hello import HELLO_NBYTES, DialerHandshake, Hello, Purpose
-from unisono.transports.listener import Addresses, Listener, dial
+from unisono.transports.listener import Addresses, Listener
 
 KEY = bytes(range(32))
 JOB = b"j" * 16
@@ -54,9 +55,12 @@ def door():
         yield opened
 
 
-def knock(addresses, **changes):
-    call = {"key": KEY, "job": JOB, "epoch": 0, "rank": 1, "peer": 0, "purpose": Purpose.TCP, "use_unix": False}
-    return dial(addresses, **{**call, "timeout_s": DEADLINE_S, **changes})
+def knock(addresses, *, key=KEY, job=JOB, epoch=0, rank=1, timeout_s=DEADLINE_S, **changes):
+    return dial(Caller(key, job, epoch, rank), target(addresses, **changes), timeout_s)
+
+
+def target(addresses, *, peer=0, use_unix=False, purpose=Purpose.TCP, communicator=0, lane=0):
+    return Target(peer, addresses, use_unix, purpose, communicator, lane)
 
 
 def stranger(addresses, use_unix=False):
@@ -126,10 +130,10 @@ def test_a_rank_in_another_process_gets_through(door):
     script = (
         "import sys\n"
         "from unisono.transports.hello import Purpose\n"
-        "from unisono.transports.listener import Addresses, dial\n"
+        "from unisono.transports.dialer import Caller, Target, dial\n"
+        "from unisono.transports.listener import Addresses\n"
         "where = Addresses(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))\n"
-        "sock, hello = dial(where, key=bytes(range(32)), job=b'j' * 16, epoch=0, rank=2, peer=0,"
-        " purpose=Purpose.SHM, use_unix=True, timeout_s=100)\n"
+        "sock, hello = dial(Caller(bytes(range(32)), b'j' * 16, 0, 2), Target(0, where, True, Purpose.SHM), 100)\n"
         "sock.sendall(b'hello from afar')\n"
     )
     arguments = [str(value) for value in dataclasses.astuple(door.addresses)]

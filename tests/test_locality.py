@@ -31,7 +31,7 @@ from unisono.transports.locality import Locality, Surroundings
 Say = Callable[[Any], None]
 
 KEY, JOB = bytes(range(32)), b"j" * 16
-HERE = Surroundings("machine", 1, 2, 3)
+HERE = Surroundings("machine", "node", 1, 2, 3)
 SYSCALLS = {"x86_64": (0xC000003E, 319), "aarch64": (0xC00000B7, 279)}  # the architecture, and memfd_create
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from unisono.transports.cuda.catalogue import KERNELS, SHARED_HEADERS
 
@@ -76,12 +78,12 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_import_from_the_source_folder(python: Path) -> None:
-    """A regular install, used inside the repository: Python finds the folder first, and is told what to do."""
-    code = "import unisono; from unisono.transports import _core"
-    ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
-    assert "pip install --editable" in ended.stderr
+    """Use a regular install inside the repository: Python imports the folder, and the error says what to do."""
+    for code in ("import unisono; unisono.init()", "from unisono.transports import _core"):
+        ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 1
+        assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
+        assert "pip install --editable" in ended.stderr
 
 
 def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
@@ -90,15 +92,44 @@ def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
         assert run(sys.executable, "-c", code, cwd=cwd, timeout_s=60).strip() == "unisono.transports._core"
 
 
-def test_a_source_folder_without_its_native_core_says_what_to_do(tmp_path: Path) -> None:
-    # -S leaves out site-packages, and with them the editable install.
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport unisono.transports\nunisono.transports._core"
-    ended = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+def in_the_source_folder(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python where Unisono is imported from its source folder, without the native core.
+
+    -S leaves out the hook of the editable install, which would find the core.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from unisono.transports import _core",
+        "import unisono as un; un.init()",
+        "import unisono as un; un.empty(3)",
+        "import unisono as un; un.launch(print, 2)",
+    ],
+)
+def test_source_folder_without_native_core_says_what_to_do(code: str, tmp_path: Path) -> None:
+    ended = in_the_source_folder("-c", code, folder=tmp_path)
     assert ended.returncode == 1
-    assert "pip install --editable" in ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: Unisono was imported from its source folder {ROOT}")
+    assert f"pip install --editable {ROOT}" in last
     assert "During handling" not in ended.stderr
+    assert "<frozen importlib" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", ["run -n 2 program.py", "tune", "bench allreduce"])
+def test_command_without_native_core_ends_with_one_line_of_advice(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("pass")
+    ended = in_the_source_folder("-m", "unisono", *arguments.split(), folder=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"unisono: Unisono was imported from its source folder {ROOT}")
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_another_missing_name_of_the_transports_is_an_attribute_error() -> None:
@@ -126,5 +157,25 @@ def test_the_preflight_check_says_what_is_missing_and_how_to_get_it(tmp_path: Pa
     assert ended.returncode == 1
     assert "missing: Python 3.10 or newer" in ended.stderr
     assert "missing: a C++20 compiler as 'no-such-compiler'" in ended.stderr
+    for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
+        assert advice in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"), [("no-such-compiler", "none was"), ("old-compiler", "compiles no")], ids=["none", "old"]
+)
+def test_pip_without_cxx20_compiler_says_how_to_get_one(compiler: str, problem: str, tmp_path: Path) -> None:
+    pytest.importorskip("cmake")
+    old = tmp_path / "old-compiler"
+    old.write_text('#!/bin/sh\ncase "$*" in *-std=c++20*) exit 1;; esac\nexec c++ "$@"\n')
+    old.chmod(0o755)
+    programs = Path(sys.executable).parent
+    configure = [programs / "cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", "-DUNISONO_MODULE=OFF"]
+    environment = {**os.environ, "CXX": str(old) if compiler == old.name else compiler}
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # where ninja is
+    ended = subprocess.run(configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1
+    assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in ended.stderr
+    assert problem in ended.stderr
     for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
         assert advice in ended.stderr

@@ -8,7 +8,7 @@ import pytest
 
 import unisono as un
 from unisono.collectives.knowledge import adopted, offered
-from unisono.tuning import identity
+from unisono.tuning import calibration_files, identity
 from unisono.tuning.choice import Known, Question, explain
 from unisono.tuning.parameters import PRIORS, priors
 
@@ -44,7 +44,7 @@ def test_all_ranks_take_the_priors_of_rank_0s_machine(
     monkeypatch.setattr(identity, "maker", lambda: "GenuineIntel")
     assert adopted(of_rank_0).parameters == priors(AMD)
     assert adopted(offered(un.Options(), 1)).parameters == PRIORS
-    assert identity.parameters_of("a machine on which nothing was measured") == PRIORS
+    assert calibration_files.parameters_of("a machine on which nothing was measured") == PRIORS
 
 
 def test_the_maker_is_what_linux_says() -> None:

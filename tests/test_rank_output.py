@@ -7,6 +7,7 @@ from unisono.launchers import output
 from unisono.launchers.failure import LastError, last_error, root_cause
 from unisono.launchers.output import Lines, MergedOutput
 from unisono.launchers.process import Exit
+from unisono.processes import LOST
 
 CHAINED = b"""Traceback (most recent call last):
   File "program.py", line 4, in <module>
@@ -33,8 +34,25 @@ GROUP = b"""  + Exception Group Traceback (most recent call last):
   +-+---------------- 1 ----------------
     | ValueError: one
 """
-LOST = LastError("unisono.errors.PeerLostError", "rank 1 has died")
+PEER_LOST = LastError("unisono.errors.PeerLostError", "rank 1 has died")
 OWN = LastError("ValueError", "bad")
+OF_TORCH = b"""[rank0]: Traceback (most recent call last):
+[rank0]:   File "program.py", line 2, in <module>
+[rank0]:     dist.all_reduce(x)
+[rank0]: unisono.errors.PeerLostError: rank 1 has left: ValueError: bad
+
+[rank0]: The above exception was the direct cause of the following exception:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "program.py", line 4, in called
+[rank0]: torch.distributed.DistBackendError: unisono: Connection closed by peer: PeerLostError: rank 1 has left
+"""
+BY_UNISONO = LastError(
+    "torch.distributed.DistBackendError", "unisono: Connection closed by peer: PeerLostError: rank 1"
+)
+BY_GLOO = LastError(
+    "RuntimeError", "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:11139. This"
+)
 
 
 class Written:
@@ -70,7 +88,12 @@ def test_a_line_without_end_is_not_kept_for_ever() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
-    [(CHAINED, "ValueError", "of two"), (SYNTAX, "SyntaxError", "invalid syntax"), (GROUP, "ExceptionGroup", "two")],
+    [
+        (CHAINED, "ValueError", "of two"),
+        (SYNTAX, "SyntaxError", "invalid syntax"),
+        (GROUP, "ExceptionGroup", "two"),
+        (OF_TORCH, "torch.distributed.DistBackendError", "unisono: Connection closed by peer: PeerLostError"),
+    ],
 )
 def test_the_last_error_is_that_of_the_last_traceback(text: bytes, kind: str, message: str) -> None:
     found = last_error(text.splitlines(keepends=True))
@@ -81,7 +104,7 @@ def test_the_last_error_is_that_of_the_last_traceback(text: bytes, kind: str, me
 
 def test_an_error_without_a_message_has_its_type_only() -> None:
     assert str(last_error([b"Traceback (most recent call last):\n", b"KeyboardInterrupt\n"])) == "KeyboardInterrupt"
-    assert str(LOST) == "PeerLostError: rank 1 has died"
+    assert str(PEER_LOST) == "PeerLostError: rank 1 has died"
 
 
 def test_no_traceback_is_no_error() -> None:
@@ -93,14 +116,16 @@ def test_no_traceback_is_no_error() -> None:
     ("exits", "errors", "cause"),
     [
         ([Exit(0, 0), Exit(1, 0)], {}, None),
-        ([Exit(0, 1), Exit(1, 1)], {0: LOST, 1: OWN}, 1),
-        ([Exit(2, 1), Exit(0, 1), Exit(1, 1)], {0: OWN, 1: OWN, 2: LOST}, 0),
-        ([Exit(0, 1), Exit(1, -9)], {0: LOST}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: PEER_LOST, 1: OWN}, 1),
+        ([Exit(2, 1), Exit(0, 1), Exit(1, 1)], {0: OWN, 1: OWN, 2: PEER_LOST}, 0),
+        ([Exit(0, 1), Exit(1, -9)], {0: PEER_LOST}, 1),
         ([Exit(0, -15, stopped=True), Exit(1, 1)], {1: OWN}, 1),
-        ([Exit(0, -15, stopped=True), Exit(1, 1)], {1: LOST}, 1),
-        ([Exit(0, 1), Exit(1, 1)], {0: LOST, 1: LOST}, 0),
+        ([Exit(0, -15, stopped=True), Exit(1, 1)], {1: PEER_LOST}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: PEER_LOST, 1: PEER_LOST}, 0),
         ([Exit(0, -15, stopped=True)], {}, 0),
-        ([Exit(0, 1), Exit(1, 3)], {0: LOST}, 1),
+        ([Exit(0, 1), Exit(1, 3)], {0: PEER_LOST}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: BY_UNISONO, 1: OWN}, 1),
+        ([Exit(0, 1), Exit(1, 1)], {0: BY_GLOO, 1: OWN}, 1),
     ],
 )
 def test_the_cause_is_the_first_rank_that_did_not_fail_of_another(
@@ -111,20 +136,22 @@ def test_the_cause_is_the_first_rank_that_did_not_fail_of_another(
 
 
 def test_exits_are_told_as_shells_count_them() -> None:
-    assert [Exit(0, code).status for code in (0, 3, -9)] == [0, 3, 137]
-    assert [str(Exit(0, code)) for code in (3, -9, -40)] == [
+    assert [Exit(0, code).status for code in (0, 3, -9, LOST)] == [0, 3, 137, 1]
+    assert [str(Exit(0, code)) for code in (3, -9, -40, LOST)] == [
         "exited with code 3",
         "was killed by SIGKILL",
         "was killed by signal 40",
+        "ended, and its exit code is lost (the program has waited for all of its children)",
     ]
 
 
-def test_a_traceback_is_held_back_until_the_end() -> None:
+@pytest.mark.parametrize("traceback", [CHAINED, OF_TORCH])
+def test_a_traceback_is_held_back_until_the_end(traceback: bytes) -> None:
     written = Written(hold=True)
-    written.output.output(0, "stderr", b"before\n" + CHAINED)
+    written.output.output(0, "stderr", b"before\n" + traceback)
     written.output.output(1, "stdout", b"Traceback (most recent call last):\n")
     assert written.lines == [(0, "stderr", b"before\n"), (1, "stdout", b"Traceback (most recent call last):\n")]
-    assert written.output.finish() == {0: CHAINED.splitlines(keepends=True)}
+    assert written.output.finish() == {0: traceback.splitlines(keepends=True)}
 
 
 def test_without_holding_back_a_traceback_is_written_and_still_told() -> None:
@@ -134,15 +161,17 @@ def test_without_holding_back_a_traceback_is_written_and_still_told() -> None:
     assert written.output.finish() == {0: SYNTAX.splitlines(keepends=True)}
 
 
-@pytest.mark.parametrize(("ended", "held"), [(True, True), (False, False)])
-def test_a_held_traceback_is_written_once_the_rank_has_lived_on(
-    monkeypatch: pytest.MonkeyPatch, ended: bool, held: bool
+@pytest.mark.parametrize(
+    ("ended", "held"), [([], False), ([Exit(1, 0)], False), ([Exit(0, 1)], True), ([Exit(1, 1)], True)]
+)
+def test_a_held_traceback_is_written_once_the_rank_has_lived_on_while_none_has_failed(
+    monkeypatch: pytest.MonkeyPatch, ended: list[Exit], held: bool
 ) -> None:
     monkeypatch.setattr(output, "HOLD_S", -1.0)
     written = Written(hold=True)
     written.output.output(0, "stderr", SYNTAX)
-    if ended:
-        written.output.ended(Exit(0, 1))
+    for each in ended:
+        written.output.ended(each)
     written.output.tick()
     assert bool(written.output.finish()) is held
     assert (b"".join(line for _, _, line in written.lines) == SYNTAX) is not held

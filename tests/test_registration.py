@@ -144,7 +144,7 @@ def test_a_builder_with_counts_per_rank_is_noticed() -> None:
 
 def test_every_declaration_of_an_algorithm_can_be_declared_or_is_found_out() -> None:
     options = set(signature(algorithm).parameters) - {"sizes"}
-    assert options == {field.name for field in fields(Algorithm)} - {"build", "varying", "vendor"}
+    assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {"build", "varying", "vendor"}
 
 
 def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
@@ -217,7 +217,10 @@ def test_a_wrong_declaration_is_refused(declared: dict[str, object], message: st
 
 
 def test_a_builder_of_plans_with_another_name_is_refused() -> None:
-    with pytest.raises(PlanError, match="allreduce other builds plans of allreduce my_ring"):
+    with pytest.raises(
+        PlanError,
+        match=r"registered as \('allreduce', 'other'\), .* returns Plan\('allreduce', 'my_ring', …\)",
+    ):
         algorithm("allreduce", "other")(my_ring)
 
 
@@ -299,6 +302,28 @@ def test_a_name_that_is_taken_is_refused() -> None:
         algorithm("allreduce", "my_ring")
 
 
+def test_registering_again_with_replace_takes_the_place_of_the_earlier_one() -> None:
+    algorithm("allreduce", "my_ring", reference="first")(my_ring)
+    algorithm("allreduce", "my_ring", reference="second", replace=True)(my_ring)
+    assert [each.reference for each in registered()] == ["second"]
+    with pytest.raises(UsageError, match="allreduce has an algorithm 'ring' already; it has direct, "):
+        algorithm("allreduce", "ring", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (lambda size: 5, r"cost\(1\) returns 5: give a function of the number of ranks that returns a Cost"),
+        (lambda size: None, r"cost\(1\) returns None: give a function"),
+        (5, "cost is 5, which cannot be called: give a function"),
+    ],
+)
+def test_cost_of_another_type_is_refused(cost: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        algorithm("allreduce", "my_ring", cost=cost)(my_ring)
+    assert registered() == []
+
+
 def test_an_unknown_collective_is_refused() -> None:
     told = "no algorithm carries out 'allreduse': there are allreduce, .*; did you mean 'allreduce'?"
     with pytest.raises(NoAlgorithmError, match=told):
@@ -353,5 +378,5 @@ def test_algorithms_of_installed_packages_are_loaded_once_when_first_asked_for(
 def test_a_package_that_cannot_be_loaded_is_an_error_every_time(install: list[str], tmp_path: Path) -> None:
     (tmp_path / "packaged_algorithms.py").write_text(PACKAGE.replace('"packaged")', '"ring")'))
     for _ in range(2):
-        with pytest.raises(PlanError, match="builds plans of allreduce ring"):
+        with pytest.raises(PlanError, match=r"returns Plan\('allreduce', 'ring', …\): use one name"):
             algorithms_of("broadcast")

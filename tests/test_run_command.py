@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,24 @@ sys.exit(main())
 RUN_PATIENTLY = (sys.executable, "-c", PATIENT, "run")
 
 Script = Callable[[str], Path]
+
+
+def preceded(statements: str) -> tuple[str, ...]:
+    """Return a launcher that runs some statements first."""
+    return (
+        sys.executable,
+        "-c",
+        f"{statements}\nimport sys; from unisono.cli.main import main; sys.exit(main())",
+        "run",
+    )
+
+
+def ignoring(number: signal.Signals) -> tuple[str, ...]:
+    """Return a launcher that is started with a signal ignored."""
+    code = f"import os, signal, sys; signal.signal({int(number)}, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    return (sys.executable, "-c", code, *RUN)
+
+
 FAIL = 'import unisono as un; raise un.PeerLostError("rank 1 has died")'
 WAIT = "import time; time.sleep(600)"
 
@@ -46,6 +65,11 @@ def script(tmp_path: Path) -> Script:
 def no_rank_is_left(tmp_path: Path) -> Iterator[None]:
     yield
     assert not processes_of(tmp_path)
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Return the ids of the processes that run the script in `folder`, without their launcher."""
+    return [int(each.partition(":")[0]) for each in processes_of(folder) if "\0run\0" not in each]
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -131,6 +155,43 @@ def test_ranks_are_told_their_place_in_one_job(script: Script) -> None:
     assert re.fullmatch(r"[0-9a-f]{32}", facts[0][5])
 
 
+def test_ranks_find_what_torch_reads_in_place_of_what_another_job_has_left(script: Script) -> None:
+    program = script("""
+        import socket
+        print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+        assert not [name for name in os.environ if name.startswith("TORCHELASTIC")]
+        if rank == 0:  # as the store of torch does
+            with socket.socket() as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+                listening.listen()
+    """)
+    of_another = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "other.invalid", "MASTER_PORT": "1"}
+    ended = run("-n", 2, program, **of_another, TORCHELASTIC_RUN_ID="another", TORCHELASTIC_USE_AGENT_STORE="True")
+    assert (sorted(ended.stdout.splitlines()), ended.stderr) == (["[0] 0 2 0 2", "[1] 1 2 1 2"], "")
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_programs_of_torch_meet(script: Script, backend: str) -> None:
+    pytest.importorskip("torch")
+    program = script(f"""
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group({backend!r})
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        import unisono as un
+        with un.init() as world:
+            print(x.tolist(), world.size)
+    """)
+    ended = run("-n", 2, program)
+    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (
+        0,
+        ["[0] [2.0, 2.0, 2.0] 2", "[1] [2.0, 2.0, 2.0] 2"],
+    )
+
+
 def test_the_key_comes_in_a_pipe_and_nowhere_else(script: Script) -> None:
     program = script("""
         key = os.read(int(os.environ["UNISONO_KEY_FD"]), 1000)
@@ -184,6 +245,28 @@ def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Scr
     assert lines[-3] == "unisono: rank 1 exited with code 1"
     assert lines[-2] == "unisono: rank 0 then exited with code 1 (PeerLostError: rank 1 has died)"
     assert not [line for line in lines if line.startswith(("[0]", "[2]"))]
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_the_rank_that_failed_is_shown_in_programs_of_torch(script: Script, backend: str) -> None:
+    pytest.importorskip("torch")
+    program = script(f"""
+        import atexit, time
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group({backend!r})
+        if rank == 1:
+            atexit.register(time.sleep, 1)  # so that the others may end before
+            raise ValueError("the cause")
+        dist.all_reduce(torch.ones(3))
+    """)
+    ended = run("-n", 2, program, launcher=RUN_PATIENTLY)
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "[1] [rank1]: Traceback (most recent call last):"
+    assert "[1] [rank1]: ValueError: the cause" in lines
+    assert lines[-2] == "unisono: rank 1 exited with code 1"
+    assert re.match(r"unisono: rank 0 then exited with code 1 \(.*Connection closed by peer", lines[-1])
+    assert not [line for line in lines if line.startswith("[0]")]
 
 
 def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
@@ -316,18 +399,67 @@ def test_signals_that_end_the_launcher_end_the_ranks(script: Script, number: sig
     assert (job.returncode, errors) == (128 + number, f"unisono: stopped by {number.name}\n")
 
 
-def test_user_signals_reach_the_ranks_and_end_nothing(script: Script) -> None:
+def test_user_signals_reach_the_ranks_that_handle_them_and_end_nothing(script: Script) -> None:
     program = script("""
-        import signal, time
+        import signal, subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
         heard = []
-        signal.signal(signal.SIGUSR1, lambda *_: heard.append(print("got it")))
+        if rank == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: heard.append(print("got it")))
         print("ready")
-        while not heard: time.sleep(0.01)  # the signal may have come before a pause
+        if rank == 0:
+            while not heard: time.sleep(0.01)  # the signal may have come before a pause
+        sys.stdout.write(sys.stdin.read())
+        alive = child.poll() is None
+        child.kill(), child.wait()
+        sys.exit(not alive)
     """)
     with started("-n", 2, program) as job:
         job.send_signal(signal.SIGUSR1)
         out, errors = job.communicate(timeout=DEADLINE_S)
-    assert (job.returncode, sorted(out.splitlines()), errors) == (0, ["[0] got it", "[1] got it"], "")
+    assert (job.returncode, out, errors) == (0, "[0] got it\n", "")
+
+
+def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored(script: Script, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    program = script(f"""
+        import pathlib, time
+        print("ready")
+        while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.01)
+        print("the end")
+    """)
+    with started("-n", 2, program, launcher=ignoring(signal.SIGHUP)) as job:
+        job.send_signal(signal.SIGHUP)  # as under nohup, when the terminal is closed
+        for pid in ranks_of(tmp_path):
+            os.kill(pid, signal.SIGHUP)
+        end.touch()
+        out, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, sorted(out.splitlines()), errors) == (0, ["[0] the end", "[1] the end"], "")
+
+
+def test_exit_codes_are_right_where_the_launcher_was_started_to_ignore_children(script: Script) -> None:
+    program = script("""
+        import subprocess
+        code = subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode
+        sys.exit(4 + code if rank == 1 else 0)
+    """)
+    ended = run("-n", 2, program, launcher=ignoring(signal.SIGCHLD))
+    assert (ended.returncode, ended.stderr) == (7, "unisono: rank 1 exited with code 7\n")
+
+
+def test_ranks_can_be_stopped_where_the_launcher_was_started_with_signals_blocked(script: Script) -> None:
+    blocking = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1]);"
+    ended = run("-n", 1, script("import signal; print(signal.pthread_sigmask(0, []))"), launcher=preceded(blocking))
+    assert ended.stdout == "[0] set()\n"
+
+
+@pytest.mark.parametrize("lack", ["errno.ENOSYS", "errno.EPERM", ""])
+def test_ranks_are_watched_without_descriptors_of_processes(script: Script, lack: str) -> None:
+    refuse = (
+        f"def refuse(*_): raise OSError({lack}, 'refused')\nos.pidfd_open = refuse" if lack else "del os.pidfd_open"
+    )
+    ended = run("-n", 2, script("sys.exit(3 * rank)"), launcher=preceded(f"import errno, os\n{refuse}\n"))
+    assert (ended.returncode, ended.stderr) == (3, "unisono: rank 1 exited with code 3\n")
 
 
 def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
@@ -357,14 +489,72 @@ def test_processes_that_ranks_leave_behind_are_ended(script: Script, tmp_path: P
     assert eventually(lambda: not processes_of(tmp_path))
 
 
-def test_a_reader_that_goes_away_ends_the_job(script: Script) -> None:
-    program = script("while True: print('ready')")
+def test_a_job_outlives_the_reader_of_its_output(script: Script, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    program = script(f"""
+        import pathlib, time
+        print("ready")
+        while not pathlib.Path({str(gone)!r}).exists(): time.sleep(0.01)
+        for _ in range(10000): print("nobody reads this")
+        print("the end", file=sys.stderr)
+        sys.exit(3 * rank)
+    """)
     with started("-n", 2, program) as job:
         assert job.stdout is not None
         job.stdout.close()
+        gone.touch()
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert sorted(errors.splitlines()) == ["[0] the end", "[1] the end", "unisono: rank 1 exited with code 3"]
+    assert job.returncode == 3
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_line_is_lost_where_the_output_does_not_block(script: Script, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # as programs do that share the pipe
+    program = script("for line in range(3000): print(line, 'x' * 60)")
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([*RUN, "-n", "2", str(program)], stdout=writer, stderr=subprocess.PIPE, env=environ) as job:
+        assert eventually(lambda: not select.select([], [writer], [], 0)[1])  # the pipe is full
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            lines = pipe.read().splitlines()
         assert job.stderr is not None
-        assert job.stderr.read() == ""
-        assert job.wait(DEADLINE_S) == 128 + signal.SIGPIPE
+        assert job.stderr.read() == b""
+    assert (job.returncode, len(lines), len(set(lines))) == (0, 6000, 6000)
+
+
+def test_a_time_limit_holds_while_nobody_reads_the_output(script: Script, tmp_path: Path) -> None:
+    command = [*RUN, "-n", "2", "--timeout", "2", str(script("while True: print('x' * 1000)"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        assert eventually(lambda: len(ranks_of(tmp_path)) == 2)
+        assert eventually(lambda: not ranks_of(tmp_path))
+        assert job.poll() is None
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 124
+    assert errors.endswith(b"unisono: stopped after 2 s (--timeout): ranks 0, 1 had not ended\n")
+
+
+def test_output_that_cannot_be_written_is_told_and_makes_the_job_fail(script: Script) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+    told = "unisono: lines of ranks are missing, as stdout could not be written: No space left on device"
+    assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{told}\n")
+
+
+def test_a_job_runs_where_all_standard_streams_are_closed(script: Script, tmp_path: Path) -> None:
+    program = script(f"""
+        import pathlib
+        import unisono as un
+        with un.init() as world:
+            world.barrier()
+        pathlib.Path({str(tmp_path)!r}, f"done {{rank}}").touch()
+        print("nobody reads this")
+        sys.exit(3 * rank)
+    """)
+    ended = run("-n", 2, program, launcher=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RUN))
+    assert (ended.returncode, len(list(tmp_path.glob("done *")))) == (3, 2)
 
 
 def test_no_files_are_left(script: Script, tmp_path: Path) -> None:

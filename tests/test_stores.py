@@ -27,7 +27,7 @@ from unisono.transports.rendezvous.torch_store import TorchStore, connect
 
 KEY = bytes(range(32))
 JOB = b"j" * 16
-HERE = Surroundings("machine", 1, 2, 3)
+HERE = Surroundings("machine", "node", 1, 2, 3)
 
 
 @pytest.fixture(params=["tcp with a key", "tcp on loopback", "file", "torch"])

@@ -17,6 +17,7 @@ from native_ranks import Job
 from ports import free_port
 
 import unisono as un
+from unisono.cli.bench import _libraries as libraries
 from unisono.cli.checks import third_party
 
 Say = Callable[[Any], None]
@@ -98,6 +99,12 @@ def test_the_whole_interface_works_over_an_installed_transport(tmp_path: Path) -
             assert 12_800 <= sent[(rank + 1) % 3] < 12_900
             assert sent[(rank + 2) % 3] < 100
             assert ": sockets" in told
+
+
+@pytest.mark.usefixtures("installed")
+def test_bench_takes_installed_transport_by_its_name() -> None:
+    (library,) = libraries("sockets", "")
+    assert (library.name, library.variables) == ("unisono-sockets", {"UNISONO_TRANSPORTS": "sockets"})
 
 
 def reduce_until_an_error(world: un.Communicator, say: Say) -> None:

@@ -12,7 +12,8 @@ from deadlines import DEADLINE_S
 
 import unisono as un
 from unisono.cli import calibrate, tune
-from unisono.tuning.identity import calibrated, fingerprint
+from unisono.tuning.calibration_files import calibrated
+from unisono.tuning.identity import fingerprint
 from unisono.tuning.parameters import PRIORS, Parameters
 from unisono.tuning.store import Context, Measurement, Store, line_of
 from unisono.tuning.table import loaded
@@ -20,14 +21,14 @@ from unisono.tuning.table import loaded
 KEPT = Measurement(Context("here", "allreduce", "shm", "plain", 2, 2), "ring", 8, *[1e-6] * 5, 3)
 
 
-def keep_and_hang(comm: un.Communicator, request: tune.Request, observe: object = None) -> int:
+def keep_and_hang(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
     """Do as a campaign that has measured something, and then waits for a rank that hangs."""
     if comm.rank == 0:
         Store(Path(request.store)).append([KEPT])
     else:
         time.sleep(2 * DEADLINE_S)
     comm.barrier()
-    return 0
+    return []
 
 
 def hang(comm: un.Communicator, known: Parameters, short: bool) -> None:

@@ -111,8 +111,6 @@ def test_more_ranks_than_there_are_places_are_refused() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_examples_are_read_and_survive_json(example: Path, tmp_path: Path) -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("no TOML")
     found = load(example)
     assert found.over(64).size == 64
     again = tmp_path / "machine.json"

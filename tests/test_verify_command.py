@@ -169,4 +169,8 @@ def test_what_cannot_be_proved_is_refused_in_one_line(
 def test_a_file_that_registers_nothing_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "nothing.py"
     file.write_text("")
-    assert verify(capsys, str(file)) == (2, "", f"unisono: '{file}' registers no algorithm\n")
+    assert verify(capsys, str(file)) == (
+        2,
+        "",
+        f"unisono: '{file}' registers no algorithm: put @un.algorithm(collective, name) above a builder\n",
+    )

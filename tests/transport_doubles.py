@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from unisono.errors import AbortedError, UnisonoError
 from unisono.testing.transports import local_factory
 from unisono.transports.base import Signature, Traffic
 from unisono.transports.bootstrap import Bootstrap
+from unisono.transports.framed import FramedTransport
 
 kept: list[Any] = []  # what has leaked
 released = threading.Event()  # lets threads go that block
@@ -262,6 +264,100 @@ class LeaksMemory(Double):
         pages = mmap.mmap(-1, 1 << 20)
         pages.write(b"x" * (1 << 20))
         kept.append(pages)
+
+
+class QueueLinks:
+    """Frame links by queues between the ranks of a process, which keep every promise."""
+
+    name = "queues"
+
+    def __init__(self, rank: int, boxes: list[queue.SimpleQueue[Any]]) -> None:
+        self.rank, self.boxes, self.gone = rank, boxes, set[int]()
+
+    def send(self, peer: int, parts: Sequence[memoryview]) -> Any:
+        self.boxes[peer].put((self.rank, b"".join(parts)))
+        return Request(lambda: True)
+
+    def receive(self) -> Any:
+        while not self.boxes[self.rank].empty():
+            sender, frame = self.boxes[self.rank].get()
+            if frame is None:
+                self.gone.add(sender)
+            else:
+                yield sender, memoryview(frame)
+
+    def ended(self, peer: int) -> bool:
+        return peer in self.gone
+
+    def close(self) -> None:
+        for box in self.boxes:
+            box.put((self.rank, None))
+
+
+class NeverEnds(QueueLinks):
+    def ended(self, peer: int) -> bool:
+        return False
+
+
+class StaysOpen(QueueLinks):
+    def close(self) -> None:
+        pass
+
+
+class EndsWithAnyRank(QueueLinks):
+    def ended(self, peer: int) -> bool:
+        return bool(self.gone)
+
+
+class CloseDropsFrames(QueueLinks):
+    """Takes back what has been sent and not yet received."""
+
+    def close(self) -> None:
+        for box in self.boxes:
+            while not box.empty():
+                box.get()
+        super().close()
+
+
+class SendsWithoutRequest(QueueLinks):
+    def send(self, peer: int, parts: Sequence[memoryview]) -> Any:
+        super().send(peer, parts)
+
+
+class ReceivesBytes(QueueLinks):
+    def receive(self) -> Any:
+        return [(sender, bytes(frame)) for sender, frame in super().receive()]
+
+
+class ReceivesNothing(QueueLinks):
+    def receive(self) -> Any:
+        return None
+
+
+# Which check must find links with a bug, and what it says.
+BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
+    NeverEnds: ("end of links", "as ended() says that it has gone: not within"),
+    StaysOpen: ("end of links", "as ended() says that it has gone: not within"),
+    EndsWithAnyRank: ("end of links", "ended() tells of a rank that is there"),
+    CloseDropsFrames: ("end of links", "what a rank had sent before its links ended"),
+    SendsWithoutRequest: ("messages", "queues: send() returned None: it must return an object whose done() says"),
+    ReceivesBytes: ("messages", "queues: receive() gave ['int', 'bytes']: it must give pairs"),
+    ReceivesNothing: ("messages", "queues: receive() returned None: it must give pairs"),
+}
+
+
+def framed_factory_of(links: type[QueueLinks]) -> Callable[[Bootstrap], FramedTransport]:
+    """Return a factory of framed transports over such links."""
+    boxes: dict[bytes, list[queue.SimpleQueue[Any]]] = {}
+
+    def opened(bootstrap: Bootstrap) -> FramedTransport:
+        token = os.urandom(16)
+        if bootstrap.rank == 0:
+            boxes[token] = [queue.SimpleQueue() for _ in range(bootstrap.size)]
+        of_job = boxes[bootstrap.exchange(token)[0]]
+        return FramedTransport(links(bootstrap.rank, of_job), bootstrap)
+
+    return opened
 
 
 # Which check must find each.

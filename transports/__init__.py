@@ -1,10 +1,15 @@
-"""Transports, the executors that run plans over them, and the native core `unisono.transports._core`."""
+"""Transports, the executors that run plans over them, and the native core `unisono.transports._core`.
+
+Import the core as ``from unisono.transports import _core``: where it is missing, that says why and what to do.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 from typing import TYPE_CHECKING
+
+CORE = f"{__name__}._core"
 
 if not TYPE_CHECKING:  # the stub of _core says what is in it
 
@@ -14,15 +19,28 @@ if not TYPE_CHECKING:  # the stub of _core says what is in it
         return _import_core()
 
 
+def core_path() -> str:
+    """Return the path of the native core, without loading it.
+
+    Raises:
+        ImportError: this copy of Unisono has no native core. The message says what to do.
+    """
+    from importlib.util import find_spec  # ranks do not need it at their start
+
+    spec = find_spec(CORE)
+    if spec is None or spec.origin is None:
+        raise ImportError(_explanation(), name=CORE)
+    return spec.origin
+
+
 def _import_core() -> object:
-    """Import the native core. Raises ImportError, saying what to do, if this copy of Unisono has none."""
-    name = f"{__name__}._core"
+    """Import the native core; raises as `core_path` does."""
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(CORE)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != CORE:
             raise
-        raise ImportError(_explanation(), name=name) from None
+        raise ImportError(_explanation(), name=CORE) from None
 
 
 def _explanation() -> str:

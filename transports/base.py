@@ -404,8 +404,11 @@ class Executor(Protocol):
         the operation and `result`.
         """
 
-    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
-        """Return whether `send` takes `nbytes` in this memory, which is not the host's; opens what it needs to know."""
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
+        """Return whether `send` takes `nbytes` in this memory, which is not the host's.
+
+        It waits up to `timeout_s` seconds for the link to `dest` to be opened, and answers False without it.
+        """
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
         """Return whether `recv` takes `nbytes` in such memory, and expects to receive them there."""
@@ -465,6 +468,15 @@ class Executor(Protocol):
 
     def abort(self, reason: str) -> None:
         """Poison the communicator on every rank with `AbortedError`."""
+
+    def settle(self) -> None:
+        """Wait, before `close`, until every other rank has made this rank's last call, or has left; seconds at most.
+
+        A rank may end its last call before others make theirs, as the root of a broadcast does.
+
+        Raises:
+            MismatchError: the ranks disagree on that call.
+        """
 
     def close(self) -> None:
         """Leave: release everything; peers that still need this rank get `PeerLostError`. May be called twice."""

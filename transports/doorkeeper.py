@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from unisono import log
+from unisono.forks import closed_in_child
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
 
@@ -150,7 +151,7 @@ def accept(listening: socket.socket, free_one: Callable[[], bool]) -> socket.soc
             time.sleep(_EXHAUSTED_PAUSE_S)
         return None
     sock.setblocking(False)
-    return sock
+    return closed_in_child(sock)
 
 
 def prepare(sock: socket.socket) -> None:

@@ -10,9 +10,10 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from unisono import log
-from unisono.errors import InternalError
+from unisono.forks import closed_in_child
 
 Callback = Callable[[], None]
 
@@ -27,29 +28,34 @@ class EventLoop:
     """
 
     def __init__(self, name: str) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = closed_in_child(selectors.DefaultSelector())
         self._timers: list[tuple[float, int, Callback]] = []  # in order
         self._serial = itertools.count()
         self._submitted: deque[Callback] = deque()
-        self._waker, self._wakened = socket.socketpair()
+        self._waker, self._wakened = map(closed_in_child, socket.socketpair())
+        self._waker.setblocking(False)
         self._wakened.setblocking(False)
         self.watch(self._wakened, self._drain)
         self._running = True
+        self._is_alone = False  # Nobody waits for the end of the thread.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def watch(self, sock: socket.socket, callback: Callback, *, writable: bool = False) -> None:
-        """Call `callback` whenever `sock` can be read (or, if `writable`, also written); replaces an earlier watch."""
+    def watch(self, sock: socket.socket | int, callback: Callback, *, writable: bool = False) -> None:
+        """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
+
+        If `writable`, it is also called when the socket can be written.
+        """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
 
-    def unwatch(self, sock: socket.socket) -> None:
+    def unwatch(self, sock: socket.socket | int) -> None:
         """Stop watching `sock`; it stays open."""
         self._selector.unregister(sock)
 
@@ -58,24 +64,29 @@ class EventLoop:
         insort(self._timers, (when, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread."""
+        """Call `callback` soon, in the loop's thread; never, if that is closed. It takes no lock, for finalizers."""
         self._submitted.append(callback)
-        self._waker.send(b"\0")
+        with suppress(OSError):  # It is closed, or the thread has been woken often enough.
+            self._waker.send(b"\0")
 
     def close(self, finish: Callback) -> None:
-        """Call `finish` as the last callback, end the thread and wait for it. Not from a callback."""
-        if threading.current_thread() is self._thread:
-            raise InternalError("an event loop cannot wait for its own end")
+        """Call `finish` as the last callback, and end the thread.
+
+        The caller waits for the end of the thread. A callback cannot: for it, `finish` is called at once, and the
+        thread ends when the callback has returned.
+        """
 
         def stop() -> None:
             self._running = False
             finish()
 
-        self.submit(stop)
-        self._thread.join()
-        self._selector.close()
-        self._waker.close()
-        self._wakened.close()
+        if threading.current_thread() is self._thread:
+            self._is_alone = True
+            stop()
+        else:
+            self.submit(stop)
+            self._thread.join()
+            self._close_descriptors()
 
     def _run(self) -> None:
         while self._running:
@@ -85,6 +96,14 @@ class EventLoop:
                 self._guard(self._timers.pop(0)[2])
             while self._submitted:
                 self._guard(self._submitted.popleft())
+        if self._is_alone:
+            self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._timers.clear()  # which hold objects that hold this one
+        self._selector.close()
+        self._waker.close()
+        self._wakened.close()
 
     def _patience(self) -> float | None:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None

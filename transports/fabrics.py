@@ -1,8 +1,8 @@
 """The libraries of tagged messages of a rank (UCX and MPI), and how two ranks agree on a channel over one of them.
 
 The dialling side has an authenticated socket to the other. It says where it is, in the words of the library, and the
-tag that it wants to be sent to; the other side answers likewise, or with the reason why it cannot. The socket then
-stays open as the witness of both lives.
+tag that it wants to be sent to; the other side answers the same of itself, or with the reason why it cannot. The socket
+then stays open: its end shows that the other rank has gone.
 """
 
 from __future__ import annotations
@@ -21,19 +21,52 @@ FABRICS = ("ucx", "mpi")
 # Whether it can be had, the tag, and the length of the address, or of the reason, that follows.
 _WORD = struct.Struct("!?QI")
 _MOST_NBYTES = 1 << 16
-_TIMEOUT_S = 5.0
 
 
 class FabricError(TransportUnavailableError):
     """A fabric cannot be used, by this rank or by the one that was dialled; another transport may be."""
 
 
-class Agreed(NamedTuple):
-    """How the other rank is reached: its address, the tag that it listens to, and the one that we listen to."""
+class Proposal(NamedTuple):
+    """How a rank is reached by a fabric: its address and the tag that it listens to; or why it cannot be."""
 
     address: bytes
-    out_tag: int
-    in_tag: int
+    tag: int
+    reason: str = ""
+
+    def check(self) -> None:
+        """Raise `FabricError` with the reason, if there is one."""
+        if self.reason:
+            raise FabricError(self.reason)
+
+    def pack(self) -> bytes:
+        """Return the bytes that say it."""
+        text = self.reason.encode() if self.reason else self.address
+        return _WORD.pack(not self.reason, self.tag, len(text)) + text
+
+    @classmethod
+    def received(cls, sock: socket.socket, received: bytearray) -> Proposal | None:
+        """Read from a socket that has something to read; return the proposal once it has come, and None before.
+
+        Args:
+            sock: the socket.
+            received: what has come so far, which grows.
+
+        Raises:
+            OSError: the other side has gone, or what it says is no proposal.
+        """
+        needed = _WORD.size
+        if len(received) >= needed:
+            needed += _text_nbytes(received)
+        data = sock.recv(needed - len(received), socket.MSG_DONTWAIT)
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        received += data
+        if len(received) < _WORD.size or len(received) < _WORD.size + _text_nbytes(received):
+            return None
+        can, tag, _ = _WORD.unpack_from(received)
+        text = bytes(received[_WORD.size :])
+        return cls(text, tag) if can else cls(b"", 0, text.decode("utf-8", "replace"))
 
 
 class Fabrics:
@@ -62,54 +95,43 @@ class Fabrics:
             except TransportUnavailableError as error:
                 self._reasons[name] = error.message
 
+    def obstacle(self, name: str) -> str:
+        """Return why this rank cannot use a fabric; empty if it can."""
+        if name in self._messengers:
+            return ""
+        reason = self._reasons.get(name, f"{name} is not among the transports of this job")
+        return f"rank {self._rank} cannot use {name}: {reason}"
+
     def messenger(self, name: str) -> _core.Messenger:
         """Return the messenger of a fabric.
 
         Raises:
             FabricError: this rank has none; it says why.
         """
-        if name in self._messengers:
-            return self._messengers[name]
-        reason = self._reasons.get(name, f"{name} is not among the transports of this job")
-        raise FabricError(f"rank {self._rank} cannot use {name}: {reason}")
+        if obstacle := self.obstacle(name):
+            raise FabricError(obstacle)
+        return self._messengers[name]
 
     def knows(self, name: str, memory: MemoryType) -> bool:
         """Return whether a transport is a fabric of this rank that carries such memory."""
         return name in self._messengers and self._messengers[name].knows(memory)
 
-    def propose(self, name: str, sock: socket.socket) -> Agreed:
-        """Agree on a channel with the rank that was dialled.
+    def propose(self, name: str, theirs: Proposal | None = None) -> Proposal:
+        """Return how this rank is reached for one channel by a fabric; or why it is not.
 
-        Raises:
-            FabricError: this rank or the other cannot use it.
-            OSError: the other rank did not answer.
+        Args:
+            name: the fabric.
+            theirs: what the rank that has dialled proposes. This rank tries to reach it, so that the other rank learns
+                of a failure, and can try its next transport.
         """
-        messenger = self.messenger(name)
-        tag = messenger.reserve()
-        _say(sock, True, tag, self._address(name))
-        can, theirs, address = _hear(sock)
-        if not can:
-            raise FabricError(address.decode("utf-8", "replace"))
-        return Agreed(address, theirs, tag)
-
-    def accept(self, name: str, sock: socket.socket) -> Agreed | None:
-        """Agree on a channel with the rank that has dialled; None if this rank cannot, and has said why.
-
-        It says so before it opens a channel, so that the other rank can try its next transport.
-
-        Raises:
-            OSError: the other rank did not say what it wants.
-        """
-        _, theirs, address = _hear(sock)
-        try:
-            messenger = self.messenger(name)
-            messenger.reach(address)
-        except (FabricError, RuntimeError) as error:
-            _say(sock, False, 0, str(error).encode())
-            return None
-        tag = messenger.reserve()
-        _say(sock, True, tag, self._address(name))
-        return Agreed(address, theirs, tag)
+        if obstacle := self.obstacle(name):
+            return Proposal(b"", 0, obstacle)
+        if theirs is not None:
+            try:
+                self._messengers[name].reach(theirs.address)
+            except RuntimeError as error:
+                return Proposal(b"", 0, str(error))
+        return Proposal(self._address(name), self._messengers[name].reserve())
 
     def _address(self, name: str) -> bytes:
         # Ranks of MPI know each other by their numbers.
@@ -129,24 +151,8 @@ def _open_mpi(comm: Any) -> _core.Messenger:
     return mpi.open_messenger(comm)
 
 
-def _say(sock: socket.socket, can: bool, tag: int, text: bytes) -> None:
-    sock.settimeout(_TIMEOUT_S)
-    sock.sendall(_WORD.pack(can, tag, len(text)) + text)
-
-
-def _hear(sock: socket.socket) -> tuple[bool, int, bytes]:
-    sock.settimeout(_TIMEOUT_S)
-    can, tag, nbytes = _WORD.unpack(_exactly(sock, _WORD.size))
+def _text_nbytes(received: bytearray) -> int:
+    nbytes: int = _WORD.unpack_from(received)[2]
     if nbytes > _MOST_NBYTES:
         raise OSError(f"an address of {nbytes} bytes cannot be")
-    return can, tag, _exactly(sock, nbytes)
-
-
-def _exactly(sock: socket.socket, nbytes: int) -> bytes:
-    found = b""
-    while len(found) < nbytes:
-        more = sock.recv(nbytes - len(found))
-        if not more:
-            raise ConnectionResetError("it closed the connection")
-        found += more
-    return found
+    return nbytes

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from unisono import errors
-from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError
+from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.transports.base import Argument, Capabilities, Identity, MappedTransport, Request, Signature, Traffic
 from unisono.transports.bootstrap import Bootstrap
 
@@ -87,6 +87,11 @@ class FramedTransport:
         self._left: set[int] = set()
         self._traffic: dict[int, Traffic] = {}
         job.add(number, self)
+
+    @property
+    def links(self) -> FrameLinks:
+        """The links of this rank, which all its communicators share."""
+        return self._job.links
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> FramedTransport:
         made = object.__new__(FramedTransport)
@@ -222,21 +227,44 @@ class _Job:
             transport.take(*frame)
 
     def send(self, link: int, parts: Sequence[memoryview]) -> Request:
-        """Post a frame."""
-        return self.links.send(link, [part.cast("B") for part in parts if part.nbytes])
+        """Post a frame; raises `UsageError` if the links return no request."""
+        request = self.links.send(link, [part.cast("B") for part in parts if part.nbytes])
+        if not callable(getattr(request, "done", None)):
+            must = "it must return an object whose done() says whether the memory of the parts is free again"
+            raise UsageError(f"{self.links.name}: send() returned {request!r}: {must}")
+        return request
 
     def progress(self) -> None:
         """Take what has arrived."""
         if not self._transports:
             return
-        for link, frame in self.links.receive():
+        for each in self._arrived():
             try:
-                self._take(link, frame)
+                self._take(*self._checked(each))
             except UnisonoError as error:
                 self.fail(error)
             except (struct.error, ValueError, TypeError, KeyError) as error:
                 self.fail(InternalError(f"{self.links.name}: a rank sent what is no frame: {error}"))
         self._told = [request for request in self._told if not request.done()]
+
+    def _arrived(self) -> Iterable[object]:
+        """Return what the links have received; nothing, and the job fails, if that cannot be iterated over."""
+        arrived: object = self.links.receive()
+        if isinstance(arrived, Iterable):
+            return arrived
+        self.fail(self._wrong(f"receive() returned {arrived!r}"))
+        return ()
+
+    def _checked(self, arrived: object) -> tuple[int, memoryview]:
+        """Return the sender and the frame; raises `UsageError` if the links gave something else."""
+        match arrived:
+            case (int(link), memoryview() as frame):
+                return link, frame
+        kinds = [type(part).__name__ for part in arrived] if isinstance(arrived, tuple) else type(arrived).__name__
+        raise self._wrong(f"receive() gave {kinds}")
+
+    def _wrong(self, problem: str) -> UsageError:
+        return UsageError(f"{self.links.name}: {problem}: it must give pairs of the sender's rank and a memoryview")
 
     def fail(self, error: Exception, *, tell: bool = True) -> None:
         """End all communicators with `error`, unless they have ended before; tell the other ranks."""
@@ -262,7 +290,7 @@ class _Job:
             self.links.close()
 
     def _tell(self, link: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError, UsageError):  # it has gone; or the links break their contract, told before
             self._told.append(self.send(link, [memoryview(frame)]))
 
     def _take(self, link: int, frame: memoryview) -> None:

@@ -167,7 +167,7 @@ class GenericExecutor:
 
         return run_again
 
-    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
         """See `Executor.sends_from`: of messages here the bytes are looked at."""
         return False
 
@@ -230,6 +230,9 @@ class GenericExecutor:
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
+
+    def settle(self) -> None:
+        """See `Executor.settle`: transports of messages have no links to ask by, so nothing is found."""
 
     def close(self) -> None:
         with self._lock:

@@ -67,5 +67,5 @@ def process_descriptor(sock: socket.socket) -> int:
     pid = int.from_bytes(credentials[:4], "little")
     try:
         return os.pidfd_open(pid)
-    except OSError:  # another pid namespace: the link's end will tell
+    except (OSError, AttributeError):  # another pid namespace, or no pidfd_open: the end of the link will tell
         return -1

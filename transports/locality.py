@@ -26,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 
 from unisono import log
+from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, greet, remaining
 from unisono.transports.event_loop import EventLoop
@@ -51,12 +52,14 @@ class Surroundings:
 
     Attributes:
         machine: the id of the kernel's boot.
+        host: the name of its host, for people.
         network, users: the inodes of its network and user namespaces.
         user: the id of its effective user.
         alone: why it shares memory with nobody; empty if it may.
     """
 
     machine: str
+    host: str
     network: int
     users: int
     user: int
@@ -68,7 +71,7 @@ class Surroundings:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
         network, users = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user"))
-        return cls(machine, network, users, os.geteuid())
+        return cls(machine, os.uname().nodename, network, users, os.geteuid())
 
     def apart_from(self, peer: Surroundings) -> str:
         """Return in a few words why a process there, which is on another host than this one, is so."""
@@ -152,7 +155,7 @@ class Locality:
 
     def _be_first(self, name: str) -> bool:
         """Bind `name` and answer those who ask, in a thread; return False if another rank has it."""
-        listening = socket.socket(socket.AF_UNIX)
+        listening = closed_in_child(socket.socket(socket.AF_UNIX))
         try:
             listening.bind(name)
         except OSError as error:

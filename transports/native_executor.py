@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,16 +21,7 @@ from unisono.algorithms.plan import Buffer, Counts, peers
 from unisono.algorithms.registry import find
 from unisono.algorithms.vendors import MPI_NATIVE
 from unisono.dtypes import DTYPES, DType
-from unisono.errors import (
-    AbortedError,
-    CollectiveTimeoutError,
-    InternalError,
-    MismatchError,
-    PeerLostError,
-    TransportUnavailableError,
-    UnisonoError,
-    UsageError,
-)
+from unisono.errors import AbortedError, PeerLostError, UnisonoError, UsageError
 from unisono.operations import Combine
 from unisono.records import record
 from unisono.transports import _core
@@ -48,6 +40,7 @@ from unisono.transports.base import (
     VendorRefusal,
 )
 from unisono.transports.checks import MESSAGES, READS, check_plan, check_reads
+from unisono.transports.failures import ABORTED, ERRORS, INTERNAL, MISMATCH, PEER_LOST, TIMEOUT, kind_of
 from unisono.transports.memory import arrays_of, checked_extents
 from unisono.transports.native_reductions import divisor
 from unisono.transports.reductions import known_dtype, numpy_dtype
@@ -63,16 +56,6 @@ _WORLD = 0
 # The number of the communicator of authenticated links; those that users make of the same ranks count from 0.
 _AUTHENTICATED = -1
 
-# Kinds of failure, numbered as in transports/native/failure.h.
-_MISMATCH, _PEER_LOST, _TIMEOUT, _ABORTED, _INTERNAL, _UNAVAILABLE = 1, 2, 3, 4, 5, 6
-_ERRORS: dict[int, type[UnisonoError]] = {
-    _MISMATCH: MismatchError,
-    _PEER_LOST: PeerLostError,
-    _TIMEOUT: CollectiveTimeoutError,
-    _ABORTED: AbortedError,
-    _INTERNAL: InternalError,
-    _UNAVAILABLE: TransportUnavailableError,
-}
 _PENDING, _DONE = 0, 1
 
 # Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
@@ -84,6 +67,10 @@ _TOKEN_ROWS = [(1, DTYPES["uint8"].code, int(Combine.SUM), 1)], [(0, DTYPES["uin
 _Buffers: TypeAlias = "tuple[AnyArray | None, ...]"
 # How long a wait for any end may be where ends by MPI are not heard of.
 _LOOK_S = 0.002
+# Collectives that a rank cannot end before every other rank has begun them, so that all ranks agree on the last call.
+_ENDED_BY_ALL = frozenset({"allreduce", "allgather", "alltoall", "reduce_scatter", "barrier"})
+# How long `close` waits for ranks that have not made this rank's last call yet. Later disagreements are theirs to find.
+_SETTLING_S = 5.0
 # Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
 _MOST_COMPILED = 4096
 
@@ -91,9 +78,10 @@ _MOST_COMPILED = 4096
 class _Failures:
     """Raises the failure of a rank's communicators: the first time as what it is, then as `AbortedError`."""
 
-    def __init__(self, control: _core.Control, rank: int) -> None:
+    def __init__(self, control: _core.Control, rank: int, places: Sequence[tuple[str, int]]) -> None:
         self._control = control
         self._rank = rank
+        self._places = places
         self._process = os.getpid()
         self._raised = False
 
@@ -103,13 +91,18 @@ class _Failures:
             return True
         if os.getpid() != self._process:
             raise UsageError("this process was forked from a rank", rank=self._rank, operation=operation)
-        kind, finder, peer, sequence, text = self._control.failure()
+        kind, *_, text = self._control.failure()
         if kind == 0:
             raise UsageError("this communicator is closed", rank=self._rank, operation=operation)
         if self._raised:
             raise AbortedError(f"this communicator had failed: {text}", rank=self._rank, operation=operation)
         self._raised = True
-        raise _ERRORS[kind](
+        # Raised without a name here: a frame that holds its error is a circle, which keeps all that the caller holds.
+        raise self._error(operation)
+
+    def _error(self, operation: str) -> UnisonoError:
+        kind, finder, peer, sequence, text = self._control.failure()
+        error = ERRORS[kind](
             text,
             rank=self._rank,
             peer=peer if peer >= 0 else finder,
@@ -117,6 +110,14 @@ class _Failures:
             sequence=sequence if sequence >= 0 else None,
             buffers="the contents of the output are undefined",
         )
+        if isinstance(error, PeerLostError) and peer >= 0:
+            error.host, error.pid = self._places[peer]
+        return error
+
+    def check_disagreement(self, operation: str) -> None:
+        """Raise the failure if it is a disagreement that no call of this rank has raised."""
+        if not self._raised and self._control.failure()[0] == MISMATCH:
+            self.check(_PENDING, operation)
 
     def check_now(self, operation: str) -> None:
         """Raise the failure, if there is one."""
@@ -125,19 +126,21 @@ class _Failures:
 
     def lose(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `PeerLostError`."""
-        self._control.fail(_PEER_LOST, -1, text)
+        self._control.fail(PEER_LOST, -1, text)
 
     def time_out(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `CollectiveTimeoutError`."""
-        self._control.fail(_TIMEOUT, -1, text)
+        self._control.fail(TIMEOUT, -1, text)
 
     def break_down(self, text: str) -> None:
         """Make every call of the job fail, on all ranks, with `InternalError`."""
-        self._control.fail(_INTERNAL, -1, text)
+        self._control.fail(INTERNAL, -1, text)
 
     def abort(self, reason: str) -> None:
-        """Make every call of the job fail, on all ranks, with `AbortedError`."""
-        self._control.fail(_ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
+        """Make every call of the job fail, on all ranks, with `AbortedError`; raises `UsageError` in a forked child."""
+        if os.getpid() != self._process:
+            raise UsageError("this process was forked from a rank: only the rank can abort", rank=self._rank)
+        self._control.fail(ABORTED, self._rank, f"rank {self._rank} aborted: {reason}")
 
 
 class NativeOperation:
@@ -228,7 +231,9 @@ class NativeExecutor:
         crowded = session.peers_of_host() > session.cores_of_host()
         self._endpoint = _core.Endpoint(session.control, communicator, crowded, list(members))
         # Apart from this object, so that what the cache and persistent calls hold makes no circle.
-        self._failures: _Failures = parent._failures if parent else _Failures(session.control, session.identity.rank)
+        self._failures: _Failures = (
+            parent._failures if parent else _Failures(session.control, session.identity.rank, session.places())
+        )
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
         self._compiling = threading.Lock()
         self._cache: _core.CallCache | None = None
@@ -345,13 +350,18 @@ class NativeExecutor:
         operation.go_on(timeout_s)
         return on_start(operation, result)
 
-    def sends_from(self, memory: MemoryType, dest: int, nbytes: int) -> bool:
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
         """See `Executor.sends_from`."""
-        if dest == self.rank:
+        if dest == self.rank or not self._session.knows(memory, self.members[dest]):
             return False
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
-        return bool(self._endpoint.takes(_core.SENDING_LANE, dest, memory, nbytes))
+        deadline = time.monotonic() + timeout_s
+        while (takes := self._endpoint.takes(_core.SENDING_LANE, dest, memory, nbytes)) is None:
+            if self._session.control.failed() or time.monotonic() >= deadline:
+                return False  # and the message itself raises what is wrong
+            time.sleep(_LOOK_S)
+        return takes
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
         """See `Executor.receives_into`."""
@@ -445,6 +455,13 @@ class NativeExecutor:
         """See `Executor.abort`."""
         self._failures.abort(reason)
 
+    def settle(self) -> None:
+        """See `Executor.settle`."""
+        collective = self._endpoint.last_call().partition("(")[0]
+        if self.size > 1 and collective and collective not in _ENDED_BY_ALL and not self._session.control.failed():
+            self._endpoint.settle(_SETTLING_S)
+        self._failures.check_disagreement("close()")
+
     def close(self) -> None:
         """See `Executor.close`."""
         if self._mpi is not None and not self._closed and self._mpi.close():
@@ -478,22 +495,7 @@ class NativeExecutor:
         return compiled
 
     def _open(self, wanted: list[tuple[int, int]]) -> None:
-        """Open channels; a peer that cannot be reached is a failure of the communicator, which the call then raises."""
-        try:
-            self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
-        except (PeerLostError, CollectiveTimeoutError, TransportUnavailableError) as error:
-            self.fail(error)
-
-
-def failure_of(control: _core.Control) -> UnisonoError:
-    """Return the error that has ended the job of `control`."""
-    kind, finder, peer, _, text = control.failure()
-    return _ERRORS[kind](text, peer=peer if peer >= 0 else finder)
-
-
-def kind_of(error: Exception) -> int:
-    """Return the number of the kind of an error, for `Control.fail`; one that has none is an internal one."""
-    return next((kind for kind, known in _ERRORS.items() if isinstance(error, known)), _INTERNAL)
+        self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
 
 
 def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:

@@ -1,35 +1,52 @@
 """A rank's place in its job: the key, the roster, the listener, and the control links, shared by its communicators.
 
-Theory of operation. Control links form a star: every other rank dials rank 0 when it joins. Channels are opened by
-need: of two ranks that a collective connects, the higher one dials; point-to-point messages have a channel for each
-direction, which the sender dials. Dialling needs only the other rank's listener, not its program, so nobody waits for a
-rank that is busy. A channel of shared memory, on one host, is memory and a doorbell for each side, which the dialling
-side makes and passes over the authenticated Unix socket; for one of UCX or MPI, the two sides agree over the socket
-(fabrics.py). The socket then stays open to show when the other side goes. Which ranks are on
-one host is known before (`transports.locality`), and equal on all ranks.
+Theory of operation. Every rank has control links to the two judges of the job, ranks 0 and 1 at first. It dials rank 0
+when it joins, and the stand-in in the background. When a judge leaves, the next rank takes its place, and all ranks
+above it dial it.
+
+Channels are opened by need: of two ranks that a collective connects, the higher one dials; point-to-point messages
+have a channel for each direction, which the sender dials. The event loop of the listener dials, so a call never waits
+for the other rank to answer: it waits for its channel as it waits for a message, with its deadline, and an abort or a
+death ends it. channel_openers.py opens the channels of each transport over the sockets that were dialled. One socket of
+each channel stays open to show when the other side goes. Which ranks are on one host is known before
+(`transports.locality`), and equal on all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from unisono import log
-from unisono.errors import CollectiveTimeoutError, PeerLostError, RendezvousError, TransportUnavailableError
-from unisono.options import MOST_TCP_STREAMS, Options
+from unisono.errors import (
+    CollectiveTimeoutError,
+    PeerLostError,
+    RendezvousError,
+    TransportUnavailableError,
+    UnisonoError,
+)
+from unisono.forks import closed_in_child
+from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import MemoryType
-from unisono.transports.fabrics import FABRICS, Agreed, FabricError, Fabrics
+from unisono.transports.channel_openers import OPENERS, Opener, OpenerContext, Place, lane_name, lane_of
+from unisono.transports.dialer import Caller, Dialer, Target, dial
+from unisono.transports.event_loop import Callback
+from unisono.transports.fabrics import FABRICS, FabricError, Fabrics
+from unisono.transports.failures import kind_of
 from unisono.transports.hello import Hello, Purpose
 from unisono.transports.interfaces import interface_of
-from unisono.transports.joined_sockets import process_descriptor, share_memory, take_shared_memory, watch
-from unisono.transports.listener import Addresses, Listener, dial
+from unisono.transports.joined_sockets import process_descriptor, watch
+from unisono.transports.listener import Addresses, Listener
 from unisono.transports.locality import Locality, Surroundings
 from unisono.transports.open_files import lift_limit_of_files
 from unisono.transports.preference import has_remote_memory_access
@@ -43,22 +60,10 @@ _log = log.get(log.NAME)
 # The transports whose links carry only what the two ranks send that have proved that they hold the key.
 AUTHENTICATED = ("shm", "tcp")
 _DIAL_PAUSE_S = 0.01
-# How long a rank that is dialled may be silent before it is looked whether the job has failed; doubled each time.
-_DIAL_PATIENCE_S = 5.0
-# What rank 0 holds open: of each rank its link, its process, and what a rendezvous needs for a while; and all the rest.
+# The descriptors of a judge: for each rank its link, its process, and those of a rendezvous; and all others.
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
-# On the wire, lane 0 is that of point-to-point messages, and lane k + 1 is lane k of collectives.
-_WIRE_POINT_TO_POINT = 0
-# Above the lane, the hello of a channel over TCP says which of how many streams it opens.
-_LANE_MASK = 0xFFFF
-_STREAM_SHIFT = 16
-_STREAM_MASK = 0xFF
-_STREAMS_SHIFT = 24
-
-
-class _OutOfReachError(TransportUnavailableError):
-    """A transport does not reach a peer; another may."""
+_JUDGES = 2
 
 
 @record
@@ -90,19 +95,21 @@ class Session:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._options = Options()
         self._fabrics = Fabrics((), identity.rank, None)
+        self._openers: dict[str, Opener] = {}
         self.control = _core.Control(identity.rank, identity.size)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
-        self._streams: dict[tuple[int, int, int], dict[int, socket.socket]] = {}  # of channels that lack some yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
         self._authenticated: set[int] = set()  # communicators that use no library's links
         self._closed: set[int] = set()  # communicators, whose channels may still be dialled by ranks that have not
         self._arrivals: Arrivals | None = None
         self._given_up = ""  # why nobody is to be waited for
         self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
+        self._dialled_judges: set[int] = set()
+        self._departures: FileIO | None = None  # an eventfd that the control rings
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
         self._locality = Locality(
             identity.key, identity.job, identity.epoch, identity.rank, identity.size, answer_timeout_s
@@ -121,6 +128,8 @@ class Session:
         except BaseException:
             self._locality.close()
             raise
+        self._caller = Caller(identity.key, identity.job, identity.epoch, identity.rank)
+        self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
 
     @property
     def surroundings(self) -> Surroundings:
@@ -148,11 +157,21 @@ class Session:
         self._members = roster.members
         self._options = options
         self._fabrics = Fabrics(options.preference, self.identity.rank, comm, self._interface_of_ucx())
+        context = OpenerContext(self._listener.loop, self.identity.epoch, options, self._fabrics, self._why_no_memory)
+        with self._lock:
+            self._openers = {name: make(context) for name, make in OPENERS.items()}
+        if self.identity.rank < _JUDGES:
+            _allow_descriptors(self.identity.rank, self.identity.size)
         timeout_s = options.rendezvous_timeout_s
-        if self.identity.rank != 0:
+        if self.identity.rank == 0:
+            self._await_links(timeout_s)
+        else:
+            self._dialled_judges.add(0)
             self._add_control_link(0, self._dial(0, Purpose.CONTROL, 0, 0, timeout_s))
-            return
-        _allow_descriptors(self.identity.size)
+        if self.identity.size > _JUDGES:
+            self._listener.loop.submit(self._watch_judges)
+
+    def _await_links(self, timeout_s: float) -> None:
         with self._changed:
             others = self.identity.size - 1
             self._changed.wait_for(lambda: self._given_up or len(self._linked) == others, timeout_s)
@@ -160,6 +179,26 @@ class Session:
             raise RendezvousError(self._given_up)
         if len(self._linked) < others:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
+
+    def _watch_judges(self) -> None:
+        """Link this rank to the judges, and to the ranks that take their places. In the loop's thread."""
+        self._departures = closed_in_child(FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+"))
+        self.control.add_doorbell(self._departures.fileno())
+        self._listener.loop.watch(self._departures.fileno(), self._link_to_judges)
+        self._link_to_judges()
+
+    def _link_to_judges(self) -> None:
+        if self._departures is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._departures.fileno())
+        for judge in self.control.judges():
+            if judge < self.identity.rank and judge not in self._dialled_judges:
+                self._dialled_judges.add(judge)
+                self._dialer.dial(
+                    self._target(judge, Purpose.CONTROL, 0, 0),
+                    partial(self._add_control_link, judge),
+                    partial(self._fail, judge),
+                )
 
     def give_up(self, reason: str) -> None:
         """Let `meet` wait for nobody any more, and raise `RendezvousError` with `reason`."""
@@ -170,6 +209,10 @@ class Session:
     def reach(self, peer: int, communicator: int, lane: int, timeout_s: float) -> socket.socket:
         """Return a connection to another rank, as survivors want it; raises as `dial` does."""
         return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
+
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Return the name of the host of each rank, and its process id there."""
+        return tuple((member.surroundings.host, member.addresses.pid) for member in self._members)
 
     def peers_of_host(self) -> int:
         """Return the number of ranks on this machine, this one included."""
@@ -201,12 +244,14 @@ class Session:
         with self._lock:
             self._closed.add(communicator)
             self._authenticated.discard(communicator)
-            self._endpoints.pop(communicator, None)
-            unfinished = [place for place in self._streams if place[0] == communicator]
-            waiting = [sock for place in unfinished for sock in self._streams.pop(place).values()]
+            endpoint = self._endpoints.pop(communicator, None)
             self._opened.pop(communicator, None)
-        for sock in waiting:
-            sock.close()
+        if endpoint is not None:
+            self._listener.loop.submit(partial(self._close_openers, endpoint))
+
+    def _close_openers(self, endpoint: _core.Endpoint | None = None) -> None:
+        for opener in self._openers.values():
+            opener.close(endpoint)
 
     @property
     def is_authenticated(self) -> bool:
@@ -243,22 +288,23 @@ class Session:
         return self._options.preference[0] == "shm" and all(self._is_local(rank) for rank in ranks)
 
     def open_channels(self, communicator: int, wanted: Iterable[tuple[int, int]]) -> None:
-        """Dial the peers of those (lane, peer) pairs whose channel this rank must open and has not opened yet.
+        """Begin to open the channels of those (lane, peer) pairs that this rank must open and has not begun to.
 
-        Raises:
-            PeerLostError, CollectiveTimeoutError, TransportUnavailableError: a peer cannot be reached.
+        A channel that cannot be opened is a failure of the job.
         """
         opened = self._opened[communicator]
         for lane, peer in wanted:
             ours = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
             if ours and (lane, peer) not in opened:
-                self._open_channel(communicator, lane, peer)
                 opened.add((lane, peer))
+                transports = AUTHENTICATED if communicator in self._authenticated else self._options.preference
+                opening = _Opening(communicator, lane, peer, list(transports))
+                self._listener.loop.submit(partial(self._open_by_next, opening))
 
     def close(self, farewell: str) -> None:
         """Leave the job: `farewell` says why, or is empty."""
         self._locality.close()
-        self._listener.close()
+        self._listener.close(self._close_in_loop)
         with self._lock:
             arrivals = self._arrivals
         if arrivals is not None:
@@ -266,12 +312,18 @@ class Session:
         self.control.leave(farewell)
         with self._lock:
             self._endpoints.clear()
-            waiting = [sock for _, sock in self._early]
-            waiting += [sock for streams in self._streams.values() for sock in streams.values()]
-            self._early.clear()
-            self._streams.clear()
-        for sock in waiting:
+            early, self._early = self._early, []
+        for _, sock in early:
             sock.close()
+
+    def _close_in_loop(self) -> None:
+        self._dialer.close()
+        self._close_openers()
+        self._openers = {}
+        if self._departures is not None:
+            self._listener.loop.unwatch(self._departures.fileno())
+            self.control.remove_doorbell(self._departures.fileno())
+            self._departures.close()
 
     @property
     def survivors(self) -> Arrivals:
@@ -284,8 +336,12 @@ class Session:
             return self._arrivals
 
     def abandon(self) -> None:
-        """In a forked child: let go of everything that belongs to the parent."""
+        """In a forked child, where all descriptors are closed already: forget the threads of the parent."""
         self.control.abandon()
+
+    def call_soon(self, callback: Callback) -> None:
+        """Call `callback` in the listener's thread, unless that has ended. It takes no lock: finalizers may call it."""
+        self._listener.loop.submit(callback)
 
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
@@ -307,143 +363,111 @@ class Session:
     def _why_apart(self, peer: int) -> str:
         return self.surroundings.apart_from(self._members[peer].surroundings)
 
-    def _dial(
-        self, peer: int, purpose: Purpose, communicator: int, lane: int, timeout_s: float | None = None
-    ) -> socket.socket:
-        """Connect to a rank; one that is so busy that it drops the connection unheard is dialled again, for as long.
+    def _why_no_memory(self, peer: int) -> str:
+        return "" if self._is_local(peer) else self._why_apart(peer)
+
+    def _target(self, peer: int, purpose: Purpose, communicator: int, lane: int) -> Target:
+        use_unix = purpose is not Purpose.TCP and self._is_local(peer)
+        return Target(peer, self._members[peer].addresses, use_unix, purpose, communicator, lane)
+
+    def _dial(self, peer: int, purpose: Purpose, communicator: int, lane: int, timeout_s: float) -> socket.socket:
+        """Connect to a rank, and wait for it; one that is so busy that it drops the connection is dialled again.
 
         A rank that has died refuses: that is not tried again, and nothing is after the job has failed.
         """
-        me = self.identity
-        timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
-        patience_s = _DIAL_PATIENCE_S
+        target, deadline = self._target(peer, purpose, communicator, lane), time.monotonic() + timeout_s
         while True:
             try:
-                sock, _ = dial(
-                    self._members[peer].addresses,
-                    key=me.key,
-                    job=me.job,
-                    epoch=me.epoch,
-                    rank=me.rank,
-                    peer=peer,
-                    purpose=purpose,
-                    communicator=communicator,
-                    lane=lane,
-                    use_unix=purpose is not Purpose.TCP and self._is_local(peer),
-                    timeout_s=max(_DIAL_PAUSE_S, min(patience_s, deadline - time.monotonic())),
-                )
-                return sock
+                return dial(self._caller, target, max(_DIAL_PAUSE_S, deadline - time.monotonic()))[0]
             except PeerLostError as error:
-                if isinstance(error.__cause__, ConnectionRefusedError) or self._is_over(deadline):
+                is_over = time.monotonic() >= deadline or self.control.failed()
+                if isinstance(error.__cause__, ConnectionRefusedError) or is_over:
                     raise
             except CollectiveTimeoutError:
-                if self._is_over(deadline):
-                    message = f"rank {peer} did not answer within {timeout_s:g} s"
-                    raise CollectiveTimeoutError(message, rank=me.rank, peer=peer) from None
-                patience_s *= 2
+                message = f"rank {peer} did not answer within {timeout_s:g} s"
+                raise CollectiveTimeoutError(message, rank=self.identity.rank, peer=peer) from None
             time.sleep(_DIAL_PAUSE_S)
-
-    def _is_over(self, deadline: float) -> bool:
-        return time.monotonic() >= deadline or self.control.failed()
-
-    def _open_channel(self, communicator: int, lane: int, peer: int) -> None:
-        """Open a channel by the first of the option `transports` that reaches the peer."""
-        reasons = []
-        is_authenticated = communicator in self._authenticated
-        for transport in AUTHENTICATED if is_authenticated else self._options.preference:
-            try:
-                self._open_by(transport, communicator, lane, peer)
-                self._note_used(communicator, peer, transport)
-                _log.info("channel %s to rank %d: %s", _lane_name(lane), peer, self.link_to(peer))
-                return
-            except _OutOfReachError as error:
-                _log.info("channel %s to rank %d: not %s: %s", _lane_name(lane), peer, transport, error.message)
-                reasons.append(error.message)
-        if "tcp" not in self._options.preference:
-            reasons.append("tcp, if it is among the transports, reaches every rank")
-        raise TransportUnavailableError(
-            f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {peer}: {'; '.join(reasons)}",
-            rank=self.identity.rank,
-            peer=peer,
-        )
 
     def _note_used(self, communicator: int, peer: int, transport: str) -> None:
         """Remember by what messages get to a peer; those of objects may take another way."""
         if communicator not in self._authenticated:
             self._used[peer] = transport
 
-    def _open_by(self, transport: str, communicator: int, lane: int, peer: int) -> None:
-        if transport in FABRICS:
-            self._open_fabric(transport, communicator, lane, peer)
-        elif transport == "tcp":
-            self._open_tcp(communicator, lane, peer)
+    def _fail(self, peer: int, error: Exception) -> None:
+        """Let the job fail with an error that concerns a peer."""
+        message = error.message if isinstance(error, UnisonoError) else str(error)
+        if isinstance(error, PeerLostError):
+            self.control.suspect(peer, message)
         else:
-            self._open_shm(communicator, lane, peer)
+            self.control.fail(kind_of(error), peer, message)
 
-    def _open_tcp(self, communicator: int, lane: int, peer: int) -> None:
-        streams = self._options.tcp_streams
-        wire_lanes = [_stream(_wire_lane(lane), stream, streams) for stream in range(streams)]
-        with contextlib.ExitStack() as dialled:
-            sockets = [
-                dialled.enter_context(self._dial(peer, Purpose.TCP, communicator, wire_lane))
-                for wire_lane in wire_lanes
-            ]
-            self._add_tcp(self._endpoints[communicator], lane, peer, sockets)
+    def _open_by_next(self, opening: _Opening) -> None:
+        """Open a channel by the next of the option `transports` that may reach the peer. In the loop's thread."""
+        while opening.transports:
+            opening.transport = opening.transports.pop(0)
+            opener = self._openers[opening.transport]
+            obstacle = opener.obstacle(opening.peer)
+            if not obstacle:
+                self._dial_sockets(opening, opener)
+                return
+            self._note_obstacle(opening, obstacle)
+        if "tcp" not in self._options.preference:
+            opening.obstacles.append("tcp, if it is among the transports, reaches every rank")
+        message = f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {opening.peer}: "
+        self._fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
 
-    def _open_fabric(self, name: str, communicator: int, lane: int, peer: int) -> None:
+    def _note_obstacle(self, opening: _Opening, obstacle: str) -> None:
+        _log.info("channel %s to rank %d: not %s: %s", *opening.shown(), opening.transport, obstacle)
+        opening.obstacles.append(obstacle)
+
+    def _dial_sockets(self, opening: _Opening, opener: Opener) -> None:
+        lanes = opener.wire_lanes(opening.lane)
+        opening.sockets = dict.fromkeys(lanes)
+        for lane in lanes:
+            target = self._target(opening.peer, Purpose[opening.transport.upper()], opening.communicator, lane)
+            self._dialer.dial(target, partial(self._on_dialled, opening, lane), partial(self._on_opened, opening))
+
+    def _on_dialled(self, opening: _Opening, lane: int, sock: socket.socket) -> None:
+        opening.sockets[lane] = sock
+        sockets = [sock for sock in opening.sockets.values() if sock is not None]
+        if len(sockets) < len(opening.sockets):
+            return
+        with self._lock:
+            endpoint = self._endpoints.get(opening.communicator)
+        if endpoint is None:  # closed meanwhile
+            opening.close()
+            return
+        place = Place(endpoint, opening.lane, opening.peer)
         try:
-            messenger = self._fabrics.messenger(name)
-            sock = self._dial(peer, Purpose[name.upper()], communicator, _wire_lane(lane))
-            with contextlib.closing(sock):
-                agreed = self._fabrics.propose(name, sock)
-                self._add_tagged(self._endpoints[communicator], lane, peer, messenger, agreed, sock)
-        except FabricError as error:
-            raise _OutOfReachError(error.message) from None
-        except ConnectionError as error:
-            raise PeerLostError(f"rank {peer} is gone: {error}", rank=self.identity.rank, peer=peer) from error
-        except (OSError, RuntimeError) as error:
-            raise TransportUnavailableError(
-                f"a channel over {name} to rank {peer} cannot be had: {error}", rank=self.identity.rank, peer=peer
-            ) from error
+            self._openers[opening.transport].dialled(place, sockets, partial(self._on_opened, opening))
+        except (OSError, RuntimeError, UnisonoError) as error:
+            self._on_opened(opening, error)
 
-    def _open_shm(self, communicator: int, lane: int, peer: int) -> None:
-        if not self._is_local(peer):
-            raise _OutOfReachError(f"shared memory does not ({self._why_apart(peer)})")
-        sock = self._dial(peer, Purpose.SHM, communicator, _wire_lane(lane))
-        try:
-            memory, bell, peer_bell = share_memory(sock)
-            self._endpoints[communicator].add_shm(lane, peer, True, memory, bell, peer_bell, sock.detach())
-        except (OSError, RuntimeError) as error:
-            sock.close()
-            raise TransportUnavailableError(
-                f"shared memory with rank {peer} cannot be had ({error}); UNISONO_TRANSPORTS=tcp does without it",
-                rank=self.identity.rank,
-                peer=peer,
-            ) from error
-
-    def _add_tcp(self, endpoint: _core.Endpoint, lane: int, peer: int, sockets: list[socket.socket]) -> None:
-        descriptors = [sock.detach() for sock in sockets]
-        endpoint.add_tcp(lane, peer, descriptors, self.identity.epoch, self._options.tcp_checksum)
-
-    @staticmethod
-    def _add_tagged(
-        endpoint: _core.Endpoint,
-        lane: int,
-        peer: int,
-        messenger: _core.Messenger,
-        agreed: Agreed,
-        sock: socket.socket,
-    ) -> None:
-        endpoint.add_tagged(lane, peer, messenger, *agreed, sock.detach())
+    def _on_opened(self, opening: _Opening, error: Exception | None) -> None:
+        """Take note of a channel that has been opened, or could not be."""
+        if error is None:
+            self._note_used(opening.communicator, opening.peer, opening.transport)
+            _log.info("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
+            return
+        opening.close()
+        if isinstance(error, FabricError):
+            self._note_obstacle(opening, error.message)
+            self._open_by_next(opening)
+        elif isinstance(error, ConnectionError):
+            self._fail(opening.peer, PeerLostError(f"rank {opening.peer} is gone: {error}"))
+        elif isinstance(error, UnisonoError):
+            self._fail(opening.peer, error)
+        else:
+            message = f"a channel over {opening.transport} to rank {opening.peer} cannot be opened: {error}"
+            advice = "; UNISONO_TRANSPORTS=tcp does without shared memory" if opening.transport == "shm" else ""
+            self._fail(opening.peer, TransportUnavailableError(message + advice))
 
     def _admit(self, hello: Hello, sock: socket.socket) -> None:
         """Deliver what another rank has opened; if it cannot be had here, that rank sees its connection end."""
         try:
             self._deliver(hello, sock)
         except (OSError, RuntimeError) as error:
-            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
-            sock.close()
+            self._on_accepted(hello, sock, error)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
         if hello.purpose is Purpose.CONTROL:
@@ -460,41 +484,19 @@ class Session:
             if endpoint is None:
                 self._early.append((hello, sock))
                 return
-        wire_lane = hello.lane & _LANE_MASK
-        lane = _core.RECEIVING_LANE if wire_lane == _WIRE_POINT_TO_POINT else wire_lane - 1
-        if hello.purpose is Purpose.TCP:
-            sockets = self._gather_streams(hello, sock)
-            if not sockets:
-                return
-            self._add_tcp(endpoint, lane, hello.sender, sockets)
-        elif (name := hello.purpose.name.lower()) in FABRICS:
-            agreed = self._fabrics.accept(name, sock)
-            if agreed is None:
-                sock.close()
-                return
-            self._add_tagged(endpoint, lane, hello.sender, self._fabrics.messenger(name), agreed, sock)
-        else:
-            memory, peer_bell, bell = take_shared_memory(sock)
-            endpoint.add_shm(lane, hello.sender, False, memory, bell, peer_bell, sock.detach())
+        opener = self._openers[hello.purpose.name.lower()]
+        place = Place(endpoint, lane_of(hello), hello.sender)
+        opener.accepted(place, hello, sock, partial(self._on_accepted, hello, sock))
+
+    def _on_accepted(self, hello: Hello, sock: socket.socket, error: Exception | None) -> None:
+        """Take note of a channel that another rank has opened, or could not be opened here."""
+        if error is not None:
+            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
+            sock.close()
+            return
         transport = hello.purpose.name.lower()
         self._note_used(hello.communicator, hello.sender, transport)
-        _log.debug("channel %s from rank %d: %s", _lane_name(lane), hello.sender, transport)
-
-    def _gather_streams(self, hello: Hello, sock: socket.socket) -> list[socket.socket]:
-        """Return the streams of the channel of `hello`, in their order, once the last one has come; before, nothing."""
-        stream, streams = hello.lane >> _STREAM_SHIFT & _STREAM_MASK, hello.lane >> _STREAMS_SHIFT
-        if not stream < streams <= MOST_TCP_STREAMS:
-            raise OSError(f"stream {stream} of {streams} of a channel cannot be")
-        with self._lock:
-            place = (hello.communicator, hello.lane & _LANE_MASK, hello.sender)
-            gathered = self._streams.setdefault(place, {})
-            if stream in gathered:
-                raise OSError(f"stream {stream} of a channel has come twice")
-            gathered[stream] = sock
-            if len(gathered) < streams:
-                return []
-            del self._streams[place]
-        return [gathered[k] for k in sorted(gathered)]
+        _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, transport)
 
     def _add_control_link(self, peer: int, sock: socket.socket) -> None:
         process = process_descriptor(sock)
@@ -506,12 +508,37 @@ class Session:
             self._changed.notify_all()
 
 
-def _wire_lane(lane: int) -> int:
-    return _WIRE_POINT_TO_POINT if lane == _core.SENDING_LANE else lane + 1
+class _Opening:
+    """A channel that this rank is opening.
+
+    Attributes:
+        communicator, lane, peer: where it belongs.
+        transports: those that have not been tried.
+        transport: the one that is being tried.
+        sockets: those that have been dialled, by their wire lanes.
+        obstacles: why transports did not do.
+    """
+
+    def __init__(self, communicator: int, lane: int, peer: int, transports: list[str]) -> None:
+        self.communicator, self.lane, self.peer, self.transports = communicator, lane, peer, transports
+        self.transport = ""
+        self.sockets: dict[int, socket.socket | None] = {}
+        self.obstacles: list[str] = []
+
+    def shown(self) -> tuple[str, int]:
+        """Return what the log says of it: its lane and its peer."""
+        return lane_name(self.lane), self.peer
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for sock in self.sockets.values():
+            if sock is not None:
+                sock.close()
+        self.sockets = {}
 
 
-def _allow_descriptors(size: int) -> None:
-    """Let rank 0 keep a link to each of `size` ranks, with a descriptor of its process.
+def _allow_descriptors(rank: int, size: int) -> None:
+    """Let a judge keep a link to each of `size` ranks, with a descriptor of its process.
 
     Raises:
         RendezvousError: the system does not allow so many.
@@ -520,14 +547,5 @@ def _allow_descriptors(size: int) -> None:
     most = lift_limit_of_files(needed)
     if most is not None:
         raise RendezvousError(
-            f"rank 0 of {size} ranks needs about {needed} open files, and {most} are allowed to it (`ulimit -Hn`)"
+            f"rank {rank} of {size} ranks needs about {needed} open files, and {most} are allowed to it (`ulimit -Hn`)"
         )
-
-
-def _stream(wire_lane: int, stream: int, streams: int) -> int:
-    """Return the lane that the hello of one of `streams` streams says."""
-    return wire_lane | stream << _STREAM_SHIFT | streams << _STREAMS_SHIFT
-
-
-def _lane_name(lane: int) -> str:
-    return f"of lane {lane}" if lane >= 0 else "for messages"

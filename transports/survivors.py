@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from unisono import log
 from unisono.errors import RendezvousError, UnisonoError
+from unisono.forks import closed_in_child
 from unisono.transports.hello import Hello
 
 _log = log.get(log.NAME)
@@ -152,7 +153,7 @@ class Search:
     @contextlib.contextmanager
     def watch(self, lost: Callable[[str], None]) -> Iterator[None]:
         """While this is open, the leader calls `lost` with what to say if one of its followers dies."""
-        stop, wake = socket.socketpair()
+        stop, wake = map(closed_in_child, socket.socketpair())
         watcher = threading.Thread(target=self._watch, args=(stop, lost), name="unisono-survivors", daemon=True)
         watcher.start()
         try:

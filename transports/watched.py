@@ -9,8 +9,8 @@ from __future__ import annotations
 from unisono.errors import UnisonoError
 from unisono.transports import _core
 from unisono.transports.base import MessageTransport
+from unisono.transports.failures import failure_of, kind_of
 from unisono.transports.forwarded import ForwardedTransport
-from unisono.transports.native_executor import failure_of, kind_of
 
 
 class WatchedTransport(ForwardedTransport):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from unisono.algorithms.algorithm import Builder
 from unisono.algorithms.phases import Composition
@@ -100,17 +100,19 @@ class Settings(NamedTuple):
         collectives: by name, the most wanted ones first.
         sizes: bytes of the vector, ascending.
         budget_s: seconds in all, without those of waiting for a placement.
-        about: what measurements say of themselves: machine, job, library, date.
+        about: what measurements say of themselves: machine, job, library, date, load.
         seed: of the order in blocks.
         placement: how far apart cores have to be all through a race that counts, or "any".
+        again: contexts and bytes that are measured again, whatever earlier measurements say.
     """
 
     collectives: Sequence[str]
     sizes: Sequence[int]
     budget_s: float
-    about: Mapping[str, str]
+    about: Mapping[str, Any]
     seed: int = 0
     placement: str = "any"
+    again: frozenset[tuple[Context, int]] = frozenset()
 
 
 class Campaign:
@@ -143,12 +145,12 @@ class Campaign:
         # Times by collective, size and variant.
         self._times: defaultdict[str, defaultdict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
         for each in before:
-            is_alike = settings.placement in {"any", each.placement}
-            if is_alike and each.context == self._context(each.context.collective):
+            counts = settings.placement in {"any", each.placement} and (each.context, each.nbytes) not in settings.again
+            if counts and each.context == self._context(each.context.collective):
                 self._times[each.context.collective][each.nbytes][each.variant] = each.median_s
 
-    def run(self) -> int:
-        """Measure until everything is or the budget is spent; return how many sizes have been left out, of all.
+    def run(self) -> list[tuple[str, int]]:
+        """Measure until everything is or the budget is spent; return the collectives and bytes that are left out.
 
         Raises:
             UsageError: there is nothing to measure, or the budget was too small for it.
@@ -168,10 +170,12 @@ class Campaign:
         between_ = [(name, n) for name, found in sizes.items() for n in found if n not in anchors[name]]
         self._visit("between", between_)
         self._bisect()
-        return sum(nbytes not in self._times[name] for name, found in sizes.items() for nbytes in found)
+        return [(name, n) for name, found in sizes.items() for n in found if n not in self._times[name]]
 
     def _sizes(self, collective: str) -> list[int]:
-        return sorted({self._trials.nbytes(collective, nbytes) for nbytes in self._settings.sizes})
+        context = self._context(collective)
+        again = {nbytes for where, nbytes in self._settings.again if where == context}
+        return sorted({*again, *(self._trials.nbytes(collective, nbytes) for nbytes in self._settings.sizes)})
 
     def _context(self, collective: str) -> Context:
         asked = self._trials.question(collective, self._trials.nbytes(collective, 1))
@@ -432,7 +436,7 @@ def _is_worth_it(found: Outcome, variant: str) -> bool:
     return is_sure and own_s <= (1 - SAVED) * interval(other.times_s)[0]
 
 
-def measured(context: Context, lap: Lap, nbytes: int, about: Mapping[str, str]) -> Measurement:
+def measured(context: Context, lap: Lap, nbytes: int, about: Mapping[str, Any]) -> Measurement:
     """Return the measurement that a lap of a race is."""
     low_s, high_s = interval(lap.times_s)
     p10_s, p90_s = quantile(lap.times_s, 0.1), quantile(lap.times_s, 0.9)

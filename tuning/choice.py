@@ -66,6 +66,7 @@ class Known(NamedTuple):
 NOTHING = Known()
 
 _MOST_SHOWN = 8
+_MOST_NAMED = 4  # algorithms that an error suggests
 
 
 @record
@@ -162,7 +163,8 @@ class Choice:
 class Explanation:
     """A question, everything that was looked at, and the choice; and how each rank is reached, as far as known.
 
-    `on_device` says how arrays of a GPU would go; empty if that is not known.
+    `is_calibrated` says whether the link was measured on this machine; if not, predictions are by priors. `on_device`
+    says how arrays of a GPU would go; empty if that is not known.
     """
 
     question: Question
@@ -170,6 +172,7 @@ class Explanation:
     choice: Choice
     links: Mapping[int, str] = field(default_factory=dict)
     on_device: str = ""
+    is_calibrated: bool = False
 
     def __str__(self) -> str:
         """Return a table for people, best candidate first."""
@@ -177,7 +180,8 @@ class Explanation:
         hosts = f", on {len(asked.hosts)} hosts by {asked.inside}" if len(asked.hosts) > 1 else ""
         lines = [
             f"{asked.collective} of {asked.nbytes} B over {asked.size} ranks by {asked.link}{hosts}: "
-            f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}"
+            f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}, "
+            f"predicted by {'a calibration' if self.is_calibrated else 'priors'}"
         ]
         for candidate in self.candidates:
             measured = "" if candidate.measured_s is None else f"measured {candidate.measured_s * 1e6:.1f} us, "
@@ -211,13 +215,32 @@ def explain(question: Question, known: Known = NOTHING) -> Explanation:
         key=_place,
     )
     best, tier = _best(candidates, forced, reading)
+    if best.refusal is not None and forced:
+        raise NoAlgorithmError(_why_not_forced(best, candidates, question))
     if best.refusal is not None:
         refusals = "; ".join(f"{each.variant} {each.refusal}" for each in candidates if each.refusal)
         raise NoAlgorithmError(f"no algorithm carries out {question.collective} over {question.size} ranks: {refusals}")
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
     params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
-    return Explanation(question, tuple(candidates), choice)
+    is_calibrated = bool(known.parameters.link(question.link, question.level).step.nbytes)
+    return Explanation(question, tuple(candidates), choice, is_calibrated=is_calibrated)
+
+
+def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:
+    """Return why the algorithm that is forced cannot carry a call out, and which algorithms can, best first."""
+    asked_by = _ORDER_ASKED_BY.get(question.order) if forced.refusal == _order_refusal(question) else None
+    reason = f"{forced.variant} {forced.refusal}"
+    if asked_by:
+        reason += f", which {asked_by} asks for"
+    able = [
+        each.algorithm
+        for each in candidates
+        if _refusal(find(question.collective, each.algorithm), question, is_named=True) is None
+    ]
+    more = [f"{len(able) - _MOST_NAMED} more"] if len(able) > _MOST_NAMED else []
+    *names, last = [*able[:_MOST_NAMED], *more] or ["no other algorithm"]
+    return f"{reason}; {', '.join(names)}{' and ' if names else ''}{last} can carry out this {question.collective}"
 
 
 def _place(each: Candidate) -> tuple[bool, bool, float]:
@@ -248,7 +271,7 @@ def check_variant(collective: str, variant: Variant) -> None:
         NoAlgorithmError: there is no such algorithm.
         UsageError: it has no such parameter.
     """
-    find(collective, variant.algorithm).check_parameters(name for name, _ in variant.params if name != SEGMENT)
+    find(collective, variant.algorithm).check_parameters((name for name, _ in variant.params), also=[SEGMENT])
     size = dict(variant.params).get(SEGMENT, 1)
     if type(size) is not int or size < 1:
         raise UsageError(f"{SEGMENT} of {variant} must be a positive number of bytes")
@@ -424,6 +447,17 @@ _ORDERS: dict[Order | None, str] = {
     "canonical": "by the balanced tree",
 }
 
+# The argument of a call that asks for an order.
+_ORDER_ASKED_BY: dict[Order | None, str] = {
+    "rank": "reproducible=True",
+    "at_once": "accumulate",
+    "canonical": "reproducible=True",
+}
+
+
+def _order_refusal(question: Question) -> str:
+    return f"does not combine {_ORDERS.get(question.order)}"
+
 
 # Kinds of link whose ranks can map each other's memory.
 _MAPPABLE = ("shm", "local")
@@ -441,7 +475,7 @@ def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | 
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
         (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
-        (question.order not in (None, algorithm.order), f"does not combine {_ORDERS.get(question.order)}"),
+        (question.order not in (None, algorithm.order), _order_refusal(question)),
         # Of those that combine in one order, its cost misleads nobody.
         (algorithm.by_name_only and not is_named and question.order is None, "runs where it is named only"),
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),

@@ -23,6 +23,7 @@ factor], …], and all fields of `tuning.parameters.Link`. See `tuning.topology`
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
 from math import inf, prod
 from pathlib import Path
@@ -112,11 +113,8 @@ def to_json(description: Description) -> dict[str, Any]:
 def _parsed(path: Path, text: str) -> object:
     if path.suffix == ".json":
         return json.loads(text)
-    try:
-        tomllib = import_module("tomllib")
-    except ImportError:
-        raise UsageError("Python before 3.11 reads no TOML: write the same fields as JSON, in a file .json") from None
-    return tomllib.loads(text)
+    # Both have one interface; the package `tomli` is installed where Python has no module of its own for TOML.
+    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(text)
 
 
 def _level(found: object, where: str, is_outermost: bool) -> Level:

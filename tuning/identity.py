@@ -1,7 +1,7 @@
-"""What a machine is, as far as it decides which times hold on it; and where its calibration is kept.
+"""What a machine is, as far as it decides which times hold on it.
 
 A fingerprint is a hash of identities only: processor, numbers of cores and NUMA nodes, GPUs, system. What changes from
-boot to boot, or with load, is not in it. Calibrations are in the user's cache folder, one file for each fingerprint.
+boot to boot, or with load, is not in it. `tuning.calibration_files` has what was measured on a machine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from unisono import log
 from unisono.errors import UsageError
-from unisono.tuning.parameters import Parameters, from_json, priors, to_json
-
-_log = log.get(log.NAME)
 
 _HEAD = 4096  # of /proc/cpuinfo, which has a part for each core
 
@@ -62,43 +58,6 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the user's cache folder of Unisono, which need not be there."""
     base = environ.get("XDG_CACHE_HOME", "")
     return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "unisono")
-
-
-def calibrated(machine: str) -> Parameters | None:
-    """Return the parameters that were measured on the machine with this fingerprint, if they are in the cache."""
-    path = _path_of(machine)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return from_json(json.load(file))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, UsageError) as error:
-        _log.warning("the calibration in %s is not used: %s; `unisono calibrate` makes it anew", path, error)
-        return None
-
-
-def parameters_of(machine: str) -> Parameters:
-    """Return the parameters that were measured on the machine with this fingerprint, or else the priors of this one."""
-    return calibrated(machine) or priors(maker())
-
-
-def keep(machine: str, parameters: Parameters) -> str | None:
-    """Keep parameters in the cache, and return the path; where it cannot be written, say so and return None."""
-    path = _path_of(machine)
-    scratch = f"{path.removesuffix('.json')}.{os.getpid()}"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(scratch, "w", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(parameters)))
-        os.replace(scratch, path)
-    except OSError as error:
-        _log.warning("the calibration is not kept, as %s cannot be written: %s", path, error.strerror)
-        return None
-    return path
-
-
-def _path_of(machine: str) -> str:
-    return os.path.join(cache_folder(), f"{machine}.json")
 
 
 def _processor() -> str:

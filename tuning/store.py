@@ -58,6 +58,7 @@ class Measurement(NamedTuple):
         placement: how far apart the cores were, if it was measured.
         library: the version of Unisono.
         date: when, in ISO 8601.
+        load: the load average of the machine when the campaign began; None if that is not known.
     """
 
     context: Context
@@ -73,6 +74,7 @@ class Measurement(NamedTuple):
     placement: str = ""
     library: str = ""
     date: str = ""
+    load: float | None = None
 
 
 # Fields as files have them.
@@ -104,6 +106,9 @@ def read_line(line: str) -> Measurement:
                 raise ValueError(f"its {name} is {value!r}")
     if not all(found[name] > 0 for name in (*_SECONDS, "ranks", "ranks_per_host", "rounds")) or found["nbytes"] < 0:
         raise ValueError("its times and numbers are not positive")
+    load = found.setdefault("load", None)  # which files of earlier versions do not have
+    if load is not None and (not isinstance(load, (int, float)) or isinstance(load, bool)):
+        raise ValueError(f"its load is {load!r}")
     context = Context(**{name: found[name] for name in Context._fields})
     return Measurement(context, **{name: found[name] for name in Measurement._fields if name != "context"})
 
@@ -154,6 +159,30 @@ class Store:
         if problems:
             _log.warning("%s: %d line(s) are left out, the first is %s", self.path, len(problems), problems[0])
         return list(found.values())
+
+    def remove(self, measurements: Iterable[Measurement]) -> None:
+        """Take measurements out of the file, in one step; all other lines stay as they are.
+
+        Raises:
+            UsageError: the file cannot be read or written.
+        """
+        removed = {identity(each) for each in measurements}
+        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
+            lines = [line for line in text.splitlines(keepends=True) if _identity_of_line(line) not in removed]
+            scratch.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+            scratch.replace(self.path)
+        except OSError as error:
+            raise UsageError(f"measurements in {self.path} cannot be replaced: {error.strerror}") from None
+
+
+def _identity_of_line(line: str) -> str | None:
+    """Return the identity of the measurement that a line keeps; None if it keeps none that can be read."""
+    try:
+        return identity(read_line(line))
+    except (ValueError, RecursionError):
+        return None
 
 
 def identity(measurement: Measurement) -> str:

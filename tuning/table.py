@@ -104,10 +104,16 @@ class Reading(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Decisions by context. `machine` is the fingerprint of the machine on which the table is used."""
+    """What a table file holds.
+
+    Attributes:
+        decisions: by context.
+        machines: by fingerprint, what is known of the machines that were measured: their identity
+            (`tuning.identity.describe`), and when and at which load that was (`measured_when`).
+    """
 
     decisions: Mapping[Context, Decision]
-    machine: str = ""
+    machines: Mapping[str, Mapping[str, Any]] = {}
 
     def read(self, context: Context, nbytes: int) -> Reading | None:
         """Return what is known about calls in a context, or else with another dtype or machine; None if nothing is."""
@@ -161,6 +167,25 @@ def compiled(measurements: Iterable[Measurement]) -> Table:
     for each in measurements:
         by_context[each.context][each.variant, each.nbytes].append(each)
     return Table({context: _decision(found) for context, found in sorted(by_context.items())})
+
+
+def measured_when(measurements: Iterable[Measurement]) -> dict[str, dict[str, Any]]:
+    """Return for each machine, by its fingerprint, when it was measured and how busy it was then.
+
+    The fields are ``measured``, the first and the last date, and ``load``, the least and the greatest load average;
+    a field that no measurement of the machine has is left out.
+    """
+    by_machine = defaultdict[str, list[Measurement]](list)
+    for each in measurements:
+        by_machine[each.context.machine].append(each)
+    found = dict[str, dict[str, Any]]()
+    for machine, of_machine in by_machine.items():
+        dates = sorted(each.date for each in of_machine if each.date)
+        loads = sorted(each.load for each in of_machine if each.load is not None)
+        found[machine] = {
+            name: [every[0], every[-1]] for name, every in (("measured", dates), ("load", loads)) if every
+        }
+    return found
 
 
 def _decision(found: Mapping[tuple[str, int], Sequence[Measurement]]) -> Decision:
@@ -291,7 +316,9 @@ def from_text(text: str, name: str) -> Table:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the table {name} cannot be used: {_reason(error, number)}") from None
         decisions[context] = decision
-    return Table(decisions)
+    machines = content.get("machines", {})
+    are_described = isinstance(machines, dict) and all(isinstance(each, dict) for each in machines.values())
+    return Table(decisions, machines if are_described else {})
 
 
 def _reason(error: Exception, number: int) -> str:

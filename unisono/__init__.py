@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from unisono.frameworks.gradients.reducer import GradientReducer as GradientReducer
-    from unisono.launchers.launch import launch as launch
+    from unisono.launchers.launch import Pool as Pool, launch as launch
     from unisono.operations import Op as Op
     from unisono.options import Options as Options
     from unisono.transports.base import Message as Message
@@ -60,7 +60,7 @@ _NAMES = {
     "empty": "unisono.collectives.memory",
     "GradientReducer": "unisono.frameworks.gradients.reducer",
     "init": "unisono.collectives.init",
-    "launch": "unisono.launchers.launch",
+    **dict.fromkeys(("Pool", "launch"), "unisono.launchers.launch"),
     "Op": "unisono.operations",
     "Options": "unisono.options",
     "reduce_local": "unisono.collectives.local_reduction",
@@ -70,7 +70,7 @@ _NAMES = {
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 
-# Those that are modules themselves, and those among them that need another library.
+# Public modules. Those of frameworks need the library of the same name.
 _MODULES = ("data_parallel", "testing")
 _FRAMEWORKS = ("torch",)
 
@@ -78,15 +78,40 @@ __all__ = ["__version__", *_NAMES, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES or name in _FRAMEWORKS:
-        return importlib.import_module(f"unisono.{name}")
+    if name in _FRAMEWORKS:
+        return _framework(name)
+    if name in _MODULES:
+        return _imported(f"unisono.{name}")
     module = _NAMES.get(name)
     if module is None:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(_imported(module), name)
     globals()[name] = value
     return value
 
 
+def _imported(module: str) -> object:
+    """Import a module of ours; that the native core is missing is said without the imports that led to it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name != "unisono.transports._core":
+            raise
+        raise error.with_traceback(None) from None
+
+
+def _framework(name: str) -> object:
+    """Import ``unisono.<name>``; an AttributeError says why that fails, so that `hasattr` and `help` work."""
+    try:
+        return importlib.import_module(f"unisono.{name}")
+    except ImportError as error:
+        why = f"{name} cannot be imported here ({error}); to install it: pip install 'unisono[{name}]'"
+        raise AttributeError(f"unisono.{name} needs {name}, and {why}") from error
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES, *_MODULES, *_FRAMEWORKS})
+    """Return the public names; a framework is among them where its library is installed."""
+    from importlib.util import find_spec
+
+    frameworks = [name for name in _FRAMEWORKS if find_spec(name)]
+    return sorted({*__all__, *frameworks, *(name for name in globals() if name.startswith("__"))})

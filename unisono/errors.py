@@ -40,14 +40,17 @@ class UnisonoError(Exception):
         self.buffers = buffers
 
     def __str__(self) -> str:
-        facts = [
+        shown = "; ".join(fact for fact in self._facts() if fact)
+        return f"{self.message} [{shown}]" if shown else self.message
+
+    def _facts(self) -> list[str]:
+        """Return what the error shows behind its message."""
+        return [
             f"rank {self.rank}" if self.rank is not None else "",
             f"#{self.sequence} {self.operation}" if self.operation and self.sequence is not None else "",
             self.operation if self.operation and self.sequence is None else "",
             self.buffers or "",
         ]
-        shown = "; ".join(fact for fact in facts if fact)
-        return f"{self.message} [{shown}]" if shown else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)
@@ -68,7 +71,19 @@ class MismatchError(UnisonoError):
 
 
 class PeerLostError(UnisonoError):
-    """A rank that is needed has died, or has left the communicator."""
+    """A rank that is needed has died, or has left the communicator.
+
+    Attributes:
+        host: the name of the host of `peer`, or None.
+        pid: its process id there, or None.
+    """
+
+    host: str | None = None
+    pid: int | None = None
+
+    def _facts(self) -> list[str]:
+        where = f"rank {self.peer} was process {self.pid} on {self.host}" if self.pid is not None else ""
+        return [*super()._facts(), where]
 
 
 class CollectiveTimeoutError(UnisonoError, TimeoutError):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from unisono import streams
+
 if TYPE_CHECKING:
     import logging
 
@@ -59,10 +61,11 @@ class _Stderr:
     """Whatever `sys.stderr` is at that moment, which notebooks and tests replace."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        streams.write(sys.stderr, text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        """Do nothing: `streams.write` has handed everything on."""
 
 
 class _Settings:

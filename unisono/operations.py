@@ -211,5 +211,37 @@ def operation(name: str | Op) -> Op:
     found = OPERATIONS.get(name) if isinstance(name, str) else None
     if found is None:
         others = "Op.premul_sum(factor), or Op.from_function(fn)"
-        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, {others}; got {name!r}")
+        raise UsageError(f"op must be one of {', '.join(OPERATIONS)}, {others}; got {name!r}{_suggestion(name)}")
     return found
+
+
+# What other libraries call the same operations.
+_SYNONYMS = {
+    **dict.fromkeys(("add", "plus"), "sum"),
+    **dict.fromkeys(("mul", "multiply", "product"), "prod"),
+    **dict.fromkeys(("amin", "minimum"), "min"),
+    **dict.fromkeys(("amax", "maximum"), "max"),
+    **dict.fromkeys(("average", "mean"), "avg"),
+    **dict.fromkeys(("and_", "bitwise_and"), "band"),
+    **dict.fromkeys(("or_", "bitwise_or"), "bor"),
+    **dict.fromkeys(("xor", "bitwise_xor"), "bxor"),
+    **dict.fromkeys(("all", "logical_and"), "land"),
+    **dict.fromkeys(("any", "logical_or"), "lor"),
+    "logical_xor": "lxor",
+    "argmin": "minloc",
+    "argmax": "maxloc",
+}
+
+
+def _suggestion(op: object) -> str:
+    """Return the end of an error about an `op` that is none: the operation that was probably meant, if there is one.
+
+    >>> _suggestion("Mean"), _suggestion(max), _suggestion("median")
+    ("; did you mean 'avg'?", "; did you mean 'max'?", '')
+    """
+    import difflib
+
+    text = op if isinstance(op, str) else getattr(op, "__name__", None) or getattr(op, "name", "")
+    words = {name: name for name in OPERATIONS} | _SYNONYMS
+    near = difflib.get_close_matches(str(text).lower().removeprefix("mpi_"), words, n=1, cutoff=0.85)
+    return f"; did you mean {words[near[0]]!r}?" if near else ""

@@ -123,6 +123,8 @@ class Options:
         algorithm: name of the algorithm to force for every collective that has it, of which there must be one; or by
             collective and size, as "allreduce:0-8K=recursive_doubling;8K-=ring"; "auto" lets the tuner choose.
         table: path of a decision table, which `unisono tune` makes, for the tuner to choose by; "" for none.
+        load: Python files that register algorithms (`unisono.algorithm`), with ":" between; `init` runs each of them,
+            once in a process, before the ranks meet. All ranks must load the same.
         segment_nbytes: bytes of a block that travel at once in pipelined plans; 0 lets the tuner choose.
         bind_address: where this rank listens for TCP links: an address or a host name of this machine, an interface
             ("eth1"), or a network that one of its addresses is in ("10.0.0.0/8", "fd00::/8").
@@ -139,6 +141,7 @@ class Options:
     transports: str | tuple[str, ...] = "auto"
     algorithm: str = "auto"
     table: str = ""
+    load: str = ""
     segment_nbytes: int = 0
     bind_address: str = "127.0.0.1"
     heartbeat_timeout_s: float = 20.0
@@ -196,6 +199,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "transports": parse_transports,
     "algorithm": _text,
     "table": _text,
+    "load": _text,
     "segment_nbytes": parse_nbytes,
     "bind_address": _text,
     "heartbeat_timeout_s": _seconds,

@@ -13,6 +13,7 @@ from pathlib import Path
 from unisono.bench.gpu_stages.records import reason_of, tell
 from unisono.cli.checks import CHECKS, run_checks
 from unisono.cli.gpu_checks import gpu_findings
+from unisono.program import begin
 
 PACKAGES = (
     "numpy",
@@ -75,4 +76,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    begin()
     main()

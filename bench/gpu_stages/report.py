@@ -14,6 +14,7 @@ from rich.table import Table
 
 from unisono.bench.gpu_stages.targets import Record, outcomes
 from unisono.bench.sizes import format_size
+from unisono.program import begin
 
 _MET = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]not measured[/]"}
 
@@ -97,4 +98,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    begin()
     sys.exit(main())

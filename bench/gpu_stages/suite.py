@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from unisono.bench.gpu_stages.records import tell
+from unisono.program import begin
 
 # No plugin that happens to be installed takes part.
 ONLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -46,4 +47,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    begin()
     sys.exit(main())

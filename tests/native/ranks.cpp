@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -97,10 +98,12 @@ Ranks::Ranks(std::int32_t size, Transport transport, std::int64_t lanes) {
     controls_.push_back(std::make_shared<Control>(rank, size));
     endpoints_.push_back(std::make_unique<Endpoint>(controls_.back(), communicator, true));
   }
-  for (std::int32_t rank = 1; rank < size; ++rank) {
-    SocketPair link = unix_pair();
-    controls_[0]->add_link(rank, std::move(link.a), Descriptor());
-    controls_[static_cast<std::size_t>(rank)]->add_link(0, std::move(link.b), Descriptor());
+  for (std::int32_t judge = 0; judge < std::min(size, 2); ++judge) {
+    for (std::int32_t rank = judge + 1; rank < size; ++rank) {
+      SocketPair link = unix_pair();
+      controls_[static_cast<std::size_t>(judge)]->add_link(rank, std::move(link.a), Descriptor());
+      controls_[static_cast<std::size_t>(rank)]->add_link(judge, std::move(link.b), Descriptor());
+    }
   }
   for (std::int32_t a = 0; a < size; ++a)
     for (std::int32_t b = 0; b < a; ++b) connect(a, b, transport, lanes);

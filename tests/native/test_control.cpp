@@ -96,7 +96,7 @@ void ranks_that_disagree_are_named_with_their_calls() {
   Ranks ranks(3, Transport::shm);
   for (std::int32_t rank = 0; rank < 3; ++rank)
     note(ranks.control(rank), 4, rank == 1 ? 8 : 9, rank == 1 ? "barrier()" : "broadcast()");
-  ranks.control(0).report(FrameType::blocked, Ranks::communicator, {}, 4, "");
+  ranks.control(0).report_blocked(Ranks::communicator, {}, 4);
   for (std::int32_t rank = 0; rank < 3; ++rank) {
     CHECK(eventually([&] { return ranks.control(rank).failed(); }));
     const Failure failure = ranks.control(rank).failure();
@@ -106,6 +106,19 @@ void ranks_that_disagree_are_named_with_their_calls() {
   }
 }
 
+constexpr auto late_time = std::chrono::milliseconds(400);
+
+// The outlook of a call that is late, once it says what is expected.
+bool eventually_says(Control& control, std::int64_t sequence, std::int64_t number, const std::string& expected) {
+  std::string text;
+  return eventually([&] {
+    control.report_late(Ranks::communicator, {}, sequence, number, -1, Control::Clock::now() + late_time);
+    std::this_thread::sleep_for(late_time / 2);
+    text = control.outlook(Ranks::communicator, sequence, number).text;
+    return text == expected;
+  });
+}
+
 // Ranks outside a communicator are not asked for its calls, nor missed.
 void the_ranks_of_a_communicator_are_those_that_are_asked() {
   Ranks ranks(4, Transport::shm);
@@ -113,29 +126,126 @@ void the_ranks_of_a_communicator_are_those_that_are_asked() {
   ranks.control(3).recorder().name(Ranks::communicator, " in ranks 1 and 3");
   note(ranks.control(1), 0, 9, "barrier()");
   ranks.control(3).recorder().begin(8, 5, 7, std::make_shared<const std::string>("scan()"), {"other.py", 3});
-  ranks.control(1).report(FrameType::timed_out, Ranks::communicator, {1, 3}, 0, "rank 1 waited 3 s");
-  for (std::int32_t rank = 0; rank < 4; ++rank) {
-    CHECK(eventually([&] { return ranks.control(rank).failed(); }));
-    CHECK(ranks.control(rank).failure().text ==
-          "rank 1 waited 3 s in call #0 barrier() in ranks 1 and 3 at train.py:12: "
-          "rank 3 has not called it (it is in scan() at other.py:3)");
+  ranks.control(1).report_late(Ranks::communicator, {1, 3}, 0, -1, -1, Control::Clock::now() + late_time);
+  Outlook outlook;
+  CHECK(eventually([&] {
+    outlook = ranks.control(1).outlook(Ranks::communicator, 0, -1);
+    return outlook.peer >= 0;
+  }));
+  CHECK(outlook.peer == 3 && outlook.text ==
+                                 " in call #0 barrier() in ranks 1 and 3 at train.py:12: "
+                                 "rank 3 has not called it (it is in scan() at other.py:3)");
+}
+
+// Rank 1 judges instead of a stopped rank 0, and names it.
+void a_silent_hub_is_named_by_its_stand_in() {
+  SocketPair to_hub[2] = {unix_pair(), unix_pair()};
+  SocketPair link = unix_pair();
+  Control stand_in(1, 3);
+  Control late(2, 3);
+  stand_in.add_link(0, std::move(to_hub[0].a), Descriptor());
+  late.add_link(0, std::move(to_hub[1].a), Descriptor());
+  stand_in.add_link(2, std::move(link.a), Descriptor());
+  late.add_link(1, std::move(link.b), Descriptor());
+  note(stand_in, 5, 9, "barrier()");
+  note(late, 5, 9, "barrier()");
+  CHECK(eventually_says(late, 5, -1, " in call #5 barrier() at train.py:12: rank 0 does not answer (is it stopped?)"));
+}
+
+void ranks_that_wait_for_each_others_messages_are_shown() {
+  Ranks ranks(3, Transport::shm);
+  const auto receive = [&](std::int32_t rank, std::int32_t source) {
+    const auto text = std::make_shared<const std::string>("recv(source=" + std::to_string(source) + ", tag=0)");
+    ranks.control(rank).recorder().begin_message(Ranks::communicator, 0, source, text, {"ring.py", 9});
+  };
+  const auto outlook = [&](std::int32_t rank, std::int32_t source, std::int64_t number) {
+    ranks.control(rank).report_late(Ranks::communicator, {}, -1, number, source, Control::Clock::now() + late_time);
+    std::this_thread::sleep_for(late_time / 2);
+    return ranks.control(rank).outlook(Ranks::communicator, -1, number);
+  };
+  receive(0, 2);
+  receive(2, 1);
+  const std::string waiting = ": rank 2 is in recv(source=1, tag=0) at ring.py:9; rank 1 is in ";
+  CHECK(eventually([&] {
+    return outlook(0, 2, 1).text ==
+           ": rank 2 is in recv(source=1, tag=0) at ring.py:9; rank 1 is in no call (it has "
+           "called nothing)";
+  }));
+  receive(1, 0);
+  CHECK(eventually([&] {
+    return outlook(0, 2, 2).text == waiting + "recv(source=0, tag=0) at ring.py:9: these ranks wait for each other";
+  }));
+}
+
+// A program that repeats a call has one run, however often; one that alternates has its last 65,536 calls.
+void calls_of_ranks_that_run_ahead_are_remembered() {
+  Recorder recorder;
+  const auto text = std::make_shared<const std::string>("broadcast()");
+  for (std::uint64_t sequence = 0; sequence < 1'000'000; ++sequence)
+    recorder.end(recorder.begin(1, sequence, sequence == 7 ? 8 : 9, text, {"train.py", 12}));
+  CHECK(recorder.find(1, 7)->digest == 8 && recorder.find(1, 6)->digest == 9 && recorder.find(1, 999'999)->returned);
+  for (std::uint64_t sequence = 0; sequence < 70'000; ++sequence) recorder.begin(2, sequence, sequence % 2, text, {});
+  CHECK(recorder.find(2, 6'000)->digest == 0 && recorder.find(2, 6'001)->digest == 1);
+  CHECK(!recorder.find(2, 3) && !recorder.find(1, 7) && recorder.last(2)->sequence == 69'999);
+}
+
+void a_rank_that_has_run_far_ahead_is_not_called_silent() {
+  Ranks ranks(2, Transport::shm);
+  for (std::uint64_t sequence = 0; sequence < 70'000; ++sequence)
+    note(ranks.control(0), sequence, sequence % 2, "broadcast()");
+  note(ranks.control(1), 0, 0, "broadcast()");
+  CHECK(eventually_says(ranks.control(1), 0, -1,
+                        " in call #0 broadcast() at train.py:12: all ranks have called it, and it did not end"));
+}
+
+void a_rank_that_closes_learns_that_others_have_made_its_last_call() {
+  for (const bool agree : {true, false}) {
+    Ranks ranks(3, Transport::shm);
+    for (std::int32_t rank = 0; rank < 2; ++rank) note(ranks.control(rank), 3, 9, "broadcast()");
+    std::thread last([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      note(ranks.control(2), 3, agree ? 9 : 8, "broadcast()");
+    });
+    ranks.control(1).settle(Ranks::communicator, {}, std::chrono::seconds(20), nullptr);
+    last.join();
+    CHECK(ranks.control(1).failed() != agree);
+    CHECK(agree || (ranks.control(1).failure().kind == FailureKind::mismatch && ranks.control(1).failure().peer == 2));
   }
 }
 
-// A rank that does not answer, and a blocked rank at another call, must not keep the verdict back.
-void a_timeout_is_judged_whatever_others_report() {
-  Control hub(0, 3);
-  Control reporter(1, 3);
-  SocketPair link = unix_pair();
-  SocketPair silent = unix_pair();
-  hub.add_link(1, std::move(link.a), Descriptor());
-  hub.add_link(2, std::move(silent.a), Descriptor());
-  reporter.add_link(0, std::move(link.b), Descriptor());
-  reporter.report(FrameType::timed_out, Ranks::communicator, {}, 5, "rank 1 waited 3 s");
-  reporter.report(FrameType::blocked, Ranks::communicator, {}, 4, "");
-  CHECK(eventually([&] { return reporter.failed(); }));
-  CHECK(reporter.failure().kind == FailureKind::timeout && reporter.failure().sequence == 5);
-  CHECK(reporter.failure().text.find("rank 2 does not answer") != std::string::npos);
+// A rank that has closed cannot be asked any more: what it said of its last call still counts.
+void the_last_call_of_a_rank_that_has_left_is_compared() {
+  Ranks ranks(3, Transport::shm);
+  note(ranks.control(1), 3, 8, "broadcast(root=1)");
+  ranks.control(1).settle(Ranks::communicator, {}, std::chrono::milliseconds(20), nullptr);
+  ranks.control(1).leave("");
+  for (const std::int32_t rank : {0, 2}) note(ranks.control(rank), 3, 9, "broadcast(root=0)");
+  CHECK(eventually([&] { return ranks.control(2).departed(1); }));
+  ranks.control(2).report_blocked(Ranks::communicator, {}, 3);
+  CHECK(eventually([&] { return ranks.control(2).failed(); }));
+  CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(2).failure().peer == 1);
+}
+
+// Rank 0 raises; rank 1, which needs it, ends soon after; rank 2 needs rank 1.
+void the_first_rank_that_left_with_an_error_is_the_cause() {
+  Ranks ranks(3, Transport::shm);
+  ranks.control(0).leave("ZeroDivisionError: division by zero");
+  CHECK(eventually([&] { return ranks.control(2).departed(0) && ranks.control(1).departed(0); }));
+  ranks.control(2).suspect(1, 7, "rank 1 closed its connection");
+  CHECK(eventually([&] { return ranks.control(2).failed(); }));
+  CHECK(ranks.control(2).failure().text == "rank 0 has left: ZeroDivisionError: division by zero");
+  CHECK(ranks.control(2).failure().peer == 0);
+}
+
+void the_next_rank_takes_the_place_of_a_hub_that_has_left() {
+  Ranks ranks(4, Transport::shm);
+  ranks.control(0).leave("");
+  CHECK(eventually([&] { return ranks.control(3).judges() == std::vector<std::int32_t>{1, 2}; }));
+  for (std::int32_t rank = 1; rank < 4; ++rank) note(ranks.control(rank), 4, rank == 3 ? 8 : 9, "barrier()");
+  CHECK(eventually([&] { return ranks.control(1).departed(0); }));
+  ranks.control(2).report_blocked(Ranks::communicator, {1, 2, 3}, 4);
+  CHECK(eventually([&] { return ranks.control(2).failed() && ranks.control(3).failed(); }));
+  CHECK(ranks.control(2).failure().kind == FailureKind::mismatch && ranks.control(3).failure().peer == 3);
 }
 
 // What does not fit into the socket at once goes when there is room again.
@@ -164,9 +274,9 @@ std::string hostile_bytes(Dice& dice) {
   std::string bytes;
   for (std::size_t i = dice.below(4); i > 0; --i) {
     Frame frame;
-    frame.type = static_cast<FrameType>(1 + dice.below(7));
+    frame.type = static_cast<FrameType>(1 + dice.below(10));
     frame.failure = static_cast<FailureKind>(dice.below(6));
-    frame.state = static_cast<CallState>(dice.below(5));
+    frame.state = static_cast<CallState>(dice.below(6));
     frame.rank = static_cast<std::int32_t>(dice.awkward());
     frame.peer = static_cast<std::int32_t>(dice.awkward());
     frame.communicator = dice.below(2) == 0 ? Ranks::communicator : dice.awkward();
@@ -193,7 +303,7 @@ void hostile_frames_do_no_harm() {
       const std::string bytes = hostile_bytes(dice);
       if (::send(link.b.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
     }
-    control.report(FrameType::blocked, Ranks::communicator, {}, 1, "");
+    control.report_blocked(Ranks::communicator, {}, 1);
     link.b.reset();
     CHECK(eventually([&] { return control.links() == 0; }));
   }
@@ -226,7 +336,15 @@ int main() {
        who_links_late_is_told_who_has_left_and_what_has_failed},
       {"ranks that disagree are named with their calls", ranks_that_disagree_are_named_with_their_calls},
       {"the ranks of a communicator are those that are asked", the_ranks_of_a_communicator_are_those_that_are_asked},
-      {"a timeout is judged whatever others report", a_timeout_is_judged_whatever_others_report},
+      {"a silent hub is named by its stand-in", a_silent_hub_is_named_by_its_stand_in},
+      {"ranks that wait for each other's messages are shown", ranks_that_wait_for_each_others_messages_are_shown},
+      {"calls of ranks that run ahead are remembered", calls_of_ranks_that_run_ahead_are_remembered},
+      {"a rank that has run far ahead is not called silent", a_rank_that_has_run_far_ahead_is_not_called_silent},
+      {"a rank that closes learns that others have made its last call",
+       a_rank_that_closes_learns_that_others_have_made_its_last_call},
+      {"the last call of a rank that has left is compared", the_last_call_of_a_rank_that_has_left_is_compared},
+      {"the first rank that left with an error is the cause", the_first_rank_that_left_with_an_error_is_the_cause},
+      {"the next rank takes the place of a hub that has left", the_next_rank_takes_the_place_of_a_hub_that_has_left},
       {"a failure waits for room", a_failure_waits_for_room},
       {"hostile frames do no harm", hostile_frames_do_no_harm},
       {"a forked child lets go without a word", a_forked_child_lets_go_without_a_word},

@@ -10,6 +10,7 @@ import sys
 import time
 
 from unisono.errors import TransportUnavailableError
+from unisono.processes import python_command
 from unisono.transports.cuda.device import Device, Event
 
 PATTERN = b"unisono!" * 512
@@ -49,7 +50,7 @@ class _Other:
     """The other process; it gives back what it has opened when the body ends."""
 
     def __init__(self, ordinal: int) -> None:
-        command = [sys.executable, "-m", "unisono.transports.cuda.sharing", str(ordinal)]
+        command = python_command("from unisono.transports.cuda.sharing import main; main()", str(ordinal))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -106,7 +107,3 @@ def main() -> None:
 
 def _told() -> bytes:
     return bytes.fromhex(sys.stdin.readline())
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace unisono {
@@ -76,8 +78,9 @@ class ArenaRegistry {
     rewrite();
   }
 
-  void remove(const Arena& arena) {
+  void remove(Arena& arena) {
     const std::lock_guard lock(mutex_);
+    if (arena.memory_ >= 0) ::close(arena.memory_);
     if (by_id_.erase(arena.id_) == 0) return;
     by_address_.erase(reinterpret_cast<std::uintptr_t>(arena.data_));
     rewrite();
@@ -101,7 +104,7 @@ class ArenaRegistry {
   Descriptor memory(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto found = by_id_.find(id);
-    return found == by_id_.end() ? Descriptor() : Descriptor(::fcntl(found->second->memory_.get(), F_DUPFD_CLOEXEC, 0));
+    return found == by_id_.end() ? Descriptor() : Descriptor(::fcntl(found->second->memory_, F_DUPFD_CLOEXEC, 0));
   }
 
  private:
@@ -158,9 +161,11 @@ class ArenaRegistry {
 
   // In a forked child, which has only this thread; the mutex has been taken before the fork.
   void become_private() {
-    for (const auto& [begin, arena] : by_address_)
+    for (const auto& [begin, arena] : by_address_) {
       ::mmap(arena->data_, arena->nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-             arena->memory_.get(), 0);
+             arena->memory_, 0);
+      ::close(std::exchange(arena->memory_, -1));
+    }
     by_address_.clear();
     by_id_.clear();
     rewrite();
@@ -172,15 +177,16 @@ class ArenaRegistry {
   std::atomic<std::size_t> count_{0};
   std::atomic<Table*> table_{nullptr};
   std::vector<std::unique_ptr<Table>> tables_;
-  std::map<std::uintptr_t, const Arena*> by_address_;
-  std::map<std::uint64_t, const Arena*> by_id_;
+  std::map<std::uintptr_t, Arena*> by_address_;
+  std::map<std::uint64_t, Arena*> by_id_;
   std::uint64_t last_id_ = 0;
 };
 
 Arena::Arena(std::size_t nbytes) : nbytes_(nbytes) {
   check_available(nbytes);
-  memory_ = make_memory(nbytes);
-  data_ = map_memory(memory_.get(), nbytes, PROT_READ | PROT_WRITE);
+  Descriptor memory = make_memory(nbytes);
+  data_ = map_memory(memory.get(), nbytes, PROT_READ | PROT_WRITE);
+  memory_ = memory.release();
   ArenaRegistry::instance().add(*this);
 }
 

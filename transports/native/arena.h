@@ -7,7 +7,7 @@
 // grow by doubling, so those kept are never more than the last one.
 //
 // After a fork both processes have the mapping. The child's becomes private, so that what the child writes never
-// reaches the parent, and is no arena any more.
+// reaches the parent, and is no arena any more. The child closes its copy of the descriptor.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class Arena {
 
  private:
   friend class ArenaRegistry;
-  Descriptor memory_;
+  int memory_;  // a descriptor, which a forked child needs until it has made its own mapping
   std::byte* data_;
   std::size_t nbytes_;
   std::uint64_t id_ = 0;

@@ -103,18 +103,13 @@ std::optional<std::uint32_t> PassedArenas::pass(std::uint64_t id, int socket) {
   return sent;
 }
 
-TakenArenas::~TakenArenas() {
-  for (const Mapping& mapping : mappings_)
-    if (mapping.data != nullptr) ::munmap(mapping.data, mapping.nbytes);
-}
-
 const std::byte* TakenArenas::at(const ArenaReference& reference, std::uint64_t nbytes, int socket) {
   while (taken_ != reference.passed) take(socket);
   if (reference.number >= mappings_.size()) throw ProtocolError("a reference to memory that has not been passed");
   const Mapping& mapping = mappings_[reference.number];
-  if (reference.offset > mapping.nbytes || nbytes > mapping.nbytes - reference.offset)
+  if (reference.offset > mapping.nbytes() || nbytes > mapping.nbytes() - reference.offset)
     throw ProtocolError("a reference to bytes outside the memory that has been passed");
-  return mapping.data + reference.offset;
+  return static_cast<const std::byte*>(mapping.data()) + reference.offset;
 }
 
 void TakenArenas::take(int socket) {
@@ -125,9 +120,7 @@ void TakenArenas::take(int socket) {
   const std::size_t nbytes = checked_nbytes(memory.get());
   std::byte* data = mapped(memory.get(), nbytes);
   if (number == mappings_.size()) mappings_.emplace_back();
-  Mapping& mapping = mappings_[number];
-  if (mapping.data != nullptr) ::munmap(mapping.data, mapping.nbytes);
-  mapping = {data, nbytes};
+  mappings_[number] = Mapping(data, nbytes);
   ++taken_;
 }
 

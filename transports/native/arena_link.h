@@ -12,6 +12,7 @@
 
 #include "arena.h"
 #include "channel.h"
+#include "mapping.h"
 
 namespace unisono {
 
@@ -32,19 +33,10 @@ class PassedArenas {
 // The arenas of the peer that this process has mapped.
 class TakenArenas {
  public:
-  TakenArenas() = default;
-  ~TakenArenas();
-  TakenArenas(const TakenArenas&) = delete;
-  TakenArenas& operator=(const TakenArenas&) = delete;
-
   // The bytes that a peer's reference stands for. Throws ProtocolError if it cannot be right.
   const std::byte* at(const ArenaReference& reference, std::uint64_t nbytes, int socket);
 
  private:
-  struct Mapping {
-    std::byte* data = nullptr;
-    std::size_t nbytes = 0;
-  };
   void take(int socket);
 
   std::vector<Mapping> mappings_;  // by number

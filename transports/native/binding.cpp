@@ -262,6 +262,12 @@ void bind_control(nb::module_& module) {
       .def(
           "lose", [](Control& control, int peer, const std::string& seen) { control.lose(peer, -1, seen); },
           nb::arg("peer"), nb::arg("seen"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "suspect", [](Control& control, int peer, const std::string& seen) { control.suspect(peer, -1, seen); },
+          nb::arg("peer"), nb::arg("seen"))
+      .def("judges", &Control::judges)
+      .def("add_doorbell", &Control::add_doorbell, nb::arg("doorbell"))
+      .def("remove_doorbell", &Control::remove_doorbell, nb::arg("doorbell"))
       .def("departed", &Control::departed, nb::arg("peer"))
       .def("farewell", &Control::farewell, nb::arg("peer"))
       .def("frames_sent", &Control::frames_sent)
@@ -366,6 +372,17 @@ void bind_endpoint(nb::module_& module) {
             return endpoint.wait_for_end(seen, std::chrono::milliseconds(static_cast<std::int64_t>(most_s * 1e3)));
           },
           nb::arg("seen"), nb::arg("most_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "settle",
+          [](Endpoint& endpoint, double limit_s) {
+            {
+              const nb::gil_scoped_release unlocked;
+              endpoint.settle(std::chrono::milliseconds(static_cast<std::int64_t>(limit_s * 1e3)), interrupted);
+            }
+            if (PyErr_Occurred() != nullptr) throw nb::python_error();
+          },
+          nb::arg("limit_s"))
+      .def("last_call", [](Endpoint& endpoint) { return endpoint.last_call(); })
       .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -14,16 +14,26 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long the hub waits for what ranks know of a call before it judges without them.
-constexpr auto testimony_time = 1000ms;
+constexpr std::size_t judge_count = 2;
 // How long a farewell may take to be handed to the kernel.
 constexpr auto farewell_time = 200ms;
-// How long word of why a rank has gone may take to come.
-constexpr auto departure_time = 300ms;
+// How long the reason for which a rank has gone may take to come.
+constexpr auto departure_time = 500ms;
+// The outlook of the hub counts for this long before that of its stand-in replaces it.
+constexpr auto outlook_time = 300ms;
+// A judge that has said nothing of a late call for this long is silent.
+constexpr auto silence_time = 50ms;
+// Outlooks of more late calls than this are not kept.
+constexpr std::size_t most_outlooks = 256;
+constexpr auto interrupt_check_period = 20ms;
 
-// Whether a connection has ended as nothing came from the other end, not even that it has.
+// Whether a connection has ended because nothing came from the other end, not even its end.
 bool silent(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN;
+}
+
+std::string departure_text(std::int32_t rank, const std::string& farewell) {
+  return ranks_text({rank}) + " has left" + (farewell.empty() ? " the communicator" : ": " + farewell);
 }
 
 }  // namespace
@@ -33,7 +43,8 @@ Control::Control(std::int32_t rank, std::int32_t size)
       size_(size),
       links_(static_cast<std::size_t>(size)),
       departures_(static_cast<std::size_t>(size)),
-      farewells_(static_cast<std::size_t>(size)) {
+      farewells_(static_cast<std::size_t>(size)),
+      judge_(size, [this](std::int32_t peer, const Frame& frame) { deliver(peer, frame); }) {
   service_ = start_quiet_thread([this] {
     std::unique_lock lock(mutex_);
     serve(lock);
@@ -52,14 +63,14 @@ void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process)
   link.socket = std::move(socket);
   link.process = std::move(process);
   link.open = true;
-  if (is_hub()) tell_the_past(peer);
+  tell_the_past(peer);
   wake_.ring();
 }
 
-// Ranks may have left, or failed, before this one had its link.
+// Ranks may have left, or the job may have failed, before the two ranks had this link.
 void Control::tell_the_past(std::int32_t peer) {
   for (std::int32_t gone = 0; gone < size_; ++gone)
-    if (departures_[static_cast<std::size_t>(gone)].has_value()) send(peer, farewell_frame(gone));
+    if (gone != peer && departures_[static_cast<std::size_t>(gone)]) send(peer, farewell_frame(gone));
   if (failed()) send(peer, failure_frame());
 }
 
@@ -87,6 +98,23 @@ std::size_t Control::links() const {
   return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.open; }));
 }
 
+std::vector<std::int32_t> Control::judges() const {
+  const std::lock_guard lock(mutex_);
+  return current_judges();
+}
+
+std::vector<std::int32_t> Control::current_judges() const {
+  std::vector<std::int32_t> lowest;
+  for (std::int32_t rank = 0; rank < size_ && lowest.size() < judge_count; ++rank)
+    if (!departures_[static_cast<std::size_t>(rank)]) lowest.push_back(rank);
+  return lowest;
+}
+
+bool Control::is_hub() const {
+  const auto first = std::find_if(departures_.begin(), departures_.end(), [](const auto& left) { return !left; });
+  return first - departures_.begin() == rank_;
+}
+
 Failure Control::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -97,30 +125,150 @@ void Control::fail(Failure failure) {
   set_failure(std::move(failure), rank_);
 }
 
-void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
-  const auto until = Clock::now() + departure_time;
-  while (!failed() && !departed(peer) && Clock::now() < until) std::this_thread::sleep_for(1ms);
-  const std::string words = farewell(peer);
-  const std::string left =
-      "rank " + std::to_string(peer) + " has left" + (words.empty() ? " the communicator" : ": " + words);
-  fail({FailureKind::peer_lost, rank_, peer, sequence, departed(peer) ? left : seen});
+void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+  const std::lock_guard lock(mutex_);
+  const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
+                                    [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+  if (failed() || is_known) return;
+  suspicions_.push_back({peer, sequence, seen, Clock::now() + departure_time});
+  resolve_suspicions(Clock::now());
+  wake_.ring();
 }
 
-void Control::report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,
-                     std::int64_t sequence, const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  Frame frame;
-  frame.type = reason;
-  frame.rank = rank_;
-  frame.communicator = communicator;
-  frame.sequence = sequence;
-  frame.text = text;
-  frame.members = members;
-  if (is_hub())
-    inquire(rank_, frame);
-  else
-    send(0, frame);
+void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+  suspect(peer, sequence, seen);
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, 2 * departure_time, [this] { return failed(); });
+}
+
+void Control::resolve_suspicions(Clock::time_point now) {
+  for (const Suspicion& suspicion : suspicions_) {
+    if (auto failure = failure_of(suspicion, now)) {
+      set_failure(std::move(*failure), rank_);
+      break;
+    }
+  }
+  if (failed()) suspicions_.clear();
+}
+
+// A rank that raises leaves with words, and the ranks that need it leave after it. So the first words are the cause.
+std::optional<Failure> Control::failure_of(const Suspicion& suspicion, Clock::time_point now) const {
+  const auto index = static_cast<std::size_t>(suspicion.peer);
+  if (!departures_[index] && now < suspicion.until) return std::nullopt;
+  std::int32_t lost = suspicion.peer;
+  if (farewells_[index].empty()) {
+    const std::int32_t first = first_to_leave_with_words();
+    if (first >= 0 && (!departures_[index] || departures_[static_cast<std::size_t>(first)] < departures_[index]))
+      lost = first;
+  }
+  const auto lost_index = static_cast<std::size_t>(lost);
+  const std::string text = departures_[lost_index] ? departure_text(lost, farewells_[lost_index]) : suspicion.seen;
+  return Failure{FailureKind::peer_lost, rank_, lost, suspicion.sequence, text};
+}
+
+std::int32_t Control::first_to_leave_with_words() const {
+  std::int32_t first = -1;
+  for (std::int32_t rank = 0; rank < size_; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    if (farewells_[index].empty()) continue;
+    if (first < 0 || departures_[index] < departures_[static_cast<std::size_t>(first)]) first = rank;
+  }
+  return first;
+}
+
+Frame Control::report_frame(FrameType type, std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                            std::int64_t sequence) const {
+  Frame report;
+  report.type = type;
+  report.rank = rank_;
+  report.communicator = communicator;
+  report.sequence = sequence;
+  report.members = members;
+  return report;
+}
+
+void Control::report_to(std::size_t most_judges, const Frame& report) {
+  auto judges = current_judges();
+  judges.resize(std::min(judges.size(), most_judges));
+  for (const std::int32_t rank : judges) deliver(rank, report);
+  judge(Clock::now());
   wake_.ring();
+}
+
+void Control::report_blocked(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                             std::int64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  report_to(1, report_frame(FrameType::blocked, communicator, members, sequence));
+}
+
+void Control::report_mismatch(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                              std::int64_t sequence, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  Frame report = report_frame(FrameType::mismatch, communicator, members, sequence);
+  report.text = text;
+  report_to(judge_count, report);
+}
+
+void Control::report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
+                          std::int64_t number, std::int32_t waits_for, Clock::time_point deadline) {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (outlooks_.size() >= most_outlooks) outlooks_.clear();
+  outlooks_.insert_or_assign(LateCall{communicator, sequence, number}, JudgedOutlook{{}, size_, now});
+  Frame report = report_frame(FrameType::late, communicator, members, sequence);
+  report.number = number;
+  report.waits_for = waits_for;
+  const auto time_left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
+  report.time_left_us = static_cast<std::uint64_t>(std::max<std::int64_t>(time_left, 0));
+  report_to(judge_count, report);
+}
+
+void Control::note_outlook(std::int32_t from, const Frame& frame) {
+  const auto known = outlooks_.find(LateCall{frame.communicator, frame.sequence, frame.number});
+  if (known == outlooks_.end()) return;
+  const auto now = Clock::now();
+  if (from <= known->second.judge || now - known->second.time > outlook_time)
+    known->second = {{frame.peer, frame.text}, from, now};
+}
+
+Outlook Control::outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto known = outlooks_.find(LateCall{communicator, sequence, number});
+  const bool has_asked = known != outlooks_.end();
+  if (has_asked && known->second.judge < size_) return outlooks_.extract(known).mapped().outlook;
+  std::string why = ": there was no time to ask the other ranks why";
+  if (has_asked && Clock::now() - known->second.time >= silence_time) {
+    auto silent_judges = current_judges();
+    std::erase(silent_judges, rank_);
+    why = ": " + ranks_text(silent_judges) + (silent_judges.size() == 1 ? " does" : " do") + " not answer (stopped?)";
+  }
+  if (sequence < 0) return {-1, why};
+  const auto record = recorder_.find(communicator, static_cast<std::uint64_t>(sequence));
+  return {-1, " in call #" + std::to_string(sequence) + (record ? " " + record->text() : "") + why};
+}
+
+void Control::settle(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                     std::chrono::milliseconds limit, bool (*interrupted)()) {
+  const auto last = recorder_.last(communicator);
+  if (!last) return;
+  const auto until = Clock::now() + limit;
+  const std::pair call(communicator, static_cast<std::int64_t>(last->sequence));
+  std::unique_lock lock(mutex_);
+  settling_.insert(call);
+  Frame report = report_frame(FrameType::closing, communicator, members, call.second);
+  report.digest = last->digest;
+  report.text = last->text();
+  report.time_left_us = static_cast<std::uint64_t>(std::chrono::microseconds(limit).count());
+  report_to(judge_count, report);
+  const auto is_over = [&] { return failed() || !settling_.contains(call); };
+  while (!changed_.wait_until(lock, std::min(until, Clock::now() + interrupt_check_period), is_over)) {
+    if (Clock::now() >= until) break;
+    lock.unlock();
+    const bool stops = interrupted != nullptr && interrupted();
+    lock.lock();
+    if (stops) break;
+  }
+  settling_.erase(call);
 }
 
 bool Control::departed(std::int32_t peer) const {
@@ -128,7 +276,7 @@ bool Control::departed(std::int32_t peer) const {
   return departures_.at(static_cast<std::size_t>(peer)).has_value();
 }
 
-bool Control::departed_by(std::int32_t peer, std::chrono::steady_clock::time_point time) const {
+bool Control::departed_by(std::int32_t peer, Clock::time_point time) const {
   const std::lock_guard lock(mutex_);
   const auto& departure = departures_.at(static_cast<std::size_t>(peer));
   return departure && *departure <= time;
@@ -167,11 +315,7 @@ void Control::leave(const std::string& farewell) {
 
 void Control::abandon() {
   abandoned_ = true;
-  for (Link& link : links_) {
-    link.socket.reset();
-    link.process.reset();
-  }
-  service_.detach();  // it does not exist here
+  if (service_.joinable()) service_.detach();  // it does not exist here
 }
 
 void Control::serve(std::unique_lock<std::mutex>& lock) {
@@ -184,8 +328,9 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
       if (all_said || Clock::now() >= give_up) break;
     }
     poll_links(lock);
-    for (auto& [communicator, question] : questions_)
-      if (!failed() && Clock::now() >= question.deadline) judge(question, true);
+    const auto now = Clock::now();
+    resolve_suspicions(now);
+    judge(now);
   }
   for (Link& link : links_) {
     link.open = false;
@@ -194,11 +339,18 @@ void Control::serve(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+void Control::judge(Clock::time_point now) {
+  if (failed()) return;
+  judge_.tick(now);
+  if (auto failure = judge_.take_failure()) set_failure(std::move(*failure), rank_);
+}
+
 int Control::poll_timeout_ms() const {
   if (stopping_) return 10;
-  auto earliest = Clock::time_point::max();
-  for (const auto& [communicator, question] : questions_) earliest = std::min(earliest, question.deadline);
-  if (earliest == Clock::time_point::max() || failed()) return -1;
+  if (failed()) return -1;
+  auto earliest = judge_.next_tick();
+  for (const Suspicion& suspicion : suspicions_) earliest = std::min(earliest, suspicion.until);
+  if (earliest == Clock::time_point::max()) return -1;
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
   return static_cast<int>(std::clamp<long long>(left + 1, 0, 1000));
 }
@@ -274,7 +426,7 @@ void Control::link_ended(std::int32_t peer, int error) {
   if (stopping_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
   const std::string what =
       silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
-  set_failure({FailureKind::peer_lost, rank_, peer, -1, "rank " + std::to_string(peer) + what}, rank_);
+  set_failure({FailureKind::peer_lost, rank_, peer, -1, ranks_text({peer}) + what}, rank_);
 }
 
 void Control::handle(std::int32_t from, const Frame& frame) {
@@ -284,19 +436,35 @@ void Control::handle(std::int32_t from, const Frame& frame) {
       break;
     case FrameType::blocked:
     case FrameType::mismatch:
-    case FrameType::timed_out:
-      if (is_hub()) inquire(from, frame);
+    case FrameType::late:
+    case FrameType::closing:
+      if (!failed()) judge_.take_report(from, frame, Clock::now());
       break;
     case FrameType::query:
-      send(from, testify(frame));
+      deliver(from, testify(frame));
       break;
     case FrameType::answer:
-      take_testimony(from, frame);
+      if (!failed()) judge_.take_answer(from, frame);
       break;
     case FrameType::leaving:
-      note_departure(is_hub() ? from : frame.rank, frame.text);
+      note_departure(frame.rank, from, frame.text);
+      break;
+    case FrameType::outlook:
+      note_outlook(from, frame);
+      break;
+    case FrameType::settled:
+      settling_.erase({frame.communicator, frame.sequence});
+      changed_.notify_all();
       break;
   }
+}
+
+// To another rank, or to this one.
+void Control::deliver(std::int32_t peer, const Frame& frame) {
+  if (peer == rank_)
+    handle(rank_, frame);
+  else
+    send(peer, frame);
 }
 
 void Control::send(std::int32_t peer, const Frame& frame) {
@@ -313,107 +481,60 @@ void Control::send_to_others(std::int32_t except, const Frame& frame) {
     if (peer != except) send(peer, frame);
 }
 
-void Control::set_failure(Failure failure, std::int32_t told_by) {
+void Control::set_failure(Failure failure, std::int32_t informant) {
   if (failed()) return;
   failure_ = std::move(failure);
   failed_.store(true, std::memory_order_release);
-  send_to_others(told_by, failure_frame());
+  send_to_others(informant, failure_frame());
   ring_all();
 }
 
-void Control::note_departure(std::int32_t peer, const std::string& farewell) {
+// A rank tells both judges that it leaves, and the hub tells the others. An error for which it leaves is passed on by
+// both judges, as the hub may be stopped. A new hub tells what the one before may not have told.
+void Control::note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell) {
   if (peer < 0 || peer >= size_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
+  const bool was_hub = is_hub();
   departures_[static_cast<std::size_t>(peer)] = Clock::now();
   farewells_[static_cast<std::size_t>(peer)] = farewell;
-  if (is_hub()) send_to_others(peer, farewell_frame(peer));
+  judge_.note_departure(peer, farewell);
+  if (informant == peer && (was_hub || !farewell.empty())) send_to_others(peer, farewell_frame(peer));
+  if (!was_hub && is_hub())
+    for (std::int32_t other = 0; other < size_; ++other)
+      if (other != peer) tell_the_past(other);
   ring_all();
 }
 
-void Control::ring_all() const {
+void Control::ring_all() {
   for (const int doorbell : doorbells_) Doorbell::ring(doorbell);
+  changed_.notify_all();
 }
 
+// Says what this rank knows of a call; or, for sequence -1, where it is.
 Frame Control::testify(const Frame& query) const {
-  Frame frame;
-  frame.type = FrameType::answer;
-  frame.rank = rank_;
-  frame.peer = query.peer;
-  frame.communicator = query.communicator;
-  frame.sequence = query.sequence;
-  const auto last = recorder_.last(query.communicator);
-  if (const auto found = recorder_.find(query.communicator, static_cast<std::uint64_t>(query.sequence))) {
-    frame.state = found->returned ? CallState::returned : CallState::running;
-    frame.digest = found->digest;
-    frame.text = found->text();
-  } else if (!last || last->sequence < static_cast<std::uint64_t>(query.sequence)) {
-    frame.state = CallState::not_called;
-    const auto running = recorder_.running();
-    frame.text = running ? "it is in " + running->text() : last ? "last: " + last->text() : "it has called nothing";
-  } else {
-    frame.state = CallState::unknown;  // too long ago
+  Frame answer;
+  answer.type = FrameType::answer;
+  answer.rank = rank_;
+  answer.peer = query.peer;
+  answer.communicator = query.communicator;
+  answer.sequence = query.sequence;
+  const auto sequence = static_cast<std::uint64_t>(query.sequence);
+  const auto record = query.sequence < 0 ? recorder_.running() : recorder_.find(query.communicator, sequence);
+  if (record) {
+    answer.state = record->returned ? CallState::returned : CallState::running;
+    answer.digest = record->digest;
+    answer.text = record->text();
+    answer.waits_for = record->peer;
+    return answer;
   }
-  return frame;
-}
-
-// The first report of a call starts an inquiry into it, and so does a graver one; all ranks are asked. A further report
-// that a call is blocked only adds what its reporter knows, and does not displace a graver one.
-void Control::inquire(std::int32_t reporter, const Frame& report) {
-  if (failed()) return;
-  Frame query;
-  query.type = FrameType::query;
-  query.communicator = report.communicator;
-  query.sequence = report.sequence;
-  const auto known = questions_.find(report.communicator);
-  if (known != questions_.end() && report.type == FrameType::blocked) {
-    const Inquiry& open = known->second.inquiry;
-    query.peer = known->second.round;
-    if (open.sequence == report.sequence) ask(reporter, query);
-    if (open.sequence == report.sequence || open.reason != FrameType::blocked) return;
+  const auto last = query.sequence < 0 ? recorder_.latest() : recorder_.last(query.communicator);
+  if (query.sequence >= 0 && last && last->sequence > sequence) {
+    answer.state = CallState::forgotten;
+    return answer;
   }
-  Question question;
-  query.peer = question.round = ++rounds_;
-  question.inquiry = {report.communicator,           report.sequence, report.type, reporter, report.text,
-                      testimonies_of(report.members)};
-  question.deadline = Clock::now() + testimony_time;
-  const auto asked = question.inquiry.ranks;
-  questions_.insert_or_assign(report.communicator, std::move(question));
-  for (std::int32_t peer = 0; peer < size_; ++peer)
-    if (asked[static_cast<std::size_t>(peer)].state == CallState::unknown) ask(peer, query);
-}
-
-std::vector<Testimony> Control::testimonies_of(const std::vector<std::int32_t>& members) const {
-  const CallState all = members.empty() ? CallState::unknown : CallState::outside;
-  std::vector<Testimony> ranks(static_cast<std::size_t>(size_), Testimony{all, 0, ""});
-  for (const std::int32_t member : members)
-    if (member >= 0 && member < size_) ranks[static_cast<std::size_t>(member)].state = CallState::unknown;
-  return ranks;
-}
-
-void Control::ask(std::int32_t peer, const Frame& query) {
-  if (peer == rank_)
-    take_testimony(rank_, testify(query));
-  else
-    send(peer, query);
-}
-
-void Control::take_testimony(std::int32_t from, const Frame& frame) {
-  const auto known = questions_.find(frame.communicator);
-  if (failed() || known == questions_.end() || known->second.round != frame.peer) return;
-  auto& ranks = known->second.inquiry.ranks;
-  Testimony& own = ranks[static_cast<std::size_t>(from)];
-  if (own.state == CallState::outside) return;
-  own = {frame.state, frame.digest, frame.text};
-  for (std::int32_t peer = 0; peer < size_; ++peer) {
-    const auto index = static_cast<std::size_t>(peer);
-    if (departures_[index].has_value() && ranks[index].state == CallState::unknown)
-      ranks[index] = {CallState::left, 0, farewells_[index]};
-  }
-  judge(known->second, false);
-}
-
-void Control::judge(Question& question, bool final) {
-  if (auto found = question.inquiry.verdict(final)) set_failure(std::move(*found), rank_);
-  if (final) question.deadline = Clock::time_point::max();
+  answer.state = CallState::not_called;
+  const auto running = recorder_.running();
+  answer.text = running ? "it is in " + running->text() : last ? "last: " + last->text() : "it has called nothing";
+  return answer;
 }
 
 }  // namespace unisono

@@ -1,39 +1,49 @@
 // Liveness and errors. One service thread per process, which never takes the interpreter's lock, serves the control
-// links: a star with rank 0 in the middle (the hub).
+// links of this rank.
 //
-// Theory of operation. A link that ends without a word of farewell means that its rank has died; on the hub's host a
-// pidfd says so too. The first failure that reaches the hub, or that the hub finds, is sent to everybody; each rank
-// then wakes its waiting calls, which end with it, and refuses later ones. A rank whose call is blocked, has timed out,
-// or received something that belongs to another call reports it; the hub then asks all ranks what they know of that
-// call, from the record of their last calls, and gives a verdict if they disagree (or if time is up). No message is
-// sent for calls that go on.
+// Theory of operation. The two lowest ranks that have not left are the judges of the job: the hub, and the rank that
+// stands in for it. Every rank has a link to both; when one of them leaves, the next rank takes its place and the
+// others dial it (session.py, which `add_doorbell` wakes). A link that ends without a farewell means that its rank has
+// died; on one host a pidfd says so too. The first failure that a rank finds goes to both judges, and each passes it on
+// to every rank, so that one stopped judge holds nothing up. Every rank then wakes its waiting calls, which raise the
+// failure, and refuses later ones. Judges also find out why calls do not go on: see judge.h. No frame is sent for calls
+// that do.
+//
+// A rank whose channel to a peer has ended suspects the peer. Usually a judge knows the reason a moment later: a
+// failure, a farewell, a death. If it does not, the loss of the peer is the failure.
 #pragma once
 
 #include <poll.h>
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "descriptor.h"
 #include "doorbell.h"
 #include "failure.h"
 #include "frame.h"
-#include "inquiry.h"
+#include "judge.h"
 #include "recorder.h"
 
 namespace unisono {
 
 class Control {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Control(std::int32_t rank, std::int32_t size);
   ~Control();
   Control(const Control&) = delete;
@@ -43,26 +53,39 @@ class Control {
   std::int32_t size() const { return size_; }
   Recorder& recorder() { return recorder_; }
 
-  // Takes over an authenticated socket to the control of `peer` (rank 0, or on rank 0 any other), and a pidfd of it or
-  // -1.
+  // Takes over an authenticated socket to the control of `peer`, and a pidfd of it or -1. One of the two is a judge.
   void add_link(std::int32_t peer, Descriptor socket, Descriptor process);
   std::size_t links() const;
+  // The hub and its stand-in: the two lowest ranks that have not left. Fewer if fewer remain.
+  std::vector<std::int32_t> judges() const;
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Failure failure() const;
-  // Reports a failure; the first one stays, and is told to all ranks.
+  // Reports a failure; the first one stays, and every rank learns of it.
   void fail(Failure failure);
-  // Reports the loss of a peer. If there is word within a moment of the failure for which it left, that one stays; or
-  // else the loss is told by what the peer said when it left, or by what was `seen`.
+  // Reports that a peer seems to be lost, because of what was `seen`. The failure follows within half a second: the
+  // reason for which the peer has left or failed, or else what was seen.
+  void suspect(std::int32_t peer, std::int64_t sequence, const std::string& seen);
+  // The same, and waits for the failure.
   void lose(std::int32_t peer, std::int64_t sequence, const std::string& seen);
-  // Reports that a call is blocked, has timed out, or received something of another call; the verdict comes as a
-  // failure. `members` are the ranks of the communicator; none stands for all.
-  void report(FrameType reason, std::uint64_t communicator, const std::vector<std::int32_t>& members,
-              std::int64_t sequence, const std::string& text);
+
+  // Asks the judges about a call: see judge.h. `members` are the ranks of the communicator; none stands for all.
+  void report_blocked(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence);
+  void report_mismatch(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
+                       const std::string& text);
+  // A call, or for sequence -1 a message to or from `waits_for`, will time out at `deadline`. `number` is its own.
+  void report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
+                   std::int64_t number, std::int32_t waits_for, Clock::time_point deadline);
+  // What the judges have said of a late call so far; without a word from them, that they are silent.
+  Outlook outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number);
+  // Waits until every other rank has made the last collective that this rank has made on the communicator, or has left,
+  // or the job has failed, but no longer than `limit`. `interrupted` is asked now and then.
+  void settle(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::chrono::milliseconds limit,
+              bool (*interrupted)());
 
   bool departed(std::int32_t peer) const;
   // Whether it had left at that time.
-  bool departed_by(std::int32_t peer, std::chrono::steady_clock::time_point time) const;
+  bool departed_by(std::int32_t peer, Clock::time_point time) const;
   // What the peer said when it left, or empty.
   std::string farewell(std::int32_t peer) const;
 
@@ -72,15 +95,15 @@ class Control {
 
   // Says farewell to all and ends the service. May be called more than once.
   void leave(const std::string& farewell);
-  // In a forked child: closes everything without a word. The object must not be used after that, nor may its mutex or
-  // that of an endpoint be taken, which the parent's threads may have held when the process was copied.
+  // In a forked child, where all links are closed already (see descriptor.h): ends everything without a word. The
+  // object must not be used after that, nor may its mutex or that of an endpoint be taken, which the parent's threads
+  // may have held when the process was copied.
   void abandon();
   bool abandoned() const { return abandoned_; }
 
   std::uint64_t frames_sent() const { return frames_sent_.load(std::memory_order_relaxed); }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Link {
     Descriptor socket;
     Descriptor process;
@@ -88,10 +111,17 @@ class Control {
     std::string out;
     bool open = false;
   };
-  struct Question {
-    Inquiry inquiry;
-    std::int32_t round = 0;  // tells the answers from those to a question before
-    Clock::time_point deadline;
+  struct Suspicion {
+    std::int32_t peer;
+    std::int64_t sequence;
+    std::string seen;
+    Clock::time_point until;
+  };
+  using LateCall = std::tuple<std::uint64_t, std::int64_t, std::int64_t>;  // communicator, sequence, number
+  struct JudgedOutlook {
+    Outlook outlook;
+    std::int32_t judge;
+    Clock::time_point time;
   };
 
   // All below are called with the mutex held.
@@ -104,31 +134,39 @@ class Control {
   void link_ended(std::int32_t peer, int error = 0);
   void handle(std::int32_t from, const Frame& frame);
   void send(std::int32_t peer, const Frame& frame);
+  void deliver(std::int32_t peer, const Frame& frame);
   void tell_the_past(std::int32_t peer);
   Frame farewell_frame(std::int32_t peer) const;
   Frame failure_frame() const;
   void send_to_others(std::int32_t except, const Frame& frame);
-  void set_failure(Failure failure, std::int32_t told_by);
-  void note_departure(std::int32_t peer, const std::string& farewell);
-  void ring_all() const;
-  void inquire(std::int32_t reporter, const Frame& report);
-  void ask(std::int32_t peer, const Frame& query);
-  std::vector<Testimony> testimonies_of(const std::vector<std::int32_t>& members) const;
-  void take_testimony(std::int32_t from, const Frame& frame);
-  void judge(Question& question, bool final);
+  Frame report_frame(FrameType type, std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                     std::int64_t sequence) const;
+  void report_to(std::size_t most_judges, const Frame& report);
+  void set_failure(Failure failure, std::int32_t informant);
+  void note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell);
+  void note_outlook(std::int32_t from, const Frame& frame);
+  void resolve_suspicions(Clock::time_point now);
+  std::optional<Failure> failure_of(const Suspicion& suspicion, Clock::time_point now) const;
+  std::int32_t first_to_leave_with_words() const;
+  void judge(Clock::time_point now);
+  void ring_all();
   Frame testify(const Frame& query) const;
-  bool is_hub() const { return rank_ == 0; }
+  std::vector<std::int32_t> current_judges() const;
+  bool is_hub() const;
 
   const std::int32_t rank_;
   const std::int32_t size_;
   Recorder recorder_;
   mutable std::mutex mutex_;
-  std::vector<Link> links_;  // by peer
-  std::vector<std::optional<std::chrono::steady_clock::time_point>> departures_;
+  std::condition_variable changed_;  // a failure, or a communicator that has settled
+  std::vector<Link> links_;          // by peer
+  std::vector<std::optional<Clock::time_point>> departures_;
   std::vector<std::string> farewells_;
   std::vector<int> doorbells_;
-  std::map<std::uint64_t, Question> questions_;  // the latest of each communicator
-  std::int32_t rounds_ = 0;
+  Judge judge_;
+  std::vector<Suspicion> suspicions_;
+  std::map<LateCall, JudgedOutlook> outlooks_;
+  std::set<std::pair<std::uint64_t, std::int64_t>> settling_;  // communicator and sequence
   Failure failure_;
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> frames_sent_{0};

@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a rank waits for the hub's word before it speaks for itself.
-constexpr auto verdict_time = 2500ms;
+// How long a rank waits for the word of the judges, who wait for all ranks, before it speaks for itself.
+constexpr auto verdict_time = 1500ms;
 // How long a library may take to let go of the memory of calls that have failed.
 constexpr auto letting_go_time = 200ms;
 // Looks for progress before waiting, where whoever is waited for may want this core, and where each takes a system
@@ -83,6 +83,11 @@ void Endpoint::add_channel(std::int64_t lane, std::unique_ptr<Channel> channel) 
   patience_ = patience;
   looks_ask_kernel_ = asks_kernel;
   doorbell_.ring();
+}
+
+std::string Endpoint::last_call() const {
+  const auto record = control_->recorder().last(communicator_);
+  return record ? *record->description : "";
 }
 
 void Endpoint::close() {
@@ -228,6 +233,7 @@ void Endpoint::withdraw(Request& request) {
 
 // Takes over what has been handed in, moves what can be moved, and ends what is over.
 bool Endpoint::drive() {
+  if (unjudged_) return drive_nothing();
   bool moved = false;
   try {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -266,8 +272,9 @@ void Endpoint::begin_messages() {
 
 void Endpoint::begin_message(Request& request) {
   const Message& message = *request.message_;
-  request.record_ = control_->recorder().begin(communicator_ | point_to_point_record, next_message_++, 0,
-                                               description_of(message), request.site_);
+  request.number_ = next_message_++;
+  request.record_ = control_->recorder().begin_message(communicator_, static_cast<std::uint64_t>(request.number_),
+                                                       peer_of(request), description_of(message), request.site_);
   if (closed_ || control_->failed()) return;  // and all will be given up
   request.operation_ = std::make_unique<PointToPoint>(mailboxes_of(message), message.posting);
 }
@@ -391,20 +398,22 @@ void Endpoint::mismatch(const Mismatch& found) {
   const std::int32_t peer = job_rank(found.peer);
   const std::string text =
       "rank " + std::to_string(rank()) + ": rank " + std::to_string(peer) + " sent " + found.what();
-  const Failure otherwise{FailureKind::mismatch, rank(), peer, found.sequence, text};
+  const Failure failure{FailureKind::mismatch, rank(), peer, found.sequence, text};
   if (found.sequence < 0) {
-    control_->fail(otherwise);
+    control_->fail(failure);
     return;
   }
-  control_->report(FrameType::mismatch, communicator_, members_, found.sequence, text);
-  await_verdict(otherwise);
+  unjudged_ = {failure, Clock::now() + verdict_time};
+  control_->report_mismatch(communicator_, members_, found.sequence, text);
 }
 
-// Waits for the hub's word; without it, the failure is `otherwise`.
-void Endpoint::await_verdict(Failure otherwise) {
-  const auto until = Clock::now() + verdict_time;
-  while (!control_->failed() && Clock::now() < until) std::this_thread::sleep_for(1ms);
-  if (!control_->failed()) control_->fail(std::move(otherwise));
+// Waits for the judges.
+bool Endpoint::drive_nothing() {
+  if (!control_->failed() && Clock::now() >= unjudged_->until) control_->fail(unjudged_->failure);
+  if (!closed_ && !control_->failed()) return false;
+  unjudged_.reset();
+  give_all_up();
+  return true;
 }
 
 }  // namespace unisono

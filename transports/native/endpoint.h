@@ -100,11 +100,14 @@ class Request {
   std::optional<Found> found_;  // read by others once the outcome is known
   std::unique_ptr<std::byte[]> aside_;
   std::optional<Clock::time_point> idle_since_;
-  bool reported_ = false;  // as blocked
+  std::chrono::milliseconds next_report_{10};  // as blocked, after it has been idle for so long
+  bool reported_late_ = false;
+  std::int64_t number_ = -1;  // of a message that has begun
   // Of all.
   std::atomic<std::int64_t> sequence_{-1};  // of a collective that has begun
   std::atomic<double> timeout_s_{0};
   std::atomic<Clock::rep> deadline_{Clock::time_point::max().time_since_epoch().count()};
+  std::atomic<Clock::rep> late_from_{Clock::time_point::max().time_since_epoch().count()};
   bool goes_on_ = false;  // by itself; guarded by the endpoint's mutex
   std::atomic<Outcome> outcome_{Outcome::pending};
 };
@@ -169,6 +172,12 @@ class Endpoint {
   // How many requests have ended so far, once it is not `seen` any more, or when `most` has passed.
   std::uint64_t wait_for_end(std::uint64_t seen, std::chrono::milliseconds most);
 
+  // The latest collective, as errors show it; empty if there has been none.
+  std::string last_call() const;
+  // Waits until every other rank has made the latest collective too: see `Control::settle`.
+  void settle(std::chrono::milliseconds limit, Interrupted interrupted) {
+    control_->settle(communicator_, members_, limit, interrupted);
+  }
   // Closes the channels. Later calls fail.
   void close();
   // Whether this is a forked child, where nothing else here may be used.
@@ -212,7 +221,7 @@ class Endpoint {
   void give_all_up();
   void fail_here(const std::string& text);
   void mismatch(const Mismatch& found);
-  void await_verdict(Failure otherwise);
+  bool drive_nothing();
   std::int64_t current_sequence() const { return current_ != nullptr ? current_->sequence_.load() : -1; }
 
   // Waiting: see endpoint_waiting.cpp.
@@ -231,6 +240,10 @@ class Endpoint {
   void yield_in_crowd();
   void look_around(Idle& idle);
   void check_deadlines(Clock::time_point now);
+  void check_deadline(Request& request, Clock::time_point now);
+  void report_late(Request& request);
+  std::vector<Request*> pending() const;
+  std::chrono::microseconds time_to_next_deadline() const;
   void sleep(Idle& idle, bool serving);
   bool disturbed(bool serving) const;
   bool may_begin() const;
@@ -238,6 +251,7 @@ class Endpoint {
   bool gone(const Blocked& on) const;
   bool check_closed();
   void time_out(const Request& request);
+  std::int32_t peer_of(const Request& request) const;
 
   std::shared_ptr<Control> control_;
   const std::uint64_t communicator_;
@@ -268,11 +282,18 @@ class Endpoint {
   Collective collective_;
   Request* current_ = nullptr;  // whose collective it is
   std::exception_ptr error_;    // found where it could not be dealt with
+  // A message of another call has arrived, and the judges have been asked: nothing is driven until they have spoken, or
+  // until this failure speaks for them.
+  struct Unjudged {
+    Failure failure;
+    Clock::time_point until;
+  };
+  std::optional<Unjudged> unjudged_;
   std::map<std::pair<std::int64_t, std::int32_t>, std::shared_ptr<Mailbox>> mailboxes_;  // by lane and peer
   std::vector<Request*> messages_;                                                       // begun and not ended
   std::array<Described, 16> described_;  // by a part of what they are of
   std::uint32_t next_sequence_ = 0;
-  std::uint64_t next_message_ = 0;
+  std::int64_t next_message_ = 0;
   Clock::time_point next_check_{};
   Clock::time_point contended_until_{};
 };

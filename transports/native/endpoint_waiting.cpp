@@ -32,7 +32,12 @@ constexpr std::uint32_t rounds_per_look = 128;
 constexpr auto shared_yield = 30us;
 constexpr auto contended_time = 5ms;
 constexpr auto check_period = 1ms;
-constexpr auto blocked_after = 10ms;
+// A blocked call is reported when it has not moved for 10 ms, 1 s, and then every 30 s: a rank that disagrees may call
+// later, and go on without waiting.
+constexpr auto second_report = 1000ms;
+constexpr auto report_period = 30s;
+// A call is late from half of its time on, or from 2 s before its deadline.
+constexpr double most_late_s = 2;
 constexpr auto signal_check_period = 20ms;
 constexpr auto longest_sleep = 20ms;
 // A channel that a peer has opened before it left may not have been taken in yet.
@@ -56,6 +61,7 @@ Request::Clock::rep after(double seconds) {
 
 void Endpoint::set_deadline(Request& request, double timeout_s) {
   request.timeout_s_ = timeout_s;
+  request.late_from_ = after(timeout_s - std::min(timeout_s / 2, most_late_s));
   request.deadline_ = after(timeout_s);
 }
 
@@ -259,30 +265,65 @@ void Endpoint::look_around(Idle& idle) {
   next_check_ = now + check_period;
   if (current_ != nullptr) {
     if (!current_->idle_since_) current_->idle_since_ = now;
-    if (now - *current_->idle_since_ >= blocked_after && !current_->reported_) {
-      current_->reported_ = true;
-      control_->report(FrameType::blocked, communicator_, members_, current_->sequence_, "");
+    if (now - *current_->idle_since_ >= current_->next_report_) {
+      current_->next_report_ =
+          current_->next_report_ < second_report ? second_report : current_->next_report_ + report_period;
+      control_->report_blocked(communicator_, members_, current_->sequence_);
     }
   }
   check_deadlines(now);
 }
 
-void Endpoint::check_deadlines(Clock::time_point now) {
-  const auto is_late = [&](const Request* request) { return now.time_since_epoch().count() >= request->deadline_; };
-  std::vector<Request*> late;
-  if (current_ != nullptr && is_late(current_)) late.push_back(current_);
-  std::copy_if(messages_.begin(), messages_.end(), std::back_inserter(late), is_late);
+// The requests that have a deadline, begun or not.
+std::vector<Request*> Endpoint::pending() const {
+  std::vector<Request*> requests(messages_);
+  if (current_ != nullptr) requests.push_back(current_);
   if (handed_in_.load() != 0) {
     const std::lock_guard lock(mutex_);
-    std::copy_if(collectives_.begin(), collectives_.end(), std::back_inserter(late), is_late);
+    requests.insert(requests.end(), collectives_.begin(), collectives_.end());
   }
-  if (!late.empty() && !control_->failed()) time_out(*late.front());
+  return requests;
+}
+
+void Endpoint::check_deadlines(Clock::time_point now) {
+  for (Request* request : pending())
+    if (!control_->failed()) check_deadline(*request, now);
+}
+
+void Endpoint::check_deadline(Request& request, Clock::time_point now) {
+  const auto time = now.time_since_epoch().count();
+  if (time < request.late_from_) return;
+  if (!request.reported_late_) report_late(request);
+  if (time >= request.deadline_) time_out(request);
+}
+
+std::chrono::microseconds Endpoint::time_to_next_deadline() const {
+  auto next = Clock::time_point::max().time_since_epoch().count();
+  for (const Request* request : pending())
+    next = std::min(next, request->reported_late_ ? request->deadline_.load() : request->late_from_.load());
+  const auto left = Clock::duration(next) - Clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::max(left, Clock::duration::zero()));
+}
+
+// Asks the judges why a call does not go on: what they say by the deadline stands in its error.
+void Endpoint::report_late(Request& request) {
+  request.reported_late_ = true;
+  const Clock::time_point deadline{Clock::duration(request.deadline_)};
+  if (request.call_ != nullptr)
+    control_->report_late(communicator_, members_, current_sequence(), -1, -1, deadline);
+  else
+    control_->report_late(communicator_, members_, -1, request.number_, peer_of(request), deadline);
 }
 
 // Sleeps until something can move, the doorbell rings, a signal arrives, or the time for looking around has come.
 void Endpoint::sleep(Idle& idle, bool serving) {
-  if (check_closed()) return;
   std::vector<pollfd> descriptors{{doorbell_.get(), POLLIN, 0}};
+  if (unjudged_ || check_closed()) {
+    // Only the control links bring news now, and they ring the doorbell. The channels would wake this thread at once.
+    if (!control_->failed()) ::poll(descriptors.data(), 1, static_cast<int>(longest_sleep.count()));
+    doorbell_.drain();
+    return;
+  }
   const std::vector<Blocked> waits = blocked();
   for (const Blocked& on : waits)
     if (on.channel != nullptr) on.channel->prepare_sleep(on.sends, on.receives, descriptors);
@@ -290,7 +331,7 @@ void Endpoint::sleep(Idle& idle, bool serving) {
   heavy_fence();
   const bool moved = drive();
   if (!moved && !disturbed(serving)) {
-    std::chrono::microseconds most = longest_sleep;
+    std::chrono::microseconds most = std::min<std::chrono::microseconds>(longest_sleep, time_to_next_deadline());
     for (const Blocked& on : waits)
       if (on.channel != nullptr) most = std::min(most, on.channel->doze());
     const timespec time{0, std::chrono::nanoseconds(most).count()};
@@ -340,24 +381,31 @@ bool Endpoint::check_closed() {
   if (lost == waits.end()) return false;
   if (!drive() && !control_->failed()) {
     const std::int32_t peer = job_rank(lost->peer);
-    control_->lose(peer, current_sequence(), "rank " + std::to_string(peer) + " closed its connection");
+    control_->suspect(peer, current_sequence(), "rank " + std::to_string(peer) + " closed its connection");
   }
   return true;
 }
 
 void Endpoint::time_out(const Request& request) {
-  const std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(request.timeout_s_);
+  std::string text = "rank " + std::to_string(rank()) + " waited " + seconds_text(request.timeout_s_);
   if (request.call_ != nullptr) {
-    control_->report(FrameType::timed_out, communicator_, members_, current_sequence(), text);
-    await_verdict({FailureKind::timeout, rank(), -1, current_sequence(),
-                   text + " and rank 0, which knows of all, does not answer"});
+    const std::int64_t sequence = current_sequence();
+    const Outlook outlook = control_->outlook(communicator_, sequence, -1);
+    control_->fail({FailureKind::timeout, rank(), outlook.peer, sequence, text + outlook.text});
     return;
   }
-  const Message& message = *request.message_;
-  const std::int32_t peer = message.peer ? job_rank(*message.peer) : -1;
-  const std::string name = message.peer ? "rank " + std::to_string(peer) : "any rank";
-  control_->fail({FailureKind::timeout, rank(), peer, -1,
-                  text + (message.sends() ? " for room to send to " : " for a message from ") + name});
+  const std::int32_t peer = peer_of(request);
+  const std::string name = peer >= 0 ? "rank " + std::to_string(peer) : "any rank";
+  text += request.message_->sends() ? " for " + name + " to receive its message" : " for a message from " + name;
+  if (request.operation_ != nullptr) text += request.operation_->unclaimed_text();
+  const Outlook outlook = control_->outlook(communicator_, -1, request.number_);
+  control_->fail({FailureKind::timeout, rank(), outlook.peer >= 0 ? outlook.peer : peer, -1, text + outlook.text});
+}
+
+// The rank of the job that a message goes to or comes from; -1 for any.
+std::int32_t Endpoint::peer_of(const Request& request) const {
+  const auto& peer = request.message_->peer;
+  return peer ? job_rank(*peer) : -1;
 }
 
 }  // namespace unisono

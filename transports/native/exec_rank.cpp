@@ -1,9 +1,13 @@
 // Becomes a rank: ties this process to its launcher, pins it to a core, and executes the rank's command in its place.
 //
 // Run as `exec_rank LAUNCHER_PID CORE COMMAND…` (CORE is -1 for no binding). It is a program of its own, and not
-// something that the launcher does between fork and exec, because the launcher may have threads then. Both settings
+// something that the launcher does between fork and exec, because the launcher may have threads then. All settings
 // survive execve. It is no Python program, because the interpreter would take longer to start than all else that a
 // launcher does.
+//
+// A rank inherits how the launcher treats signals. Two inherited settings would break it, so they are undone here. A
+// rank that ignores SIGCHLD cannot learn the exit codes of its children. A rank that blocks SIGTERM, as the threads of
+// some programs do, cannot be stopped. Other signals stay ignored: a job under nohup must survive SIGHUP.
 #include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -14,8 +18,20 @@
 #include <cstdlib>
 #include <cstring>
 
+namespace {
+
+void reset_signals() {
+  std::signal(SIGCHLD, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+}  // namespace
+
 int main(int count, char** arguments) {
   if (count < 4) return 2;
+  reset_signals();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != std::atoi(arguments[1])) return 1;  // it died before prctl took effect, so no signal will come
   if (const int core = std::atoi(arguments[2]); core >= 0) {

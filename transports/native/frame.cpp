@@ -16,11 +16,14 @@ struct Fixed {
   std::uint8_t reserved;
   std::int32_t rank;
   std::int32_t peer;
+  std::int32_t waits_for;
   std::uint32_t text_nbytes;
+  std::uint32_t members;
   std::uint64_t communicator;
   std::int64_t sequence;
+  std::int64_t number;
   std::uint64_t digest;
-  std::uint64_t members;
+  std::uint64_t time_left_us;
 };
 
 }  // namespace
@@ -33,11 +36,14 @@ std::string encode(const Frame& frame) {
                     0,
                     frame.rank,
                     frame.peer,
+                    frame.waits_for,
                     static_cast<std::uint32_t>(text.size()),
+                    static_cast<std::uint32_t>(frame.members.size()),
                     frame.communicator,
                     frame.sequence,
+                    frame.number,
                     frame.digest,
-                    frame.members.size()};
+                    frame.time_left_us};
   std::string bytes(sizeof fixed, '\0');
   std::memcpy(bytes.data(), &fixed, sizeof fixed);
   bytes.append(text);
@@ -48,9 +54,9 @@ bool decode(std::string& bytes, Frame& frame) {
   Fixed fixed;
   if (bytes.size() < sizeof fixed) return false;
   std::memcpy(&fixed, bytes.data(), sizeof fixed);
-  const bool valid = fixed.type >= 1 && fixed.type <= static_cast<std::uint8_t>(FrameType::leaving) &&
+  const bool valid = fixed.type >= 1 && fixed.type <= static_cast<std::uint8_t>(FrameType::settled) &&
                      fixed.failure <= static_cast<std::uint8_t>(FailureKind::unavailable) &&
-                     fixed.state <= static_cast<std::uint8_t>(CallState::left) && fixed.text_nbytes <= most_text &&
+                     fixed.state <= static_cast<std::uint8_t>(CallState::forgotten) && fixed.text_nbytes <= most_text &&
                      fixed.members <= most_members;
   if (!valid) throw std::runtime_error("a frame on a control link is malformed");
   const std::size_t members_nbytes = fixed.members * sizeof(std::int32_t);
@@ -61,9 +67,12 @@ bool decode(std::string& bytes, Frame& frame) {
            static_cast<CallState>(fixed.state),
            fixed.rank,
            fixed.peer,
+           fixed.waits_for,
            fixed.communicator,
            fixed.sequence,
+           fixed.number,
            fixed.digest,
+           fixed.time_left_us,
            bytes.substr(sizeof fixed, fixed.text_nbytes),
            std::vector<std::int32_t>(fixed.members)};
   if (fixed.members != 0)

@@ -1,4 +1,4 @@
-// What travels on control links: one kind of frame, of a fixed part, a text and ranks.
+// The frames of control links: a fixed part, a text and a list of ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,34 @@
 namespace unisono {
 
 enum class FrameType : std::uint8_t {
-  failure = 1,    // both ways: a failure was found; the hub sends the first one to everybody
-  blocked = 2,    // to the hub: I am in this call and cannot go on
-  mismatch = 3,   // to the hub: what arrived belongs to another call than mine
-  timed_out = 4,  // to the hub: this call has not ended in time
-  query = 5,      // from the hub: what do you know of this call?
-  answer = 6,     // to the hub
-  leaving = 7,    // to the hub: I close; from the hub: this rank has closed
+  failure = 1,   // both ways: a failure; the judges pass the first one on to every rank
+  blocked = 2,   // to a judge: I am in this call, and it has not moved for a while
+  mismatch = 3,  // to a judge: a message of another call has arrived for mine
+  late = 4,      // to a judge: this call, or message, will time out soon; `time_left_us` says when
+  query = 5,     // from a judge: what do you know of this call, or, with sequence -1, where are you?
+  answer = 6,    // to the judge that has asked
+  leaving = 7,   // to a judge: I close; from the judge: this rank has closed
+  outlook = 8,   // from a judge: why your late call does not end
+  closing = 9,   // to a judge: I close this communicator, and my last call on it is this one
+  settled = 10,  // from a judge: every other rank has made that last call too, or has left
 };
 
-// How far a rank is with a call. That a rank is outside the communicator is what the hub knows, and no rank says.
-enum class CallState : std::uint8_t { unknown, not_called, running, returned, left, outside };
+// What a rank knows of a call. `forgotten`: it made the call so long ago that its history has dropped it. `outside`: it
+// is no rank of the communicator; judges use this value, and no rank sends it.
+enum class CallState : std::uint8_t { unknown, not_called, running, returned, left, forgotten, outside };
 
 struct Frame {
   FrameType type = FrameType::failure;
   FailureKind failure = FailureKind::none;
   CallState state = CallState::unknown;
   std::int32_t rank = -1;
-  std::int32_t peer = -1;  // of a query and its answer: the round of questions
+  std::int32_t peer = -1;       // of a query and its answer: the round of questions
+  std::int32_t waits_for = -1;  // the rank whose message the sender of this frame waits for
   std::uint64_t communicator = 0;
   std::int64_t sequence = -1;
+  std::int64_t number = -1;  // of a late call or message, as its rank counts them
   std::uint64_t digest = 0;
+  std::uint64_t time_left_us = 0;
   std::string text;
   std::vector<std::int32_t> members;  // of a report: the ranks of the communicator; none stands for all
 };
@@ -39,8 +46,8 @@ struct Frame {
 // The bytes of a frame, with their length in front; a text that is too long is cut.
 std::string encode(const Frame& frame);
 
-// Removes the first whole frame from the front of `bytes` into `frame`; false if there is none yet. Throws
-// std::runtime_error if the bytes cannot be a frame.
+// Removes the first whole frame from the front of `bytes` into `frame`; false if `bytes` holds no whole frame yet.
+// Throws std::runtime_error if the bytes cannot be a frame.
 bool decode(std::string& bytes, Frame& frame);
 
 }  // namespace unisono

@@ -199,7 +199,12 @@ PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
 }
 
-// Name, documentation and the like are those of the method.
+// `help` and `pydoc` read `__doc__` past `tp_getattro`, so the type needs a descriptor for it.
+PyObject* documentation(PyObject* object, void*) {
+  return PyObject_GetAttrString(reinterpret_cast<KnownFirst*>(object)->method, "__doc__");
+}
+
+// Name, module, annotations and all other attributes are those of the method.
 PyObject* get(PyObject* object, PyObject* name) {
   auto& self = *reinterpret_cast<KnownFirst*>(object);
   if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(self.method);
@@ -215,6 +220,7 @@ void bind_known_first(nb::module_& module) {
   static PyMethodDef methods[] = {
       {"__set_name__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(join)), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr}};
+  static PyGetSetDef computed[] = {{"__doc__", documentation, nullptr, nullptr, nullptr}, {}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
@@ -222,6 +228,7 @@ void bind_known_first(nb::module_& module) {
                                 {Py_tp_getattro, reinterpret_cast<void*>(get)},
                                 {Py_tp_members, members},
                                 {Py_tp_methods, methods},
+                                {Py_tp_getset, computed},
                                 {0, nullptr}};
   // Python looks up methods quickly only if their type cannot change.
   constexpr unsigned flags =

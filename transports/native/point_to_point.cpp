@@ -36,6 +36,22 @@ void PointToPoint::blocked_on(std::vector<Blocked>& found) const {
   for (const auto& mailbox : mailboxes_) found.push_back(mailbox->blocked(verb_ == Verb::send));
 }
 
+std::string PointToPoint::unclaimed_text() const {
+  constexpr std::size_t most_tags = 4;
+  std::string tags;
+  std::size_t count = 0;
+  for (const auto& mailbox : mailboxes_)
+    for (const auto& message : mailbox->unexpected_)
+      if (++count <= most_tags) tags.append(tags.empty() ? "" : ", ").append(std::to_string(message.header.group));
+  if (count == 0) return "";
+  if (count > most_tags) tags.append(", ...");
+  return std::string(" (")
+      .append(std::to_string(count))
+      .append(" with other tags have come: ")
+      .append(tags)
+      .append(")");
+}
+
 bool PointToPoint::matches(const Header& header) const {
   return any_tag_ ? header.group < first_reserved_tag : header.group == parcel_.header.group;
 }

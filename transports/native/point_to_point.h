@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,9 @@ class PointToPoint final : public Operation {
   // Ends a probe that has seen nothing.
   void give_up() { done_ = true; }
   const std::optional<Found>& found() const { return found_; }
+  // The messages that have come from its peers with other tags, for the error of a receive that has timed out:
+  // " (2 with other tags have come: 6, 8)"; empty if there are none.
+  std::string unclaimed_text() const;
   // What has been received, if it is not where it belongs, but had to be put aside on the host.
   std::unique_ptr<std::byte[]> take_aside() { return std::move(aside_); }
 

@@ -115,9 +115,10 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
     throw ProtocolError("the shared memory of a channel is not sealed");
   if (::fcntl(bell_.get(), F_SETFL, O_NONBLOCK) != 0 || ::fcntl(peer_bell_.get(), F_SETFL, O_NONBLOCK) != 0)
     throw std::system_error(errno, std::generic_category(), "fcntl of a doorbell");
-  mapping_ = ::mmap(nullptr, segment_nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-  if (mapping_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap of a channel");
-  auto* segment = static_cast<ShmSegment*>(mapping_);
+  void* mapped = ::mmap(nullptr, segment_nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
+  if (mapped == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap of a channel");
+  mapping_ = Mapping(mapped, segment_nbytes());
+  auto* segment = static_cast<ShmSegment*>(mapped);
   const std::size_t out = dialler ? 0 : 1, in = 1 - out;
   out_ = &segment->directions[out];
   in_ = &segment->directions[in];
@@ -128,8 +129,6 @@ ShmChannel::ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Desc
   peer_process_ = process_of(socket_.get());
   lighten_fences();
 }
-
-ShmChannel::~ShmChannel() { ::munmap(mapping_, segment_nbytes()); }
 
 bool ShmChannel::open_slot() {
   if (slot_open_) return true;

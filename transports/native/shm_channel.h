@@ -42,6 +42,7 @@
 #include "channel.h"
 #include "descriptor.h"
 #include "leave_policy.h"
+#include "mapping.h"
 #include "store_policy.h"
 
 namespace unisono {
@@ -76,7 +77,6 @@ class ShmChannel final : public Channel {
   // Throws ProtocolError if the segment is not sealed or has another size, std::system_error if it cannot be mapped.
   ShmChannel(std::int32_t peer, std::int32_t peers, bool dialler, Descriptor memory, Descriptor bell,
              Descriptor peer_bell, Descriptor socket);
-  ~ShmChannel() override;
 
   bool begin(const Header& header, Whole whole = {}, MemoryType memory = MemoryType::host) override;
   std::size_t write(const std::byte* data, std::size_t nbytes) override;
@@ -136,7 +136,7 @@ class ShmChannel final : public Channel {
   const ShmCell* in_cells_ = nullptr;
   std::byte* out_ring_ = nullptr;
   const std::byte* in_ring_ = nullptr;
-  void* mapping_ = nullptr;
+  Mapping mapping_;
   Descriptor bell_;
   Descriptor peer_bell_;
   Descriptor socket_;

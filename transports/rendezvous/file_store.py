@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from unisono.errors import RendezvousError
+from unisono.forks import closed_in_child
 from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set, check_value, encoded_key, poll
 
 _OURS = "unisono."
@@ -35,7 +36,7 @@ class FileStore:
         self._folder = Path(path)
         self._closed = False
         try:
-            self._lock = self._enter()
+            self._lock = closed_in_child(open(self._enter(), "r+b", buffering=0))  # noqa: SIM115 (see `close`)
         except OSError as error:
             raise RendezvousError(f"the store {path} cannot be used: {error.strerror or error}") from error
 
@@ -66,7 +67,7 @@ class FileStore:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._remove_everything()
-        os.close(self._lock)
+        self._lock.close()
 
     def _path(self, key: str) -> Path:
         return self._folder / (_OURS + hashlib.sha256(encoded_key(key)).hexdigest())
@@ -109,7 +110,7 @@ class FileStore:
         with contextlib.suppress(OSError):  # another job has begun to use the folder, or its owner has removed it
             self._remove_values()
             (self._folder / _LOCK).unlink()
-            if os.pread(self._lock, len(_MADE), 0) == _MADE:
+            if os.pread(self._lock.fileno(), len(_MADE), 0) == _MADE:
                 self._folder.rmdir()
 
 

@@ -26,7 +26,7 @@ Setting: TypeAlias = str | int | float
 
 _ROSTER = "roster"
 _TEXT_LIMIT = 256
-_SURROUNDINGS = {"machine": str, "network": int, "users": int, "user": int, "alone": str}
+_SURROUNDINGS = {"machine": str, "host": str, "network": int, "users": int, "user": int, "alone": str}
 
 
 @record

@@ -13,9 +13,11 @@ import struct
 import threading
 import time
 from functools import partial
+from typing import Any
 
 from unisono import log
 from unisono.errors import RendezvousError, UsageError
+from unisono.forks import closed_in_child
 from unisono.transports.doorkeeper import BACKLOG, Doorkeeper, accept, greet, prepare, remaining
 from unisono.transports.event_loop import EventLoop
 from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -347,7 +349,8 @@ def _connect(host: str, port: int, deadline: float, is_served: bool) -> socket.s
     pause, longest = _RETRY_S
     while True:
         try:
-            sock = socket.create_connection((lookup(host), port), remaining(deadline))  # type: ignore[arg-type]
+            address: Any = lookup(host), port
+            sock = closed_in_child(socket.create_connection(address, remaining(deadline)))
             if sock.getsockname() != sock.getpeername():
                 return sock
             # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
@@ -370,7 +373,7 @@ def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)[0]
         if open_to_all and not _is_loopback(address[0]):
             raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
-        sock = socket.socket(family, kind, protocol)
+        sock = closed_in_child(socket.socket(family, kind, protocol))
     except OSError as error:
         raise RendezvousError(f"the store cannot listen on {_url(host, port)}: {error.strerror or error}") from None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
@@ -13,10 +12,12 @@ from unisono.bench.peers import PEERS, Library, peer, unisono_over
 from unisono.bench.report import Row, append, document, rows, table
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.bench.statistics import BUS_FACTORS
+from unisono.cli.loading import load_option
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
-from unisono.options import TRANSPORTS
+from unisono.options import parse_transports
 from unisono.transports.cores import PLACEMENTS
 
 # Collectives whose vector is divided equally among the ranks.
@@ -46,8 +47,10 @@ def _names(text: str, what: str) -> list[str]:
 def _libraries(transports: str, against: str) -> tuple[Library, ...]:
     chosen = _names(transports, "transport")
     for transport in chosen:
-        if transport not in TRANSPORTS:
-            raise UsageError(f"there is no transport {transport!r}; those there are: {', '.join(TRANSPORTS)}")
+        try:
+            parse_transports(transport)
+        except ValueError as error:
+            raise UsageError(f"{transport!r} cannot be measured as a transport: it must be {error}") from None
     return (*map(unisono_over, chosen), *map(peer, _names(against, "peer")))
 
 
@@ -86,6 +89,7 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )
 @click.option("--save", is_flag=True, help=f"Append the results to {SAVED}/COLLECTIVE.jsonl.")
+@load_option
 def command(
     collective: str,
     ranks: int,
@@ -138,4 +142,4 @@ def _show(settings: Settings, results: Results, found: list[Row]) -> None:
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
     for failure in results.failures:
-        print(f"unisono: {failure.library}, {format_size(failure.nbytes)}: {failure.reason}", file=sys.stderr)
+        tell(f"{failure.library}, {format_size(failure.nbytes)}: {failure.reason}")

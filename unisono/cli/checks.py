@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from unisono.entry_points import entry_points
 from unisono.options import TRANSPORTS_GROUP
+from unisono.processes import python_command
 
 PAGE = b"unisono!" * 512
 IMPORT_TIMEOUT_S = 120.0
@@ -106,7 +106,11 @@ def _tcp_loopback() -> str:
 
 
 def _process_watching() -> str:
-    os.close(os.pidfd_open(os.getpid()))
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or "this Python has no os.pidfd_open"
+        raise OSError(f"no pidfd_open ({why}): launchers look ten times a second whether ranks have ended") from None
     return "the kernel tells when a rank ends (pidfd)"
 
 
@@ -116,7 +120,7 @@ CHECKS = (
     Check("sealed memory", _sealed_memory, required=False),
     Check("shared memory", _shared_segment, required=False),
     Check("TCP loopback", _tcp_loopback, required=True),
-    Check("process watching", _process_watching, required=True),
+    Check("process watching", _process_watching, required=False),
 )
 
 PACKAGES = (
@@ -173,7 +177,7 @@ def _checked(check: Check) -> Finding:
 def _looked_for(package: Package) -> Finding:
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", package.statement],
+            python_command(package.statement),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -22,7 +22,9 @@ from unisono.collectives.environment import MPI_WORLD, detect
 from unisono.errors import UsageError
 from unisono.options import FIELDS, Options, variable
 from unisono.transports.locality import Surroundings
+from unisono.tuning import calibration_files
 from unisono.tuning.gpus import gpus, islands
+from unisono.tuning.identity import fingerprint
 
 _BY_FILE = "This job's key comes from a file that only you can read; who reads it can join the job."
 _BY_STORE = "Rank 0 makes this job's key and hands it out in the store: who reaches that can join."
@@ -43,9 +45,10 @@ TRUST = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, the value that it has here, and where that is from."""
+    """A setting: the field of `Options`, its environment variable, its value here, and where that is from."""
 
     name: str
+    variable: str
     value: str
     origin: str
 
@@ -103,7 +106,21 @@ def _machine() -> dict[str, str]:
         "host": f"ranks of user {here.user} in network namespace {here.network} of boot {here.machine} share memory",
         "cores": f"{os.cpu_count()}, of which this process may use {len(allowed)} ({ranges(allowed)})",
         "gpus": _gpus(),
+        "tuning": _calibration(),
     }
+
+
+def _calibration() -> str:
+    """Return which links of this machine are calibrated."""
+    machine = fingerprint()
+    try:
+        calibration = calibration_files.read(machine)
+    except (OSError, ValueError) as error:
+        return f"the calibration in {calibration_files.path_of(machine)} is not used: {error}"
+    if calibration is None:
+        return f"no calibration of this machine ({machine}): `unisono calibrate` measures one"
+    links = [name for name, link in calibration.parameters.links.items() if link.step.nbytes]
+    return f"{', '.join(links)} calibrated, in {calibration.path} (`unisono calibrate show`)"
 
 
 def _gpus() -> str:
@@ -128,7 +145,12 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
     except UsageError as error:
         options, findings = Options(), [Finding("settings", False, error.message, required=True)]
     settings = [
-        Setting(name, str(getattr(options, name)), variable(name) if variable(name) in environ else "default")
+        Setting(
+            name,
+            variable(name),
+            str(getattr(options, name)),
+            variable(name) if variable(name) in environ else "default",
+        )
         for name in FIELDS
     ]
     return settings, findings
@@ -167,9 +189,11 @@ def _show(report: Report, console: Console) -> None:
     console.print(_table("GPUs", report.gpus))
     if report.transports:
         console.print(_table("Transports of installed packages", report.transports))
-    table = Table("setting", "value", "from", title="Settings", title_justify="left")
+    title = "Settings (fields of un.Options have these names in lower case, without UNISONO_)"
+    table = Table("variable", "value", "from", title=title, title_justify="left")
     for setting in report.settings:
-        table.add_row(setting.name, escape(setting.value), setting.origin)
+        origin = "environment" if setting.origin == setting.variable else setting.origin
+        table.add_row(setting.variable, escape(setting.value), origin)
     console.print(table)
     console.print(f"Launcher: {report.launcher}", markup=False)
     console.print(f"Trust: {report.trust}", markup=False)

@@ -11,7 +11,11 @@ from typing import NamedTuple
 import click
 
 from unisono import __version__
+from unisono.cli.messages import tell
 from unisono.errors import PlanError, UnisonoError, UsageError
+from unisono.program import begin
+from unisono.streams import StreamError
+from unisono.transports import CORE
 
 INTERRUPTED = 130
 
@@ -71,8 +75,10 @@ def unisono(context: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 2 if it cannot be carried out as written, with one line why."""
+    begin()
     try:
         status = unisono.main(arguments, prog_name="unisono", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -81,12 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("UNISONO_LOG", "").lower() == "debug":
             raise
         if isinstance(error, PlanError):
-            print(f"unisono: {error}", file=sys.stderr)  # With its picture, line by line.
+            tell(str(error))  # With its picture, line by line.
             return 1
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except StreamError as error:
+        return _fail(f"the output cannot be written: {error.strerror}", 1)
+    except ImportError as error:
+        if error.name != CORE:
+            raise
+        return _fail(str(error), 1)
     return status if isinstance(status, int) else 0
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"unisono: {' '.join(message.split())}", file=sys.stderr)
+    tell(" ".join(message.split()))
     return status

@@ -7,22 +7,23 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from unisono.cli.messages import tell
 from unisono.errors import UsageError
 from unisono.launchers.failure import LastError, last_error, root_cause
 from unisono.launchers.job import LocalJob, require_open_files
 from unisono.launchers.output import MergedOutput, Write
 from unisono.launchers.process import Command, Exit, signal_name
 from unisono.options import FIELDS, Options, variable
+from unisono.streams import write_all
 
 TIMED_OUT = 124  # As timeout(1) has it.
-BROKEN_PIPE = 128 + signal.SIGPIPE
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -90,21 +91,19 @@ def command(
     argv = _program(program, module=module, executable=context.meta["executable"])
     everything = verbose or options.log == "debug"
     require_open_files(size)
-    write = _writer(size, label=label)
+    write = _Writer(size, label=label)
     output = MergedOutput(write, hold=not everything)
     job = LocalJob([Command(argv)] * size, output, bind=None if bind == "none" else bind, environ=environ)
-    try:
-        with _signals_forwarded(job) as received:
-            exits = job.run(timeout_s)
-        tracebacks = output.finish()
-        if received:
-            return _tell_signal(received[0])
-        if job.late:
-            return _tell_timeout(timeout_s, job.late)
-        return _tell_exits(exits, tracebacks, None if everything else write)
-    except BrokenPipeError:  # Nobody reads any more, as in `unisono run … | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+    write.go_on = job.attend
+    with _signals_forwarded(job) as received:
+        exits = job.run(timeout_s)
+    tracebacks = output.finish()
+    if received:
+        return _tell_signal(received[0])
+    if job.late:
+        return _tell_timeout(timeout_s, job.late)
+    status = _tell_exits(exits, tracebacks, None if everything else write)
+    return status or _tell_losses(write.errors)
 
 
 def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[str, ...]:
@@ -146,20 +145,30 @@ def _hint(name: str) -> str:
     return f"; to run an executable, put -- before it: -- {name}" if shutil.which(name) else ""
 
 
-def _writer(size: int, *, label: bool) -> Write:
-    """Return a function that writes a line of a rank to the stream of the same name, labelled if asked."""
-    sinks = {"stdout": sys.stdout, "stderr": sys.stderr}
-    labels = {
-        name: [_label(rank, coloured=sink.isatty()) if label else b"" for rank in range(size)]
-        for name, sink in sinks.items()
-    }
+class _Writer:
+    """Writes a line of a rank to the stream of the same name, labelled if asked.
 
-    def write(rank: int, stream: str, line: bytes) -> None:
-        sink = sinks[stream].buffer
-        sink.write(labels[stream][rank] + line)
-        sink.flush()
+    A job does not end because its output cannot be written.
 
-    return write
+    Attributes:
+        go_on: called while there is no room for a line; the line is dropped if it returns False.
+        errors: by stream, the error by which lines were lost, as on a full disk.
+    """
+
+    def __init__(self, size: int, *, label: bool) -> None:
+        self.go_on: Callable[[], bool] = lambda: True
+        self.errors: dict[str, OSError] = {}
+        self._sinks = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._labels = {
+            name: [_label(rank, coloured=sink.isatty()) if label else b"" for rank in range(size)]
+            for name, sink in self._sinks.items()
+        }
+
+    def __call__(self, rank: int, stream: str, line: bytes) -> None:
+        try:
+            write_all(self._sinks[stream].fileno(), self._labels[stream][rank] + line, self.go_on)
+        except OSError as error:
+            self.errors[stream] = error
 
 
 def _label(rank: int, *, coloured: bool) -> bytes:
@@ -174,38 +183,51 @@ def _label(rank: int, *, coloured: bool) -> bytes:
 
 @contextmanager
 def _signals_forwarded(job: LocalJob) -> Iterator[list[int]]:
-    """Forward signals to the ranks; yield the list of those received that end a job. A second one kills the ranks."""
+    """Forward signals to the ranks; yield the list of those received that end a job. A second one kills the ranks.
+
+    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup.
+    """
     received: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received and number in ENDING_SIGNALS:
+    def end(number: int, frame: FrameType | None) -> None:
+        if received:
             job.kill()
         else:
             job.forward(number)
-        if number in ENDING_SIGNALS:
-            received.append(number)
+        received.append(number)
 
-    before = {number: signal.signal(number, handle) for number in (*ENDING_SIGNALS, *OTHER_SIGNALS)}
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        job.pass_on(number)
+
+    handlers = dict.fromkeys(ENDING_SIGNALS, end) | dict.fromkeys(OTHER_SIGNALS, pass_on)
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _tell(message: str) -> None:
-    print(f"unisono: {message}", file=sys.stderr)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _tell_signal(number: int) -> int:
-    _tell("interrupted" if number == signal.SIGINT else f"stopped by {signal_name(number)}")
+    tell("interrupted" if number == signal.SIGINT else f"stopped by {signal_name(number)}")
     return 128 + number
 
 
 def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
     ranks = "rank" if len(late) == 1 else "ranks"
-    _tell(f"stopped after {timeout_s:g} s (--timeout): {ranks} {', '.join(map(str, late))} had not ended")
+    tell(f"stopped after {timeout_s:g} s (--timeout): {ranks} {', '.join(map(str, late))} had not ended")
     return TIMED_OUT
+
+
+def _tell_losses(errors: Mapping[str, OSError]) -> int:
+    """Tell which output could not be written; return the exit code."""
+    for stream, error in errors.items():
+        tell(f"lines of ranks are missing, as {stream} could not be written: {error.strerror}")
+    return 1 if errors else 0
 
 
 def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], write: Write | None) -> int:
@@ -225,10 +247,10 @@ def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], wr
                 write(rank, "stderr", line)
     if cause is None:
         return 0
-    _tell(f"rank {cause.rank} {cause}")
+    tell(f"rank {cause.rank} {cause}")
     for ended in sorted(exits, key=lambda ended: ended.rank):
         if ended.code != 0 and ended is not cause:
-            _tell(f"rank {ended.rank} {_aftermath(ended, errors.get(ended.rank))}")
+            tell(f"rank {ended.rank} {_aftermath(ended, errors.get(ended.rank))}")
     return cause.status
 
 

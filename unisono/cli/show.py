@@ -15,6 +15,7 @@ from unisono.algorithms.checks import check_ranks
 from unisono.algorithms.drawing import Row, legend, lines, moves, rows
 from unisono.algorithms.plan import Plan
 from unisono.algorithms.registry import find
+from unisono.cli.loading import load_option
 from unisono.cli.terminal import console
 from unisono.errors import UsageError
 
@@ -32,6 +33,7 @@ MOST_INCHES = 300.0
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm, as radix=4.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
+@load_option
 def command(
     collective: str,
     algorithm: str,

@@ -13,8 +13,9 @@ from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.checks import check_ranks
 from unisono.algorithms.phases import Composition
 from unisono.algorithms.registry import algorithms_of, find
+from unisono.cli.loading import load_option
 from unisono.cli.show import given_parameters
-from unisono.cli.terminal import console, progress
+from unisono.cli.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
 from unisono.tuning.described import load
@@ -44,6 +45,7 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> in
 @click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm, as radix=4.")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="How to simulate.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@load_option
 def command(
     collective: str,
     algorithms: tuple[str, ...],
@@ -116,8 +118,9 @@ def _table(found: list[Simulation], over: Topology) -> Table:
     first = found[0] if found else None
     what = f"{first.collective}, {first.nbytes:,} B, {first.size:,} ranks" if first else "nothing can be simulated"
     table = Table(title=what)
-    for heading in ("algorithm", "segments", "µs", *(f"MB by {level.name}" for level in over.levels)):
-        table.add_column(heading, justify="left" if heading == "algorithm" else "right")
+    add_names(table, "algorithm", [each.algorithm for each in found])
+    for heading in ("segments", "µs", *(f"MB by {level.name}" for level in over.levels)):
+        table.add_column(heading, justify="right")
     for heading in ("busiest", "busy", "engine"):
         table.add_column(heading, justify="right" if heading == "busy" else "left")
     for each in found:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from functools import partial
 import click
 from rich.table import Table
 
+from unisono.cli.messages import tell
 from unisono.cli.terminal import console, progress
 from unisono.options import Options
 from unisono.testing import Case, CheckError, Summary
@@ -94,7 +94,7 @@ def command(
         console().print(_table(summary))
         print(f"seed {seed}, {ranks} rank(s), {transports}")
     if wrong is not None:
-        print(f"unisono: {wrong.message}", file=sys.stderr)
+        tell(wrong.message)
     return 0 if wrong is None else 1
 
 

@@ -8,17 +8,19 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
-from unisono import __version__
+from unisono import __version__, streams
 from unisono.bench.sizes import format_size, parse_sizes
 from unisono.cli.counts import numbers_of_ranks
+from unisono.cli.load import load_now
+from unisono.cli.loading import load_option, loaded_files
+from unisono.cli.messages import tell
+from unisono.cli.tables import COMMANDS, compile_table, shown_table
 from unisono.cli.terminal import console, errors_console
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.environment import detect
@@ -32,12 +34,18 @@ from unisono.timers import after
 from unisono.transports.cores import PLACEMENTS
 from unisono.tuning.campaign import Campaign, Settings, patience_s
 from unisono.tuning.choice import Known
-from unisono.tuning.identity import describe, fingerprint, parameters_of
+from unisono.tuning.identity import fingerprint
 from unisono.tuning.lint import lint
 from unisono.tuning.parameters import Parameters, at_level
-from unisono.tuning.store import Measurement, Store, merged
-from unisono.tuning.table import Table, compiled, differences, dumped, loaded, to_json
+from unisono.tuning.store import Context, Measurement, Store, identity
+from unisono.tuning.table import Table, compiled
 
+# Points of a table: where, and the bytes of the vector.
+Again: TypeAlias = "frozenset[tuple[Context, int]]"
+
+# Which earlier measurements `--again` replaces.
+AGAIN = ("suspicious", "all")
+_MOST_ITEMSIZE = 4  # of the dtypes that are measured
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall")
 _DTYPES = ("float32", "bfloat16")
 # What a campaign takes beside its budget, at most: starting, calibrating, and ending the last race.
@@ -49,7 +57,11 @@ _PROGRESS = "\x1eunisono-tune "
 
 
 class Request(NamedTuple):
-    """What all ranks are to measure; `store` is the file to which rank 0 appends."""
+    """What all ranks are to measure.
+
+    `store` is the file to which rank 0 appends, `load` that of the machine before, and `again` are the points whose
+    earlier measurements do not count.
+    """
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -57,6 +69,8 @@ class Request(NamedTuple):
     dtype: str
     store: str
     placement: str
+    load: float
+    again: Again = frozenset()
 
     @property
     def limit_s(self) -> float:
@@ -72,17 +86,19 @@ class Request(NamedTuple):
         return f"{limit}: a rank hangs, or calls take very long; what was measured is kept"
 
 
-def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
-    """Go through a campaign, on every rank of `comm`, and return how many sizes the budget has left out."""
+def measure(comm: Communicator, request: Request, observe: Any = None) -> list[tuple[str, int]]:
+    """Go through a campaign, on every rank of `comm`; return the collectives and bytes that the budget left out."""
     store = Store(Path(request.store))
     before: list[Measurement] = []
-    about = {"machine": "", "job": "", "library": __version__, "date": ""}
+    about: dict[str, Any] = {"machine": "", "job": "", "library": __version__, "date": "", "load": request.load}
     if comm.rank == 0:
         before = store.read() if store.path.exists() else []
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         about |= {"machine": fingerprint(), "job": secrets.token_hex(4), "date": now}
-    before, about = comm.broadcast_object((before, about))
-    settings = Settings(request.collectives, request.sizes, request.budget_s, about, placement=request.placement)
+    before, about, again = comm.broadcast_object((before, about, request.again))
+    settings = Settings(
+        request.collectives, request.sizes, request.budget_s, about, placement=request.placement, again=again
+    )
     known = comm.known
     Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, known.parameters)
@@ -94,11 +110,11 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> int:
         if comm.rank == 0:
             store.append(measurements)
 
-    def tell(doing: str, part: float) -> None:
+    def report(doing: str, part: float) -> None:
         if comm.rank == 0:
             (observe or _tell_parent)(doing, part)
 
-    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, tell, before).run()
+    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
@@ -135,7 +151,7 @@ class _Bar:
         if text.startswith(_PROGRESS):
             self.update(*json.loads(text.removeprefix(_PROGRESS)))
         else:
-            print(f"[{rank}] {text}", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+            streams.write(sys.stdout if stream == "stdout" else sys.stderr, f"[{rank}] {text}\n")
 
 
 def _collectives(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -172,7 +188,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
 @click.option("--transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
+@click.option("--again", type=click.Choice(AGAIN), help="Replace earlier measurements: those that lint doubts, or all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
+@load_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -184,6 +202,7 @@ def command(
     dtype: str,
     transport: str,
     placement: str,
+    again: str | None,
     out: Path,
 ) -> None:
     """Race algorithms against each other within a budget, and write the table of the fastest to --out.
@@ -194,16 +213,25 @@ def command(
     the budget and a minute. Where cores move, as those of virtual machines do, --placement keeps only races during
     which they were near each other, or far from each other, or threads of one core, all the time.
 
+    At the end it says what in the table cannot be right. --again suspicious measures that again, --again all
+    everything that is asked for; the new times then replace the old ones.
+
     Use a table by UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
     if context.invoked_subcommand is not None:
         return
     if out.suffix == ".jsonl":
         raise UsageError("--out is the table; the measurements are beside it in a file .jsonl: choose another suffix")
+    in_job, load, store = detect(os.environ), load_now(), Store(out.with_suffix(".jsonl"))
+    before = store.read() if in_job.rank == 0 and store.path.exists() else []
     request = Request(
-        collectives, parse_sizes(sizes), budget_s, dtype, str(out.with_suffix(".jsonl").absolute()), placement
+        collectives, parse_sizes(sizes), budget_s, dtype, str(store.path.absolute()), placement, load.average
     )
-    in_job = detect(os.environ)
+    if again:
+        ranks = (in_job.size,) if in_job.size > 1 else counts
+        request = request._replace(again=_points_again(again, before, request, ranks))
+    if in_job.rank == 0:
+        load.warn_if_busy()
     ending: BaseException | None = None
     try:
         if in_job.size > 1:
@@ -212,16 +240,41 @@ def command(
             _measure_here(request, counts, transport)
     except _ENDINGS as error:
         ending = error
-    if in_job.rank == 0:
-        _compile(out)
+    if in_job.rank == 0 and store.path.exists():
+        _replace_old(store, before, request.again)
+        _report(out, compile_table(out, store.read()))
     if ending is not None:
         raise ending
+
+
+def _points_again(mode: str, before: Sequence[Measurement], request: Request, ranks: Sequence[int]) -> Again:
+    """Return the points, of those asked for, whose measurements `before` are doubtful, or all of them."""
+    if mode == "all":
+        points = {(each.context, each.nbytes) for each in before}
+    else:
+        points = {point for suspicion in lint(compiled(before)) for point in suspicion.points} if before else set()
+    return frozenset(point for point in points if _is_asked(*point, request, ranks))
+
+
+def _is_asked(context: Context, nbytes: int, request: Request, ranks: Sequence[int]) -> bool:
+    """Return whether a request covers a point; sizes are rounded up to whole elements for each rank."""
+    rounded = max(request.sizes) + context.ranks * _MOST_ITEMSIZE
+    has_size = context.collective == "barrier" or min(request.sizes) <= nbytes <= rounded
+    return context.collective in request.collectives and context.ranks in ranks and has_size
+
+
+def _replace_old(store: Store, before: Sequence[Measurement], again: Again) -> None:
+    """Remove the earlier measurements of those points that have been measured again."""
+    old = {identity(each) for each in before}
+    new = {(each.context, each.nbytes) for each in store.read() if identity(each) not in old}
+    if stale := [each for each in before if (each.context, each.nbytes) in new & again]:
+        store.remove(stale)
 
 
 def _measure_here(request: Request, counts: Sequence[int], transport: str) -> None:
     request = request._replace(budget_s=request.budget_s / len(counts))
     for ranks in counts:
-        bar, options = _Bar(), Options(transports=transport)
+        bar, options = _Bar(), Options(transports=transport, load=loaded_files())
         try:
             with bar.progress:
                 (left, *_) = launch(
@@ -229,7 +282,7 @@ def _measure_here(request: Request, counts: Sequence[int], transport: str) -> No
                 )
         except CollectiveTimeoutError as error:
             raise CollectiveTimeoutError(f"{request.giving_up} ({error.message})") from None
-        _tell_left(left)
+        _tell_left(ranks, left)
 
 
 def _measure_in_job(request: Request) -> None:
@@ -242,105 +295,30 @@ def _measure_in_job(request: Request) -> None:
         else:
             with bar.progress:
                 left = measure(world, request, bar.update)
-            _tell_left(left)
+            _tell_left(world.size, left)
 
 
-def _tell_left(left: int) -> None:
-    if left:
-        print(f"unisono: the budget ended before {left} size(s): the same command again goes on there", file=sys.stderr)
-
-
-def _compile(out: Path) -> None:
-    """Write the table of everything that has been measured, if anything has."""
-    store = Store(out.with_suffix(".jsonl"))
-    if not store.path.exists():
+def _tell_left(ranks: int, left: Sequence[tuple[str, int]]) -> None:
+    """Say which collectives and sizes the budget has left out."""
+    if not left:
         return
-    table = compiled(store.read())
-    _write(out, table)
-    console().print(_shown(table))
-    print(f"unisono: {out} says which algorithms to use: set UNISONO_TABLE={out}", file=sys.stderr)
+    sizes = {name: [format_size(nbytes) for each, nbytes in left if each == name] for name, _ in left}
+    listed = "; ".join(f"{name} of {', '.join(of_name)}" for name, of_name in sizes.items())
+    told = f"the budget ended before these were measured among {ranks} ranks: {listed}"
+    tell(f"{told}. The same command again goes on there")
 
 
-def _write(out: Path, table: Table) -> None:
-    content = to_json(table, library=__version__, machines={fingerprint(): describe()})
-    scratch = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        scratch.write_text(dumped(content), encoding="utf-8")
-        scratch.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
-        raise UsageError(f"the table cannot be written to {out}: {error.strerror}") from None
+def _report(out: Path, table: Table) -> None:
+    """Show a table, how to use it, and what in it is suspicious."""
+    console().print(shown_table(table))
+    tell(f"{out} says which algorithms to use: set UNISONO_TABLE={out}")
+    suspicions = lint(table)
+    for each in suspicions:
+        tell(f"suspicious: {each.text}")
+    if any(each.points for each in suspicions):
+        advice = "the same command with --again suspicious measures them again, best on a quiet machine"
+        tell(advice)
 
 
-def _shown(table: Table) -> RichTable:
-    shown = RichTable(title="Decisions")
-    for heading in ("collective", "ranks", "link", "dtype", "from", "algorithm", "µs there"):
-        shown.add_column(heading, justify="right" if heading in ("ranks", "from", "µs there") else "left")
-    for context, decision in table.decisions.items():
-        for each in decision.ranges:
-            seconds = decision.times_at(max(each.first, decision.sizes[0])).get(each.variant)
-            time = "" if seconds is None else f"{seconds * 1e6:.1f}"
-            where = (context.collective, str(context.ranks), context.link, context.dtype)
-            shown.add_row(*where, format_size(each.first), each.variant, time)
-    return shown
-
-
-_TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-@command.command("show")
-@click.argument("path", type=_TABLE, metavar="TABLE")
-def show(path: Path) -> None:
-    """Show the decisions of a table."""
-    console().print(_shown(loaded(path)))
-
-
-@command.command("merge")
-@click.argument("paths", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The table to write.")
-def merge(paths: tuple[Path, ...], out: Path) -> None:
-    """Put the measurements of several tables together, and make one table of them.
-
-    A table's measurements are beside it, in a file of its name with .jsonl; such a file may be given as well.
-    """
-    stores = [Store(path.with_suffix(".jsonl")) for path in paths]
-    together = list(merged(store.read() for store in stores))
-    target = Store(out.with_suffix(".jsonl"))
-    old = set(target.read()) if target.path.exists() else set()
-    target.append([each for each in together if each not in old])
-    _write(out, compiled(target.read()))
-
-
-@command.command("diff")
-@click.argument("first", type=_TABLE)
-@click.argument("second", type=_TABLE)
-def diff(first: Path, second: Path) -> int:
-    """Show where two tables decide otherwise. The exit code is 1 if they do somewhere."""
-    found = differences(loaded(first), loaded(second))
-    for line in found:
-        click.echo(line)
-    return 1 if found else 0
-
-
-@command.command("lint")
-@click.argument("path", type=_TABLE, metavar="TABLE")
-def lint_(path: Path) -> int:
-    """Tell what in a table cannot be right, as an allreduce slower than a reduce and a broadcast. Exit code 1 if so."""
-    found = lint(loaded(path))
-    for line in found:
-        click.echo(line)
-    return 1 if found else 0
-
-
-@command.command("report")
-@click.argument("path", type=_TABLE, metavar="TABLE")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write to.")
-def report_(path: Path, out: Path) -> None:
-    """Draw a table and its measurements: PNG pictures, and one page of HTML that needs no network."""
-    from unisono.tuning.report import write
-
-    store = Store(path.with_suffix(".jsonl"))
-    measurements = store.read() if store.path.exists() else []
-    page = write(loaded(path), measurements, out, parameters_of(fingerprint()))
-    click.echo(str(page))
+for _each in COMMANDS:
+    command.add_command(_each)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +13,15 @@ from rich.table import Table
 
 from unisono.algorithms.algorithm import Algorithm
 from unisono.algorithms.drawing import ranges
-from unisono.algorithms.registration import prove, registered
+from unisono.algorithms.registration import prove
 from unisono.algorithms.registry import ALGORITHMS, algorithms_of
 from unisono.algorithms.verify import Report
-from unisono.cli.terminal import console, progress
+from unisono.cli.messages import tell
+from unisono.cli.terminal import add_names, console, progress
+from unisono.collectives.user_algorithms import load
 from unisono.errors import PlanError, UsageError
 
-HEADINGS = ("algorithm", "sizes", "messages", "rounds", "sent", "reduced", "scratch", "bits", "", "seconds")
+HEADINGS = ("sizes", "messages", "rounds", "sent", "reduced", "scratch", "bits", "", "seconds")
 LONGEST = 16
 RIGHT = ("messages", "rounds", "sent", "reduced", "scratch", "seconds")
 
@@ -50,36 +50,19 @@ def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool
     """
     if everything == (file is not None):
         raise UsageError("name a file, or give --all")
-    outcomes = _prove(_registered_by(file) if file else _all(), max_size)
+    outcomes = _prove(load(str(file)) if file else _all(), max_size)
     if as_json:
         click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=2))
     else:
         console().print(_table(outcomes))
     wrong = [outcome.error for outcome in outcomes if outcome.error]
     for error in wrong:
-        print(f"unisono: {error}", file=sys.stderr)
+        tell(str(error))
     return 1 if wrong else 0
 
 
 def _all() -> list[Algorithm]:
     return [algorithm for collective in ALGORITHMS for algorithm in algorithms_of(collective).values()]
-
-
-def _registered_by(file: Path) -> list[Algorithm]:
-    """Run `file`, and return the algorithms that it registers.
-
-    Raises:
-        PlanError: one of them is wrong at a size that it is proved for when it is registered.
-        UsageError: there are none.
-    """
-    algorithms_of("allreduce")  # Those of installed packages are there before.
-    before = registered()
-    sys.path.insert(0, str(file.parent))  # As `python FILE` does.
-    runpy.run_path(str(file))
-    found = [algorithm for algorithm in registered() if algorithm not in before]
-    if not found:
-        raise UsageError(f"{str(file)!r} registers no algorithm")
-    return found
 
 
 def _prove(algorithms: Sequence[Algorithm], max_size: int) -> list[Outcome]:
@@ -110,10 +93,11 @@ def _prove_one(algorithm: Algorithm, max_size: int, advance: Callable[[], None])
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
     table = Table()
+    names = [f"{outcome.algorithm.collective} {outcome.algorithm.name}" for outcome in outcomes]
+    add_names(table, "algorithm", names)
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading in RIGHT else "left")
-    for outcome in outcomes:
-        name = f"{outcome.algorithm.collective} {outcome.algorithm.name}"
+    for name, outcome in zip(names, outcomes, strict=True):
         told = "[red]wrong[/red]" if outcome.error else "[green]proved[/green]"
         table.add_row(name, *_costs(outcome.reports), told, f"{outcome.seconds:.1f}")
     return table

@@ -1,7 +1,8 @@
 """Which of several failed ranks is the cause: pure functions over how ranks ended and what they wrote last.
 
 When one rank fails, the others fail of its absence a moment later, and often end before it does. Their errors say
-that a peer has been lost; the cause is a rank that was killed, or whose own error says something else.
+that a peer has been lost; the cause is a rank that was killed, or whose own error says something else. Where a program
+uses torch.distributed, the errors are of torch, and each line of a traceback begins with ``[rank1]: ``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ from unisono.launchers.process import Exit
 CONSEQUENCES = (PeerLostError, AbortedError, RendezvousError)
 _CONSEQUENCE_NAMES = frozenset(f"{error.__module__}.{error.__qualname__}" for error in CONSEQUENCES)
 
+# What the errors of torch begin with that follow from another rank's: by our backend, and by Gloo.
+_CONSEQUENCES_OF_TORCH = re.compile(
+    rf"unisono: .*?\b({'|'.join(error.__name__ for error in CONSEQUENCES)}): |.*Connection (closed|reset) by peer \["
+)
+
 # What an uncaught exception begins with on stderr; a syntax error in the script itself has no "Traceback" line.
-TRACEBACK_STARTS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback", b'  File "')
+_TRACEBACK_STARTS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback", b'  File "')
+_PREFIX_OF_TORCH = re.compile(rb"^\[rank\d+\]: ")
 _EXCEPTION_LINE = re.compile(rb"^(?:  \| )?([A-Za-z_][\w.]*)(?::\s*(.*))?$")
 
 
@@ -34,10 +41,16 @@ class LastError:
         return f"{name}: {self.message}" if self.message else name
 
 
+def starts_traceback(line: bytes) -> bool:
+    """Return whether a line of stderr is the first of a traceback."""
+    return _plain(line).startswith(_TRACEBACK_STARTS)
+
+
 def last_error(lines: Sequence[bytes]) -> LastError | None:
     """Return the exception of the last traceback in `lines` of stderr, or None if there is none."""
-    starts = [at for at, line in enumerate(lines) if line.startswith(TRACEBACK_STARTS[:2])]
-    for line in lines[starts[-1] + 1 :] if starts else lines:
+    plain = [_plain(line) for line in lines]
+    starts = [at for at, line in enumerate(plain) if line.startswith(_TRACEBACK_STARTS[:2])]
+    for line in plain[starts[-1] + 1 :] if starts else plain:
         found = _EXCEPTION_LINE.match(line.rstrip())
         if found:
             kind, message = (part.decode(errors="replace") for part in (found[1], found[2] or b""))
@@ -59,4 +72,10 @@ def root_cause(exits: Sequence[Exit], errors: Mapping[int, LastError]) -> Exit |
 
 
 def _is_consequence(error: LastError | None) -> bool:
-    return error is not None and error.kind in _CONSEQUENCE_NAMES
+    return error is not None and (
+        error.kind in _CONSEQUENCE_NAMES or _CONSEQUENCES_OF_TORCH.match(error.message) is not None
+    )
+
+
+def _plain(line: bytes) -> bytes:
+    return _PREFIX_OF_TORCH.sub(b"", line)

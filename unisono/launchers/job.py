@@ -2,15 +2,19 @@
 
 Theory of operation
 -------------------
-`LocalJob.run` is one loop in one thread, over the ranks' output pipes and pidfds. Other threads and signal handlers
-only leave a request in a queue, which the loop takes up within `TICK_S`. Every way to end a job is an *escalation*: a
-list of (seconds from now, signal). A failed rank gives the others time to notice by themselves before SIGTERM and
-SIGKILL; of two escalations the one that ends sooner is followed. If the launcher itself is killed, the kernel kills
-the ranks.
+`LocalJob.run` is one loop in one thread, over the ranks' output pipes and pidfds. Where there are no pidfds, the loop
+asks every `TICK_S` which ranks have ended. Other threads and signal handlers only leave a request in a queue, which the
+loop takes up within `TICK_S`. Every way to end a job is an *escalation*: a list of (seconds from now, signal). A failed
+rank gives the others time to notice by themselves before SIGTERM and SIGKILL; of two escalations the one that ends
+sooner is followed. If the launcher itself is killed, the kernel kills the ranks.
+
+The observer writes what the ranks write, and a slow reader may hold it up. While the observer waits it calls `attend`,
+so that time limits and signals keep their effect.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -21,15 +25,17 @@ from contextlib import closing
 from typing import Protocol
 
 from unisono.errors import UsageError
+from unisono.forks import closed_in_child
 from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
 from unisono.launchers.store import JobStore
+from unisono.processes import exit_statuses_kept
 from unisono.transports.open_files import lift_limit_of_files
 
 TICK_S = 0.1
 DRAIN_S = 1.0  # How long processes that outlive their rank may go on writing.
 FILES_PER_RANK = 8
 FILES_OF_LAUNCHER = 64
-READ_NBYTES = 1 << 16
+READ_NBYTES = 1 << 16  # as much as a pipe holds
 
 Escalation = Sequence[tuple[float, int]]
 AFTER_FAILURE: Escalation = ((3.0, signal.SIGTERM), (8.0, signal.SIGKILL))
@@ -87,12 +93,15 @@ class LocalJob:
         self._bind = bind
         self._environ = os.environ if environ is None else environ
         self._requests: deque[Callable[[], None]] = deque()
-        self._selector = selectors.DefaultSelector()
+        self._selector = closed_in_child(selectors.DefaultSelector())
         self._ranks: list[RankProcess] = []
         self._living: set[int] = set()
         self._exits: list[Exit] = []
+        self._unwatched: list[RankProcess] = []  # living ranks without a pidfd
+        self._deadline = math.inf
         self._escalation: list[tuple[float, int]] = []
         self._sent: set[int] = set()
+        self._is_hurried = False
 
     def run(self, timeout_s: float | None = None) -> list[Exit]:
         """Start the ranks and return how they ended, in the order in which they did; nothing of them is left then.
@@ -104,21 +113,41 @@ class LocalJob:
             RendezvousError: the store cannot be served.
             OSError: a process cannot be started; those that were are killed.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            with closing(JobStore()) as store:
-                self._start_all(store)
-                while self._living:
-                    self._expire(deadline)
-                    self._step()
-                self._drain()
-        finally:
-            self._clean_up()
+        if timeout_s is not None:
+            self._deadline = time.monotonic() + timeout_s
+        with exit_statuses_kept():
+            try:
+                with closing(JobStore()) as store:
+                    self._start_all(store)
+                    while self._living:
+                        self._step(store)
+                    self._drain(store)
+            finally:
+                self._clean_up()
         return self._exits
 
+    def attend(self) -> bool:
+        """Carry out requests and send the signals that are due; called in the thread of `run` by who makes it wait.
+
+        Returns:
+            False if the ranks are to be killed at once, so that nothing is worth waiting for any more.
+        """
+        while self._requests:
+            self._requests.popleft()()
+        if self._living and not self.late and time.monotonic() >= self._deadline:
+            self.late = sorted(self._living)
+            self._escalate(STOP)
+        while self._escalation and self._escalation[0][0] <= time.monotonic():
+            self._signal(self._escalation.pop(0)[1])
+        return not self._is_hurried
+
     def forward(self, number: int) -> None:
-        """Have `number` sent to all ranks; signals that ask a process to end also start the usual escalation."""
+        """Have `number` sent to all ranks, and start the usual escalation: for signals that ask a process to end."""
         self._requests.append(lambda: self._forward(number))
+
+    def pass_on(self, number: int) -> None:
+        """Have `number` sent to those ranks that have a handler for it; no other is harmed."""
+        self._requests.append(lambda: self._pass_on(number))
 
     def stop(self) -> None:
         """Have all ranks ended: SIGTERM, and SIGKILL some seconds later."""
@@ -126,7 +155,7 @@ class LocalJob:
 
     def kill(self) -> None:
         """Have all ranks killed at once."""
-        self._requests.append(lambda: self._escalate(KILL))
+        self._requests.append(self._kill)
 
     def _start_all(self, store: JobStore) -> None:
         try:
@@ -139,44 +168,51 @@ class LocalJob:
     def _start(self, rank: int, command: Command, store: JobStore) -> None:
         place = Placement.of(rank, len(self._commands), self._bind)
         with store.key_pipe() as key_fd:
-            environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd)
+            environ = rank_environment(self._environ, place, store.url, store.job.hex(), key_fd, store.torch_port)
             process = RankProcess(Command(command.argv, (*command.descriptors, key_fd)), place, environ)
         self._ranks.append(process)
         self._living.add(rank)
-        self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
+        if process.pidfd is None:
+            self._unwatched.append(process)
+        else:
+            self._selector.register(process.pidfd, selectors.EVENT_READ, (self._reap, process, store))
         for stream, descriptor in process.streams.items():
             self._selector.register(descriptor, selectors.EVENT_READ, (self._read, process, stream))
 
-    def _step(self) -> None:
+    def _step(self, store: JobStore) -> None:
         for selected, _ in self._selector.select(TICK_S):
             act, *arguments = selected.data
             act(*arguments)
-        while self._requests:
-            self._requests.popleft()()
-        while self._escalation and self._escalation[0][0] <= time.monotonic():
-            self._signal(self._escalation.pop(0)[1])
+        for process in [each for each in self._unwatched if each.has_ended()]:
+            self._reap(process, store)
+        self.attend()
         self._observer.tick()
 
-    def _expire(self, deadline: float | None) -> None:
-        if deadline is not None and not self.late and time.monotonic() >= deadline:
-            self.late = sorted(self._living)
-            self._escalate(STOP)
-
-    def _drain(self) -> None:
-        """Hear what is still in the pipes; processes that outlive their rank may hold them open."""
+    def _drain(self, store: JobStore) -> None:
+        """Read what is still in the pipes; processes that outlive their rank may hold them open."""
         until = time.monotonic() + DRAIN_S
         while self._selector.get_map() and time.monotonic() < until:
-            self._step()
+            self._step(store)
+        # Where whoever reads our output is slow, the time may be over before all pipes have been read once.
+        for key in list(self._selector.get_map().values()):
+            act, *arguments = key.data
+            act(*arguments)
 
     def _read(self, process: RankProcess, stream: str) -> None:
         descriptor = process.streams[stream]
-        data = os.read(descriptor, READ_NBYTES)
+        try:
+            data = os.read(descriptor, READ_NBYTES)
+        except BlockingIOError:
+            return
         if not data:
             self._selector.unregister(descriptor)
         self._observer.output(process.rank, stream, data)
 
     def _reap(self, process: RankProcess, store: JobStore) -> None:
-        self._selector.unregister(process.pidfd)
+        if process.pidfd is None:
+            self._unwatched.remove(process)
+        else:
+            self._selector.unregister(process.pidfd)
         code = process.reap()
         ended = Exit(process.rank, code, stopped=-code in self._sent)
         self._exits.append(ended)
@@ -188,8 +224,15 @@ class LocalJob:
 
     def _forward(self, number: int) -> None:
         self._signal(number)
-        if number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}:
-            self._escalate(AFTER_FAILURE)
+        self._escalate(AFTER_FAILURE)
+
+    def _pass_on(self, number: int) -> None:
+        for rank in self._living:
+            self._ranks[rank].signal_if_caught(number)
+
+    def _kill(self) -> None:
+        self._is_hurried = True
+        self._escalate(KILL)
 
     def _escalate(self, escalation: Escalation) -> None:
         now = time.monotonic()

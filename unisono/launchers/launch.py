@@ -6,9 +6,11 @@ travel by cloudpickle, over sockets that only the pool and its ranks have.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -56,7 +58,8 @@ def launch(
 class Pool:
     """Local ranks that stay, with their communicator open, from one function to the next. A context manager.
 
-    They are started by the first `run`, and again by the next one after a failure.
+    They are started by the first `run`, and again by the next one after a failure. They end with `close`, when the pool
+    is garbage, or at exit. In a forked child the pool has no ranks, and its first `run` starts some.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Pool:
         self._bind = bind
         self._options = options
         self._environ = {**os.environ, **(env or {})}
-        self._on_output = on_output or _print
+        self._on_output = on_output
         self._team: Team | None = None
+        self._finalizer: weakref.finalize[[], Pool] | None = None
+        _pools.add(self)
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Run ``fn(comm, *args)`` on every rank and return the results, by rank; raises what `launch` raises."""
@@ -91,18 +96,28 @@ class Pool:
         if self._team is None:
             setup = Setup(list(sys.path), self._options)
             self._team = Team(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
+            self._finalizer = weakref.finalize(self, self._team.hang_up)
+            self._finalizer.atexit = False
+        team = self._team
         try:
-            return self._team.run(task, deadline)
+            return team.run(task, deadline)
         except BaseException:
-            team, self._team = self._team, None
+            self._forget()
             team.kill()
             raise
 
     def close(self) -> None:
         """Close the communicators and end the ranks. May be called twice; a later `run` starts new ones."""
-        team, self._team = self._team, None
+        team = self._team
+        self._forget()
         if team is not None:
             team.close()
+
+    def _forget(self) -> None:
+        """Have no ranks from now on; what becomes of them is the caller's concern."""
+        self._team = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def __enter__(self) -> Pool:
         return self
@@ -113,5 +128,19 @@ class Pool:
         self.close()
 
 
-def _print(rank: int, stream: str, line: str) -> None:
-    print(f"[{rank}] {line}", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _forget_all() -> None:
+    """In a forked child: the ranks are the parent's."""
+    for pool in list(_pools):
+        pool._forget()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)

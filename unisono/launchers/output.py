@@ -2,7 +2,8 @@
 
 A rank that fails writes its traceback and ends. So what follows the beginning of a traceback on stderr is held back
 until the rank has ended, when the launcher knows which rank's traceback matters. A rank that lives on has only
-reported an exception: after `HOLD_S` seconds that is output like any other.
+reported an exception: after `HOLD_S` seconds that is output like any other. Once a rank has failed, the others end
+soon, by themselves or by the launcher's signals, and their tracebacks are held back for as long as that takes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from unisono.launchers.failure import TRACEBACK_STARTS
+from unisono.launchers.failure import starts_traceback
 from unisono.launchers.process import Exit
 
-HOLD_S = 2.0
+# A process that has imported torch may take seconds from its traceback to its end, on a busy machine.
+HOLD_S = 10.0
 LONGEST_LINE_NBYTES = 1 << 20
 
 # A line ends at "\n", or at "\r" as progress bars use it; "\r\n" is one end.
@@ -67,6 +69,7 @@ class MergedOutput:
         self._lines: dict[tuple[int, str], Lines] = {}
         self._held: dict[int, _Held] = {}
         self._ended: set[int] = set()
+        self._is_failing = False
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
         """Write the lines that `data` completes, or hold them back."""
@@ -74,11 +77,14 @@ class MergedOutput:
             self._line(rank, stream, line)
 
     def ended(self, exit_: Exit) -> None:
-        """Keep what is held back of this rank until the end of the job."""
+        """Keep what is held back of this rank until the end of the job; if it has failed, that of the others, too."""
         self._ended.add(exit_.rank)
+        self._is_failing = self._is_failing or exit_.code != 0
 
     def tick(self) -> None:
         """Write what is held back of ranks that have lived on."""
+        if self._is_failing:
+            return
         now = time.monotonic()
         stale = [rank for rank, held in self._held.items() if now - held.since > HOLD_S and rank not in self._ended]
         for rank in stale:
@@ -93,7 +99,7 @@ class MergedOutput:
         return {rank: held.lines for rank, held in self._held.items()}
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        belongs = stream == "stderr" and (rank in self._held or line.startswith(TRACEBACK_STARTS))
+        belongs = stream == "stderr" and (rank in self._held or starts_traceback(line))
         if belongs:
             self._held.setdefault(rank, _Held(time.monotonic())).lines.append(line)
         if not (belongs and self._hold):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
 
-from unisono.errors import TransportUnavailableError
+from unisono.forks import closed_in_child
 from unisono.options import LAUNCHER_VARIABLES, PREFIX
+from unisono.processes import LOST, Child
+from unisono.transports import core_path
+
+# How pidfd_open fails where there is none: kernels before 5.3, and old profiles of containers.
+_NO_PIDFD = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+# What torchrun sets for itself. It would send torch to a store that torchrun serves.
+_OF_TORCHRUN = "TORCHELASTIC_"
+_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +47,7 @@ class Exit:
 
     Attributes:
         rank: the rank.
-        code: its exit code, or minus the number of the signal that killed it.
+        code: its exit code, minus the number of the signal that killed it, or `processes.LOST`.
         stopped: whether it was a signal that the launcher sent.
     """
 
@@ -46,12 +57,30 @@ class Exit:
 
     @property
     def status(self) -> int:
-        """The exit status as a shell counts it: the code, or 128 plus the signal's number."""
+        """The status as a shell counts it: the code, or 128 plus the signal's number; 1 for a code that is lost."""
+        if self.code == LOST:
+            return 1
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
         """Return what happened: ``exited with code 3`` or ``was killed by SIGKILL``."""
+        if self.code == LOST:
+            return "ended, and its exit code is lost (the program has waited for all of its children)"
         return f"exited with code {self.code}" if self.code >= 0 else f"was killed by {signal_name(-self.code)}"
+
+
+def above_standard_streams(descriptor: int) -> int:
+    """Return `descriptor`, or, if its number is one of a standard stream, another one in its place.
+
+    Where this process was started with a standard stream closed, a new descriptor gets that number. A rank could not
+    inherit it, because its own standard stream takes that number.
+    """
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 def signal_name(number: int) -> str:
@@ -81,9 +110,14 @@ class Placement:
         return 1 if self.core is not None else max(1, len(os.sched_getaffinity(0)) // self.size)
 
 
-def rank_environment(environ: Mapping[str, str], place: Placement, store: str, job: str, key_fd: int) -> dict[str, str]:
-    """Return the environment of a rank: `environ` with what `unisono.collectives.environment` reads."""
-    told = {
+def rank_environment(
+    environ: Mapping[str, str], place: Placement, store: str, job: str, key_fd: int, torch_port: int
+) -> dict[str, str]:
+    """Return the environment of a rank: `environ`, what `unisono.collectives.environment` reads, and what torch reads.
+
+    Where `environ` is that of a rank of another job, of `unisono run` or torchrun, nothing of that job is left in it.
+    """
+    of_unisono = {
         "RANK": place.rank,
         "SIZE": place.size,
         "LOCAL_RANK": place.rank,
@@ -92,10 +126,21 @@ def rank_environment(environ: Mapping[str, str], place: Placement, store: str, j
         "JOB": job,
         "KEY_FD": key_fd,
     }
-    outer = {PREFIX + name for name in LAUNCHER_VARIABLES}  # of a job that this launcher is itself a rank of
-    inherited = {name: value for name, value in environ.items() if name not in outer}
+    of_torch = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.rank,
+        "LOCAL_WORLD_SIZE": place.size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": torch_port,
+    }
+    outer = {PREFIX + name for name in LAUNCHER_VARIABLES}
+    inherited = {
+        name: value for name, value in environ.items() if name not in outer and not name.startswith(_OF_TORCHRUN)
+    }
     defaults = {"OMP_NUM_THREADS": str(place.threads()), "PYTHONUNBUFFERED": "1"}
-    return {**defaults, **inherited, **{PREFIX + name: str(value) for name, value in told.items()}}
+    place_of_rank = of_torch | {PREFIX + name: value for name, value in of_unisono.items()}
+    return {**defaults, **inherited, **{name: str(value) for name, value in place_of_rank.items()}}
 
 
 @cache
@@ -103,17 +148,14 @@ def _exec_rank() -> str:
     """Return the path of the program that becomes a rank; it stands beside the native core.
 
     Raises:
-        TransportUnavailableError: there is none.
+        ImportError: this copy of Unisono has no native core.
     """
-    core = find_spec("unisono.transports._core")
-    if core is None or core.origin is None:
-        raise TransportUnavailableError("this copy of Unisono has no native core: install it with pip")
-    return str(Path(core.origin).with_name("exec_rank"))
+    return str(Path(core_path()).with_name("exec_rank"))
 
 
-def start(command: Command, core: int | None, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start(command: Command, core: int | None, environ: Mapping[str, str]) -> Child:
     """Start what becomes a rank, bound to a core if one is given, with pipes for what it writes."""
-    return subprocess.Popen(
+    return Child(
         [_exec_rank(), str(os.getpid()), str(-1 if core is None else core), *command.argv],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -132,7 +174,8 @@ class RankProcess:
 
     Attributes:
         rank: the rank.
-        pidfd: readable once the process has ended.
+        pidfd: a descriptor that is readable once the process has ended. None where the kernel (before 5.3) or a
+            container's profile has no pidfd_open; then `has_ended` is to be asked from time to time.
         streams: "stdout" and "stderr" as non-blocking descriptors, for reading.
     """
 
@@ -141,8 +184,9 @@ class RankProcess:
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.rank = place.rank
+        self._popen.stdout, self._popen.stderr = map(closed_in_child, (self._popen.stdout, self._popen.stderr))
         try:
-            self.pidfd = os.pidfd_open(self._popen.pid)
+            self.pidfd = _pidfd_of(self._popen.pid)
         except OSError:  # The launcher has no descriptor left to watch the rank with.
             self._popen.kill()
             self._popen.wait()
@@ -156,6 +200,13 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
 
+    def signal_if_caught(self, number: int) -> None:
+        """Send a signal to the rank alone, if it has a handler for it: without one, the signal would kill it."""
+        with contextlib.suppress(OSError):
+            caught = _CAUGHT.search(Path("/proc", str(self._popen.pid), "status").read_text())
+            if caught and int(caught[1], 16) >> (number - 1) & 1:
+                os.kill(self._popen.pid, number)
+
     def has_survivors(self) -> bool:
         """Return whether processes that the rank started are still there after it was reaped."""
         try:
@@ -164,13 +215,29 @@ class RankProcess:
             return False
         return True
 
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; does not block."""
+        return self._popen.poll() is not None
+
     def reap(self) -> int:
-        """Collect the ended process and return its exit code, or minus the signal's number."""
+        """Collect the ended process and return the `code` of its `Exit`."""
         return self._popen.wait()
 
     def close(self) -> None:
         """Close the descriptors."""
-        os.close(self.pidfd)
+        if self.pidfd is not None:
+            self.pidfd.close()
         for stream in (self._popen.stdout, self._popen.stderr):
             assert stream is not None
             stream.close()
+
+
+def _pidfd_of(pid: int) -> FileIO | None:
+    try:
+        return closed_in_child(FileIO(os.pidfd_open(pid)))
+    except AttributeError:  # Python was built for such a kernel.
+        return None
+    except OSError as error:
+        if error.errno in _NO_PIDFD:
+            return None
+        raise

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from unisono.errors import RendezvousError
-from unisono.launchers.process import Exit
+from unisono.forks import closed_in_child
+from unisono.launchers.process import Exit, above_standard_streams
 from unisono.transports.rendezvous import open_store
 from unisono.transports.rendezvous.roster import has_arrived
 from unisono.transports.rendezvous.stores import Store
@@ -23,6 +25,7 @@ class JobStore:
     Attributes:
         url: where the ranks find it.
         job: the job's id, 16 bytes.
+        torch_port: a free port for the store of torch.distributed, which rank 0 serves if the program asks for it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +36,13 @@ class JobStore:
         """
         self.job = os.urandom(16)
         self._key = os.urandom(32)
-        self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
+        self._reserved = _reserved_port()
+        self.torch_port: int = self._reserved.getsockname()[1]
+        try:
+            self._server = StoreServer(HOST, 0, key=self._key, job=self.job)
+        except BaseException:
+            self._reserved.close()
+            raise
         self._reader: Store | None = None
         self.url = self._server.url
 
@@ -41,6 +50,7 @@ class JobStore:
     def key_pipe(self) -> Iterator[int]:
         """Yield a descriptor from which the job's key can be read once; it stays open in those who inherit it."""
         reader, writer = os.pipe()
+        reader = above_standard_streams(reader)
         try:
             os.write(writer, self._key)
             os.close(writer)
@@ -58,6 +68,7 @@ class JobStore:
         if self._reader is not None:
             self._reader.close()
         self._server.close()
+        self._reserved.close()
 
     def _joined(self, rank: int) -> bool:
         try:
@@ -67,3 +78,15 @@ class JobStore:
             return has_arrived(self._reader, rank)
         except RendezvousError:
             return False
+
+
+def _reserved_port() -> socket.socket:
+    """Return a socket that holds a port for a process that will listen there, until it is closed.
+
+    The kernel gives the port to nobody who asks for any free one. A process that names the port can listen there, if it
+    sets SO_REUSEADDR as torch does, because this socket does not listen.
+    """
+    holder = closed_in_child(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return holder

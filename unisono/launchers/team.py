@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unisono import streams
 from unisono.errors import CollectiveTimeoutError, PeerLostError
+from unisono.forks import closed_in_child
 from unisono.launchers.failure import CONSEQUENCES
 from unisono.launchers.job import LocalJob
 from unisono.launchers.messages import Failure, Inbox, Setup, Success, encoded
 from unisono.launchers.output import MergedOutput
-from unisono.launchers.process import Command, Exit
+from unisono.launchers.process import Command, Exit, above_standard_streams
+from unisono.processes import python_command
 
 OnOutput = Callable[[int, str, str], None]
 EXIT_TIMEOUT_S = 10.0
@@ -60,18 +63,16 @@ class Team:
     """Started ranks that run the same function at the same time."""
 
     def __init__(
-        self, size: int, setup: Setup, on_output: OnOutput, *, bind: str | None, environ: Mapping[str, str]
+        self, size: int, setup: Setup, on_output: OnOutput | None, *, bind: str | None, environ: Mapping[str, str]
     ) -> None:
-        """Start `size` ranks; `run` raises what went wrong with that.
+        """Start `size` ranks; `run` raises what went wrong with that. Without `on_output`, their lines are printed.
 
         Raises:
             UsageError: `LocalJob` cannot take the arguments.
         """
         with contextlib.ExitStack() as stack:
-            pairs = [socket.socketpair() for _ in range(size)]
-            for end in (end for pair in pairs for end in pair):
-                stack.enter_context(end)
-            self._watch = _Watch(on_output)
+            pairs = [_connection(stack) for _ in range(size)]
+            self._watch = _Watch(on_output or self._print)
             commands = [_worker(theirs.fileno()) for _, theirs in pairs]
             self._job = LocalJob(commands, self._watch, bind=bind, environ=environ)
             stack.pop_all()
@@ -101,11 +102,15 @@ class Team:
 
     def close(self) -> None:
         """Let the ranks close their communicators and end; those that do not are killed."""
-        for sock in self._sockets:
-            sock.close()
+        self.hang_up()
         self._thread.join(EXIT_TIMEOUT_S)
         self._job.stop()
         self._thread.join()
+
+    def hang_up(self) -> None:
+        """Close the connections to the ranks, which then end by themselves. It takes no lock, for finalizers."""
+        for sock in self._sockets:
+            sock.close()
 
     def kill(self) -> None:
         """Kill the ranks and wait for their end."""
@@ -118,6 +123,9 @@ class Team:
         except Exception as error:  # noqa: BLE001 - raised in the thread that calls `run`.
             self._start_error = error
         self._watch.finish()
+
+    def _print(self, rank: int, stream: str, line: str) -> None:
+        streams.write(sys.stdout if stream == "stdout" else sys.stderr, f"[{rank}] {line}\n", self._job.attend)
 
     def _send(self, data: bytes, deadline: float | None) -> None:
         for rank, sock in enumerate(self._sockets):
@@ -132,7 +140,7 @@ class Team:
     def _collect(self, deadline: float | None) -> dict[int, Success | Failure | None]:
         """Return by rank, in order of arrival, what the ranks have answered; None for those that ended without."""
         replies: dict[int, Success | Failure | None] = {}
-        with selectors.DefaultSelector() as selector:
+        with closed_in_child(selectors.DefaultSelector()) as selector:
             for rank, sock in enumerate(self._sockets):
                 selector.register(sock, selectors.EVENT_READ, (rank, Inbox()))
             while selector.get_map():
@@ -160,8 +168,16 @@ class Team:
         return PeerLostError(f"rank {rank} {how}", peer=rank), ended is not None and ended.stopped
 
 
+def _connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return the ends of a new connection to a rank, ours and the rank's; `stack` closes both."""
+    ours, theirs = map(stack.enter_context, socket.socketpair())
+    moved = socket.socket(fileno=above_standard_streams(theirs.detach()))
+    return closed_in_child(ours), stack.enter_context(moved)
+
+
 def _worker(descriptor: int) -> Command:
-    return Command((sys.executable, "-m", "unisono.launchers.worker", str(descriptor)), (descriptor,))
+    statement = "from unisono.launchers.worker import main; main()"
+    return Command(python_command(statement, str(descriptor)), (descriptor,))
 
 
 def _remaining(deadline: float | None) -> float | None:

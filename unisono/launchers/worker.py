@@ -1,7 +1,7 @@
-"""A rank of a pool: ``python -m unisono.launchers.worker DESCRIPTOR`` runs the functions that it is sent.
+"""A rank of a pool: `main` runs the functions that it is sent over the socket whose descriptor is its argument.
 
-The communicator is opened for the first function and stays open. After an exception the process ends: its peers may be
-waiting for it in the middle of a collective, and learn by its end that it will not come.
+The communicator is opened for the first function and stays open. After an exception it is closed and the process ends:
+its peers may be waiting for it in the middle of a collective, and learn so that it will not come, and why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from unisono.forks import closed_in_child
 from unisono.launchers.messages import Failure, Setup, Success, Task, encoded, pickled, receive
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def serve(sock: socket.socket) -> int:
     except Exception as error:  # noqa: BLE001 - whatever the function raises belongs to the parent.
         with contextlib.suppress(OSError):
             sock.sendall(encoded(_failure(error)))
+        if communicator is not None:
+            communicator.close()  # While the error is being handled, so that the others are told of it.
         return 1
     if communicator is not None:
         communicator.close()
@@ -58,7 +61,9 @@ def _failure(error: Exception) -> Failure:
     return Failure(exception, f"{type(error).__qualname__}: {error}", trace)
 
 
-if __name__ == "__main__":
-    inherited = socket.socket(fileno=int(sys.argv[1]))
-    inherited.set_inheritable(False)
-    sys.exit(serve(inherited))
+def main() -> None:
+    """Be a rank, until the parent closes the socket or a function fails, and end the process."""
+    with closed_in_child(socket.socket(fileno=int(sys.argv[1]))) as sock:
+        sock.set_inheritable(False)
+        code = serve(sock)
+    sys.exit(code)

@@ -281,6 +281,37 @@ def _departure(ranks: Ranks) -> None:
         expect(memory == b"last", "what a rank had sent before it left arrived with other bytes")
 
 
+def _end_of_links(ranks: Ranks) -> None:
+    """A rank whose links end without a farewell, as if it was killed, is lost to those that need it, and to no others.
+
+    Only a `FramedTransport` has links that a check can end.
+    """
+    links = getattr(ranks[1], "links", None)
+    if links is None:
+        return
+    sent = send(ranks[1], 0, at(0), b"last")
+    ranks.until(sent.done, "a message")
+    needs, _ = receive(ranks[0], 1, at(1))
+    other, memory = receive(ranks[0], 2, at(0))
+    links.close()
+    ranks.closed.add(1)
+    lost = "a receive from a rank that had closed its links failed, as ended() says that it has gone"
+    error = error_of(ranks, needs.done, lost)
+    expect(
+        isinstance(error, PeerLostError), f"a rank whose links had ended was lost by {type(error).__name__}: {error}"
+    )
+    expect(not ranks[0].departed(2), "ended() tells of a rank that is there")
+    ranks.complete([send(ranks[2], 0, at(0), b"more"), other], "a message of a rank that is there")
+    expect(memory == b"more", "a message of a rank that is there arrived with other bytes")
+    last, memory = receive(ranks[0], 1, at(0))
+    what = "what a rank had sent before its links ended"
+    try:
+        ranks.complete([last], what)
+    except PeerLostError:
+        raise CheckError(f"{what} was lost, although its send was done") from None
+    expect(memory == b"last", f"{what} arrived with other bytes")
+
+
 def _close_with_pending(ranks: Ranks) -> None:
     """Closing does not wait for what is pending."""
     send(ranks[0], 1, at(0), bytes(8 << 20), message(8 << 20))
@@ -392,6 +423,7 @@ CHECKS: dict[str, Check] = {
     "abort": Check(_abort),
     "abort of a full link": Check(_abort_of_a_full_link),
     "departure": Check(_departure),
+    "end of links": Check(_end_of_links),
     "close with pending": Check(_close_with_pending),
     "collectives": Check(_collectives),
     "open and close": Check(_open_and_close, limit_s=300.0),

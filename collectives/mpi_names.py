@@ -1,0 +1,54 @@
+"""Methods of MPI that a communicator has under another name, for programs that come from mpi4py.
+
+Python itself suggests the right name where only the case or one letter differs: ``Allreduce``, ``Barrier``, ``Split``.
+This table has the others. Each raises an AttributeError that names the call to make. A ``__getattr__`` would do that
+for every name, but would make every call on a communicator slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+_BROADCAST = "broadcast(x, root=0) for an array, or broadcast_object(value, root=0)"
+_SEND = "send(x, dest, tag, wait=False), which returns a Work"
+_RECV = "recv(out, source, tag, wait=False), which returns a Work"
+
+# The name in MPI → what a communicator has instead.
+INSTEAD = {
+    "bcast": _BROADCAST,
+    "Bcast": _BROADCAST,
+    "Ibcast": "broadcast(x, root=0, wait=False), which returns a Work",
+    "isend": _SEND,
+    "Isend": _SEND,
+    "irecv": _RECV,
+    "Irecv": _RECV,
+    "Get_rank": "the attribute rank",
+    "Get_size": "the attribute size",
+    "Free": "close()",
+}
+
+
+class _Absent:
+    """A name that a class does not have: it is an AttributeError, with advice."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        self._message = f"a communicator has no {name!r}: use {instead}"
+        self.__doc__ = f"Not a method here: use {instead}."
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self._message)
+
+
+class MpiNames:
+    """The names of `INSTEAD`, as attributes that raise. Type checkers and `dir` of an instance do not see them."""
+
+    __slots__ = ()
+
+    def __dir__(self) -> Iterable[str]:
+        return [name for name in super().__dir__() if name not in INSTEAD]
+
+
+if not TYPE_CHECKING:
+    for _name, _instead in INSTEAD.items():
+        setattr(MpiNames, _name, _Absent(_name, _instead))

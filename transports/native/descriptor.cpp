@@ -1,0 +1,86 @@
+#include "descriptor.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <mutex>
+
+namespace unisono {
+
+// The list of all objects that own a descriptor. Its mutex is held during each change, so that a child that is forked
+// meanwhile finds either the state before or the one after.
+class DescriptorList {
+ public:
+  // It is never destroyed: objects may outlive whatever the program destroys at its end.
+  static DescriptorList& instance() {
+    static DescriptorList* const list = new DescriptorList;
+    return *list;
+  }
+
+  void own(Descriptor& owner, int value) {
+    const std::lock_guard lock(mutex_);
+    add(owner, value);
+  }
+
+  void move(Descriptor& from, Descriptor& to) {
+    const std::lock_guard lock(mutex_);
+    add(to, remove(from));
+  }
+
+  int release(Descriptor& owner) {
+    const std::lock_guard lock(mutex_);
+    return remove(owner);
+  }
+
+  void close(Descriptor& owner) {
+    const std::lock_guard lock(mutex_);
+    if (const int value = remove(owner); value >= 0) ::close(value);
+  }
+
+ private:
+  DescriptorList() {
+    ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                     [] { instance().close_all_in_child(); });
+  }
+
+  void add(Descriptor& owner, int value) {
+    if (value < 0) return;
+    owner.value_ = value;
+    owner.next_ = first_;
+    if (first_ != nullptr) first_->previous_ = &owner;
+    first_ = &owner;
+  }
+
+  int remove(Descriptor& owner) {
+    const int value = owner.value_;
+    if (value < 0) return value;
+    (owner.previous_ != nullptr ? owner.previous_->next_ : first_) = owner.next_;
+    if (owner.next_ != nullptr) owner.next_->previous_ = owner.previous_;
+    owner.value_ = -1;
+    owner.next_ = owner.previous_ = nullptr;
+    return value;
+  }
+
+  // The mutex has been taken before the fork.
+  void close_all_in_child() {
+    while (first_ != nullptr) ::close(remove(*first_));
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  Descriptor* first_ = nullptr;
+};
+
+void Descriptor::own(int value) { DescriptorList::instance().own(*this, value); }
+
+void Descriptor::take_over(Descriptor& other) {
+  if (other.valid()) DescriptorList::instance().move(other, *this);
+}
+
+void Descriptor::reset() {
+  if (valid()) DescriptorList::instance().close(*this);
+}
+
+int Descriptor::release() { return valid() ? DescriptorList::instance().release(*this) : -1; }
+
+}  // namespace unisono

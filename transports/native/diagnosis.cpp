@@ -1,0 +1,133 @@
+#include "diagnosis.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+bool has_called(const RankReport& report) {
+  return report.state == CallState::running || report.state == CallState::returned;
+}
+
+std::string rank_text(std::int32_t rank) { return "rank " + std::to_string(rank); }
+
+std::string departure_text(const RankReport& report) {
+  return report.text.empty() ? " has left" : " has left (" + report.text + ")";
+}
+
+constexpr const char* silence = " does not answer (is it stopped?)";
+
+}  // namespace
+
+std::string ranks_text(const std::vector<std::int32_t>& ranks) {
+  if (ranks.size() == 1) return rank_text(ranks.front());
+  std::string text = "ranks ";
+  const bool consecutive = ranks.size() > 2 && std::is_sorted(ranks.begin(), ranks.end()) &&
+                           ranks.back() - ranks.front() == static_cast<std::int32_t>(ranks.size()) - 1;
+  if (consecutive) return text + std::to_string(ranks.front()) + "-" + std::to_string(ranks.back());
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+bool Diagnosis::is_complete() const {
+  return std::all_of(ranks.begin(), ranks.end(), [](const RankReport& report) { return report.unanswered == 0; });
+}
+
+bool Diagnosis::all_have_called() const {
+  return std::none_of(ranks.begin(), ranks.end(), [](const RankReport& report) {
+    return report.state == CallState::unknown || report.state == CallState::not_called;
+  });
+}
+
+std::optional<Failure> Diagnosis::verdict(bool final) const {
+  if (sequence < 0 || (!final && !is_complete())) return std::nullopt;
+  if (auto failure = disagreement()) {
+    const bool some_may_call = std::any_of(
+        ranks.begin(), ranks.end(), [](const RankReport& report) { return report.state == CallState::not_called; });
+    return final || !some_may_call ? failure : std::nullopt;
+  }
+  if (mismatch_reporter >= 0) return Failure{FailureKind::mismatch, mismatch_reporter, -1, sequence, mismatch};
+  return std::nullopt;
+}
+
+// The call that most ranks made is taken to be the right one; of equally many, the one made by the lowest rank.
+std::optional<Failure> Diagnosis::disagreement() const {
+  std::map<std::uint64_t, std::vector<std::int32_t>> callers;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (has_called(ranks[rank])) callers[ranks[rank].digest].push_back(static_cast<std::int32_t>(rank));
+  if (callers.size() < 2) return std::nullopt;
+  const auto right = std::max_element(callers.begin(), callers.end(), [](const auto& a, const auto& b) {
+    return a.second.size() != b.second.size() ? a.second.size() < b.second.size() : a.second.front() > b.second.front();
+  });
+  auto wrong = callers.end();
+  for (auto group = callers.begin(); group != callers.end(); ++group)
+    if (group != right && (wrong == callers.end() || group->second.front() < wrong->second.front())) wrong = group;
+  const std::int32_t divergent = wrong->second.front();
+  const auto text_of = [&](std::int32_t rank) { return ranks[static_cast<std::size_t>(rank)].text; };
+  return Failure{FailureKind::mismatch, mismatch_reporter, divergent, sequence,
+                 "ranks disagree on call #" + std::to_string(sequence) + ": " + ranks_text(wrong->second) + " called " +
+                     text_of(divergent) + ", where " + ranks_text(right->second) + " called " +
+                     text_of(right->second.front())};
+}
+
+Outlook Diagnosis::outlook(std::int32_t rank, std::int32_t waits_for) const {
+  return sequence >= 0 ? outlook_of_call() : outlook_of_message(rank, waits_for);
+}
+
+Outlook Diagnosis::outlook_of_call() const {
+  Outlook outlook;
+  std::string why;
+  const auto add = [&](std::size_t rank, const std::string& says) {
+    if (outlook.peer < 0) outlook.peer = static_cast<std::int32_t>(rank);
+    why.append(why.empty() ? "" : "; ").append(rank_text(static_cast<std::int32_t>(rank))).append(says);
+  };
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].state == CallState::not_called && !ranks[rank].is_silent())
+      add(rank, " has not called it (" + ranks[rank].text + ")");
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].state == CallState::left) add(rank, departure_text(ranks[rank]));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].state != CallState::left && ranks[rank].is_silent()) add(rank, silence);
+  if (why.empty()) why = "all ranks have called it, and it did not end";
+  const auto caller = std::find_if(ranks.begin(), ranks.end(), has_called);
+  const std::string call = caller == ranks.end() ? "" : " " + caller->text;
+  outlook.text = " in call #" + std::to_string(sequence) + call + ": " + why;
+  return outlook;
+}
+
+// Follows the ranks that wait for each other, from `waits_for` on: "rank 2 is in recv(source=1, tag=0) at ring.py:9;
+// rank 1 does not answer (is it stopped?)".
+Outlook Diagnosis::outlook_of_message(std::int32_t rank, std::int32_t waits_for) const {
+  Outlook outlook{waits_for, ""};
+  std::set<std::int32_t> seen{rank};
+  std::string separator = ": ";
+  for (std::int32_t at = waits_for; at >= 0 && at < static_cast<std::int32_t>(ranks.size());) {
+    const RankReport& report = ranks[static_cast<std::size_t>(at)];
+    outlook.peer = at;
+    outlook.text += std::exchange(separator, "; ") + rank_text(at);
+    if (report.state == CallState::left) {
+      outlook.text += departure_text(report);
+    } else if (report.is_silent()) {
+      outlook.text += silence;
+    } else if (report.state != CallState::running) {
+      outlook.text += " is in no call (" + report.text + ")";
+    } else {
+      outlook.text += " is in " + report.text;
+      seen.insert(at);
+      at = report.waits_for;
+      if (seen.contains(at)) {
+        outlook.text += seen.size() > 1 ? ": these ranks wait for each other" : "";
+        return outlook;
+      }
+      continue;
+    }
+    return outlook;
+  }
+  return outlook;
+}
+
+}  // namespace unisono

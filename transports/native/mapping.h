@@ -1,0 +1,40 @@
+// Memory shared with a peer that is mapped into this process, and not into children that are forked from it.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace unisono {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  // Takes over `nbytes` bytes at `data`, as mmap has returned them.
+  Mapping(void* data, std::size_t nbytes) : data_(data), nbytes_(nbytes), process_(::getpid()) {
+    ::madvise(data, nbytes, MADV_DONTFORK);
+  }
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(nbytes_, other.nbytes_);
+    std::swap(process_, other.process_);
+    return *this;
+  }
+  // In a forked child, something else may be at that address.
+  ~Mapping() {
+    if (data_ != nullptr && process_ == ::getpid()) ::munmap(data_, nbytes_);
+  }
+
+  void* data() const { return data_; }
+  std::size_t nbytes() const { return nbytes_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t nbytes_ = 0;
+  ::pid_t process_ = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,12 @@
+"""Lines that commands write to standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from unisono import streams
+
+
+def tell(message: str) -> None:
+    """Write ``unisono: message`` to standard error."""
+    streams.write(sys.stderr, f"unisono: {message}\n")

@@ -1,0 +1,156 @@
+"""Tables of decisions on the command line: how they are written and shown, and the subcommands of ``unisono tune``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table as RichTable
+
+from unisono import __version__
+from unisono.bench.sizes import format_size
+from unisono.cli.loading import load_option
+from unisono.cli.terminal import add_names, console
+from unisono.errors import UsageError
+from unisono.tuning.calibration_files import parameters_of
+from unisono.tuning.identity import describe, fingerprint
+from unisono.tuning.lint import lint
+from unisono.tuning.store import Measurement, Store, merged
+from unisono.tuning.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
+
+
+def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequence[Path] = ()) -> Table:
+    """Write the table of all these measurements to `out`, and return it.
+
+    Machines other than this one are described as they are in the tables at `out` and `others`, if these are there.
+
+    Raises:
+        UsageError: the table cannot be written.
+    """
+    described = {name: each for path in (*others, out) for name, each in _machines_in(path).items()}
+    described[fingerprint()] = describe()
+    machines = {name: {**described.get(name, {}), **when} for name, when in measured_when(measurements).items()}
+    table = compiled(measurements)._replace(machines=machines)
+    scratch = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        scratch.write_text(dumped(to_json(table, library=__version__, machines=machines)), encoding="utf-8")
+        scratch.replace(out)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise UsageError(f"the table cannot be written to {out}: {error.strerror}") from None
+    return table
+
+
+def _machines_in(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the machines that the table in a file describes; none if there is no such table."""
+    try:
+        return loaded(path).machines
+    except UsageError:
+        return {}
+
+
+def shown_table(table: Table) -> RichTable:
+    """Return the decisions of a table as people read them, with the machine, the dates and the load in the title."""
+    machines = {context.machine for context in table.decisions}
+    titles = [_described(name, table.machines.get(name, {})) for name in sorted(machines)]
+    shown = RichTable(title="\n".join(["Decisions", *titles]), title_justify="left")
+    for heading in ("collective", "ranks", "link", "dtype", "from"):
+        shown.add_column(heading, justify="right" if heading in ("ranks", "from") else "left", overflow="fold")
+    variants = {each.variant for decision in table.decisions.values() for each in decision.ranges}
+    add_names(shown, "algorithm", variants)
+    shown.add_column("µs there", justify="right")
+    for context, decision in table.decisions.items():
+        for each in decision.ranges:
+            seconds = decision.times_at(max(each.first, decision.sizes[0])).get(each.variant)
+            time = "" if seconds is None else f"{seconds * 1e6:.1f}"
+            where = (context.collective, str(context.ranks), context.link, context.dtype)
+            shown.add_row(*where, format_size(each.first), each.variant, time)
+    return shown
+
+
+def _described(machine: str, about: Mapping[str, Any]) -> str:
+    """Return a line about a machine that a table has times of."""
+    parts = [f"machine {machine}"]
+    if about.get("processor"):
+        parts.append(f"{about['processor']}, {about.get('cores')} cores")
+    with suppress(KeyError, TypeError):  # people may change a table
+        parts.append(f"measured {_span([str(date)[:16].replace('T', ' ') for date in about['measured']])} UTC")
+    with suppress(KeyError, TypeError, ValueError):
+        parts.append(f"at a load of {_span([f'{load:.1f}' for load in about['load']])}")
+    return ", ".join(parts)
+
+
+def _span(ends: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys(ends))
+
+
+_TABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("show")
+@click.argument("path", type=_TABLE, metavar="TABLE")
+@load_option
+def show(path: Path) -> None:
+    """Show the decisions of a table."""
+    console().print(shown_table(loaded(path)))
+
+
+@click.command("merge")
+@click.argument("paths", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The table to write.")
+def merge(paths: tuple[Path, ...], out: Path) -> None:
+    """Put the measurements of several tables together, and make one table of them.
+
+    A table's measurements are beside it, in a file of its name with .jsonl; such a file may be given as well.
+    """
+    stores = [Store(path.with_suffix(".jsonl")) for path in paths]
+    together = list(merged(store.read() for store in stores))
+    target = Store(out.with_suffix(".jsonl"))
+    old = set(target.read()) if target.path.exists() else set()
+    target.append([each for each in together if each not in old])
+    compile_table(out, target.read(), [path.with_suffix(".json") for path in paths])
+
+
+@click.command("diff")
+@click.argument("first", type=_TABLE)
+@click.argument("second", type=_TABLE)
+@load_option
+def diff(first: Path, second: Path) -> int:
+    """Show where two tables decide otherwise. The exit code is 1 if they do somewhere."""
+    found = differences(loaded(first), loaded(second))
+    for line in found:
+        click.echo(line)
+    return 1 if found else 0
+
+
+@click.command("lint")
+@click.argument("path", type=_TABLE, metavar="TABLE")
+@load_option
+def lint_(path: Path) -> int:
+    """Tell what in a table cannot be right, as an allreduce slower than a reduce and a broadcast. Exit code 1 if so."""
+    suspicions = lint(loaded(path))
+    for each in suspicions:
+        click.echo(each.text)
+    return 1 if suspicions else 0
+
+
+@click.command("report")
+@click.argument("path", type=_TABLE, metavar="TABLE")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write to.")
+@load_option
+def report_(path: Path, out: Path) -> None:
+    """Draw a table and its measurements: PNG pictures, and one page of HTML that needs no network."""
+    from unisono.tuning.report import write
+
+    store = Store(path.with_suffix(".jsonl"))
+    measurements = store.read() if store.path.exists() else []
+    page = write(loaded(path), measurements, out, parameters_of(fingerprint()))
+    click.echo(str(page))
+
+
+COMMANDS = (show, merge, diff, lint_, report_)

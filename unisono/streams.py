@@ -1,0 +1,182 @@
+"""Writing to standard streams that others have set up: slow, non-blocking, broken or closed ones, with few characters.
+
+Another program that shares a pipe may have made it non-blocking. Python then raises `BlockingIOError`, or loses the
+rest of the text. Everything that Unisono writes to a standard stream goes through `write_all`, which waits for room.
+Where nobody reads any more, it drops the data: a job does not end because of its output.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+# How the write fails where nobody reads any more, or nobody ever did.
+_NOBODY_READS = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.EIO)
+_LOOK_MS = 100
+# A pipe, blocking or not, takes so many bytes at once when it is ready, and then does not block.
+_AT_ONCE_NBYTES = select.PIPE_BUF
+# The name of the error handler that replaces characters, and what it puts in place of them.
+_SIGNS = "unisono.signs"
+_REPLACEMENTS = {
+    "µ": "u", "→": "->", "←": "<-", "×": "x", "÷": "/", "·": "*", "∘": "o", "⊕": "+", "↓": "v", "–": "-", "−": "-",
+    "…": "...", "✓": "+", "≤": "<=", "≥": ">=",
+}  # fmt: skip
+
+
+class StreamError(OSError):
+    """A standard stream of this process cannot take what is written to it, as on a full disk."""
+
+
+def write_all(descriptor: int, data: bytes, go_on: Callable[[], bool] = lambda: True) -> None:
+    """Write all of `data` to an open file, waiting for room; drop it where nobody reads any more.
+
+    Args:
+        descriptor: the file; blocking or not.
+        data: the bytes.
+        go_on: called from time to time while there is no room. If it returns False, the rest is dropped.
+
+    Raises:
+        OSError: the file cannot take the data, as on a full disk.
+    """
+    rest = memoryview(data)
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    while rest:
+        while not room.poll(0):
+            if not go_on():
+                return
+            room.poll(_LOOK_MS)
+        try:
+            rest = rest[os.write(descriptor, rest[:_AT_ONCE_NBYTES]) :]
+        except BlockingIOError:  # Another process has been faster.
+            continue
+        except OSError as error:
+            if error.errno in _NOBODY_READS:
+                return
+            raise
+
+
+def write(stream: TextIO | None, text: str, go_on: Callable[[], bool] = lambda: True) -> None:
+    """Write `text` to a stream of the program, after what the stream holds already. Nothing is raised.
+
+    Characters that its encoding lacks are replaced. A stream that is closed, or cannot take the text, is left as it is.
+
+    Args:
+        stream: ``sys.stdout`` or ``sys.stderr``, which the program may have replaced or closed.
+        text: the text, with its line ends.
+        go_on: see `write_all`.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = _descriptor_of(stream)
+        if isinstance(stream, io.TextIOWrapper) and descriptor is not None:
+            if _flushed(stream, descriptor, go_on):
+                write_all(descriptor, text.encode(stream.encoding, _errors_of(stream)), go_on)
+        elif stream is not None:  # of a notebook or a test
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(text.encode(encoding, _signs()).decode(encoding, "replace"))
+            stream.flush()
+
+
+def endure() -> None:
+    """Let this process write to its standard output and standard error as `write_all` does, whatever they are.
+
+    A stream that is closed becomes one that takes everything, so that no file or socket gets its number.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        descriptor = _descriptor_of(stream)
+        if descriptor is not None:
+            stream.flush()
+            setattr(sys, name, _enduring(stream, descriptor))
+        elif stream is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)))
+
+
+def _descriptor_of(stream: TextIO | None) -> int | None:
+    """Return the descriptor that a stream writes to without changing the bytes; None if it is not known to."""
+    buffer = getattr(stream, "buffer", None)
+    if isinstance(getattr(buffer, "raw", buffer), (io.FileIO, _EnduringFile)):
+        with contextlib.suppress(OSError, ValueError):
+            return stream.fileno() if stream else None
+    return None
+
+
+def _enduring(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(_EnduringFile(descriptor)),
+        stream.encoding,
+        _errors_of(stream),
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _EnduringFile(io.RawIOBase):
+    """An open file that is written by `write_all`; closing it leaves the descriptor open.
+
+    The first write that fails raises. Later ones do nothing, because Python tries again when it ends.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._has_failed = False
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        if not self._has_failed:
+            try:
+                write_all(self._descriptor, bytes(data))
+            except OSError as error:
+                self._has_failed = True
+                raise StreamError(error.errno, error.strerror) from None
+        return len(data)
+
+
+def _flushed(stream: TextIO, descriptor: int, go_on: Callable[[], bool]) -> bool:
+    """Write what the stream holds; return False if `go_on` has given that up."""
+    while True:
+        try:
+            stream.flush()
+            return True
+        except BlockingIOError:
+            if not go_on():
+                return False
+            room = select.poll()
+            room.register(descriptor, select.POLLOUT)
+            room.poll(_LOOK_MS)
+
+
+def _errors_of(stream: TextIO) -> str:
+    """Return the error handler of a stream, or ours where that one raises."""
+    return _signs() if stream.errors in {None, "strict", "surrogateescape"} else str(stream.errors)
+
+
+def _signs() -> str:
+    """Return the name of the error handler that replaces characters."""
+    codecs.register_error(_SIGNS, _replaced)
+    return _SIGNS
+
+
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace the first character that cannot be encoded; bytes of file names that are no text stay as they are."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    return _REPLACEMENTS.get(character, "?"), error.start + 1
