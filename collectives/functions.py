@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.errors import UsageError
 from unisono.operations import Combine, Op
-from unisono.transports._core import DefaultFloatEnvironment
+from unisono.transports import _core
 from unisono.transports.base import AnyArray
 
 
@@ -33,7 +33,7 @@ def combine(op: Op, a: AnyArray, b: AnyArray, into: AnyArray) -> None:
     assert op.function is not None, "it is an operation by a function"
     if a.size == 0:
         return
-    with DefaultFloatEnvironment():
+    with _core.DefaultFloatEnvironment():
         into[...] = _checked(op, op.function(_read_only(a), _read_only(b)), a)
 
 

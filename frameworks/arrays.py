@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unisono import UsageError
 from unisono.dtypes import DTYPES
-from unisono.transports._core import DefaultFloatEnvironment
+from unisono.transports import _core
 
 Array: TypeAlias = NDArray[Any]
 _P = ParamSpec("_P")
@@ -36,7 +36,7 @@ def same_bits(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with DefaultFloatEnvironment():
+        with _core.DefaultFloatEnvironment():
             return function(*args, **kwargs)
 
     return run

@@ -49,7 +49,7 @@ EXCEPTIONS = {
         "unisono.transports._core": "a rank of many peers is simulated by channels that lead back to it",
     },
     "frameworks/arrays.py": {
-        "unisono.transports._core.DefaultFloatEnvironment": "all ranks must compute the same bits; no user needs it",
+        "unisono.transports._core": "all ranks must compute the same bits; no user needs what sets the mode",
     },
     "frameworks/gradients/compression.py": {
         **dict.fromkeys(

@@ -31,7 +31,7 @@ from unisono.algorithms.contracts import CONTRACTS
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Combine, Lower, Op
-from unisono.transports._core import DefaultFloatEnvironment
+from unisono.transports import _core
 from unisono.transports.base import AnyArray, Call, Operand, Operation, Usage
 from unisono.transports.memory import arrays_of
 from unisono.transports.mpi_library import Comm, LateComm, give_up
@@ -451,7 +451,7 @@ class MpiOperation:
         """
         mpi = self._collectives._mpi
         try:
-            with DefaultFloatEnvironment():
+            with _core.DefaultFloatEnvironment():
                 return ask()
         except mpi.Exception as error:
             lost = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_REVOKED", None))
