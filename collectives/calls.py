@@ -292,9 +292,7 @@ class Calls:
         kind = kinds[0]
         nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
         question = self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind), len(kinds))
-        with (
-            _core.DefaultFloatEnvironment()
-        ):  # predicted times must have the same bits on all ranks, because they decide
+        with _core.DefaultFloatEnvironment():  # predicted times decide, so they need the same bits on all ranks
             return choose(question, self.known)
 
 
