@@ -31,8 +31,8 @@ PingPong = Callable[[Bytes, Bytes], None]
 
 _SIZES = "8,64,512,4K,16K,64K,256K,1M,4M,16M"
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# What Unisono asks of UCX by itself, so that it is asked of ucxx, too.
-_TLS = "^cma"
+# What Unisono leaves out of UCX by itself, so that ucxx is measured without it, too.
+_TLS = "^cma,sysv,tcp"
 _BATCH_S = 2e-3
 _MOST_REPEATS = 100
 

@@ -32,6 +32,7 @@ from unisono.deadlines import Deadline
 from unisono.errors import AbortedError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.records import record
+from unisono.transports import _core
 from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
 from unisono.transports.reductions import numpy_dtype
 
@@ -222,7 +223,8 @@ class Reducer:
         drafts = [draft_shared(kind, self._size, self._rank)]
         if kind.collective in WHOLE:
             drafts.insert(0, draft_whole(kind, self._size, self._rank))
-        costs = [self._cost_s(kind, draft) for draft in drafts]
+        with _core.DefaultFloatEnvironment():  # costs must have the same bits on all ranks, because they decide
+            costs = [self._cost_s(kind, draft) for draft in drafts]
         best = costs.index(min(costs))
         names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
         shown = ", ".join(f"{name} {cost * 1e6:.1f} us" for name, cost in zip(names, costs, strict=True))

@@ -22,6 +22,7 @@ from unisono import log
 from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
 from unisono.algorithms.registry import find
 from unisono.algorithms.variants import parsed
+from unisono.autograph import unconverted
 from unisono.collectives import arrays, kinds
 from unisono.collectives.arrays import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.calls import Calls, Kind, Place, Wanted
@@ -93,6 +94,9 @@ class Caller:
 
     # The caches are where `KnownFirst` finds them without looking them up.
     __slots__ = ("__dict__", "__weakref__", "_cache", "_messages")
+
+    def __init_subclass__(cls) -> None:
+        unconverted(cls)
 
     def __init__(self, executor: Executor, place: Place, options: Options, known: Known = NOTHING) -> None:
         self.rank = executor.rank

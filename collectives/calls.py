@@ -19,6 +19,7 @@ from unisono.errors import UsageError
 from unisono.operations import Lower, Op, operation
 from unisono.options import Options
 from unisono.records import record
+from unisono.transports import _core
 from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
 from unisono.tuning.choice import NOTHING, Choice, Known, Question, choose
 from unisono.tuning.model import shown
@@ -291,7 +292,8 @@ class Calls:
         kind = kinds[0]
         nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
         question = self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind), len(kinds))
-        return choose(question, self.known)
+        with _core.DefaultFloatEnvironment():  # predicted times decide, so they need the same bits on all ranks
+            return choose(question, self.known)
 
 
 def _varies(kind: Kind) -> bool:

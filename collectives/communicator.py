@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from unisono.collectives.statistics import Statistics
 
 _INT64 = -(1 << 63), (1 << 63) - 1
+# Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
+_making = threading.Lock()
 
 
 class Communicator(Groups, Objects, Messages, MpiNames):
@@ -77,6 +79,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._closing = threading.RLock()
         self._is_closed = False
         self._spare_of_devices: Communicator | None = None
+        self._of_objects: Communicator | None = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -229,14 +232,11 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             raise UsageError(f"ranks are not all different: {members}")
         if self.rank not in members:
             raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
-        place = self._place.of(members)
-        child = Communicator(
-            self._executor.subgroup(members),
-            place,
-            self._options,
-            lambda: self._children.remove(child),
-            self.known,
-        )
+        return self._made(self._executor.subgroup(members), self._place.of(members), self._options)
+
+    def _made(self, executor: Executor, place: Place, options: Options) -> Communicator:
+        """Return the communicator of an executor, which is closed with this one."""
+        child = Communicator(executor, place, options, lambda: self._children.remove(child), self.known)
         self._children.append(child)
         return child
 
@@ -290,6 +290,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
     def stats(self) -> Statistics:
         """Return what has been sent to and received from each peer so far, and by which transport; and the calls.
 
+        Objects are counted with the arrays of their peer, though over UCX and MPI they take shared memory or TCP.
+
         It is a dict, by peer, whose attribute `calls` counts the collective calls by algorithm and size, with bytes and
         time. Its attribute `on_device` is about calls on arrays of a GPU: what has gone by CUDA IPC, by peer, and how
         many bytes have been copied to the host and from there, where they went on as calls of the host, or as messages.
@@ -305,7 +307,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         totals = dict(self._executor.traffic())
         host_traffic = {} if self._spare_of_devices is None else self._spare_of_devices.stats()
         of_functions = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
-        for peer, traffic in (*of_functions.items(), *host_traffic.items()):
+        of_objects = {} if self._of_objects is None else self._of_objects.stats()
+        for peer, traffic in (*of_functions.items(), *host_traffic.items(), *of_objects.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
         from unisono.collectives.statistics import Statistics
 
@@ -373,6 +376,16 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         """See `Caller._spare`."""
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
+
+    def _for_objects(self) -> Communicator:
+        """See `Objects._for_objects`."""
+        with _making:
+            if self._of_objects is None:
+                executor = self._executor.authenticated()
+                if executor is self._executor:
+                    return self
+                self._of_objects = self._made(executor, self._place, self._options.adopting({"algorithm": "auto"}))
+        return self._of_objects
 
     def _abandon(self, why: str) -> None:
         """In a forked child: make every later call raise `UsageError(why)`, and `close` do nothing."""

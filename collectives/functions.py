@@ -10,6 +10,7 @@ import numpy as np
 
 from unisono.errors import UsageError
 from unisono.operations import Combine, Op
+from unisono.transports import _core
 from unisono.transports.base import AnyArray
 
 
@@ -22,14 +23,17 @@ def combine(op: Op, a: AnyArray, b: AnyArray, into: AnyArray) -> None:
     """Set `into` to what the function of `op` makes of `a` and `b`; all are flat, of one length and dtype.
 
     `into` may be one of the others. What the function returned is not used after that, so that it may return its
-    arguments, or the same array each time. With 0 elements, it is not called.
+    arguments, or the same array each time. With 0 elements, it is not called. The function runs in the default
+    floating-point environment, so that each rank computes the same bits.
 
     Raises:
         UsageError: it returned something else than an array like its arguments.
         Exception: what it raised.
     """
     assert op.function is not None, "it is an operation by a function"
-    if a.size:
+    if a.size == 0:
+        return
+    with _core.DefaultFloatEnvironment():
         into[...] = _checked(op, op.function(_read_only(a), _read_only(b)), a)
 
 

@@ -229,7 +229,8 @@ def join_world(session: Session, meeting: Meeting, options: Options, server: Sto
     cores = sum(1 << core for core in os.sched_getaffinity(0))
     me = Member(session.identity.rank, session.addresses, f"{cores:x}", session.surroundings)
     roster = meeting.join(me, options.rendezvous_timeout_s, offered(options, session.identity.rank))
-    known = adopted(roster.settings)
+    with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide what is chosen
+        known = adopted(roster.settings)
     report_differences(options, roster.settings)
     try:
         agreed = options.adopting({name: roster.settings[name] for name in SHARED_OPTIONS})

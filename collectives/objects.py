@@ -7,7 +7,10 @@ the head and the number of parts. The parts follow one by one, from the memory o
 in which the received object stays. An object that cannot be pickled is told by a negative length; the head is then the
 reason.
 
-Unpickling runs what the sender chose. Objects come over links whose both ends have proved that they hold the job's key.
+Unpickling runs what the sender chose. So heads and parts travel only over links that are authenticated. Where the
+transports of the job are not (UCX, MPI, those of other packages), a communicator of the same ranks beside this one has
+such links. The header, which is two numbers, still goes over this one, so that ranks which call different things get a
+`MismatchError`.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ class Objects(EqualShares, CountedShares):
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
         counts = headers[:, 0].tolist()
-        heads = _split(self.allgatherv(mine.head, counts, timeout_s=left_s()), counts)
+        heads = _split(self._for_objects().allgatherv(mine.head, counts, timeout_s=left_s()), counts)
         parts = [
             mine.parts if rank == self.rank else _room_for_parts(heads[rank], headers[rank, 1])
             for rank in range(self.size)
@@ -130,7 +133,7 @@ class Objects(EqualShares, CountedShares):
         headers = self.allgather(mine.header[None], timeout_s=left_s())
         self._check_pickled(headers, mine, None, left_s)
         counts = headers[:, 0].tolist()
-        stream = self.gatherv(mine.head, counts, root, timeout_s=left_s())
+        stream = self._for_objects().gatherv(mine.head, counts, root, timeout_s=left_s())
         if stream is None:
             self._send_parts(mine.parts, root, _PART_TAG, left_s)
             return None
@@ -169,7 +172,7 @@ class Objects(EqualShares, CountedShares):
         counts = headers[:, 0].tolist()
         head: AnyArray = np.empty(counts[self.rank], np.uint8)
         stream = np.concatenate([parcel.head for parcel in parcels]) if parcels else None
-        self.scatterv(stream, counts, root, out=head, timeout_s=left_s())
+        self._for_objects().scatterv(stream, counts, root, out=head, timeout_s=left_s())
         if objs is not None and self.rank == root:
             for rank, parcel in enumerate(parcels):
                 if rank != root:
@@ -218,6 +221,10 @@ class Objects(EqualShares, CountedShares):
         self._recv_parts(parts, source, tag, left_s)
         return self._unpack(source, head, parts)
 
+    def _for_objects(self) -> Objects:
+        """Return the communicator of these ranks over which objects travel."""
+        raise NotImplementedError
+
     def _check_pickled(
         self, headers: NDArray[Any], mine: _Parcel | None, root: int | None, left_s: Callable[[], float]
     ) -> None:
@@ -244,15 +251,18 @@ class Objects(EqualShares, CountedShares):
     def _share(self, array: AnyArray, root: int, left_s: Callable[[], float]) -> None:
         """Copy the root's bytes into the `array` of all others."""
         # In place, unless the root may only read them: then what comes out there is of no use.
-        self.broadcast(array, root, out=array if array.flags.writeable else None, timeout_s=left_s())
+        out = array if array.flags.writeable else None
+        self._for_objects().broadcast(array, root, out=out, timeout_s=left_s())
 
     def _send_parts(self, parts: list[AnyArray], dest: int, tag: int, left_s: Callable[[], float]) -> None:
+        executor = self._for_objects()._executor
         for part in parts:
-            self._executor.send(part, _BYTE, dest, tag).wait(left_s())
+            executor.send(part, _BYTE, dest, tag).wait(left_s())
 
     def _recv_parts(self, parts: list[AnyArray], source: int, tag: int, left_s: Callable[[], float]) -> None:
+        executor = self._for_objects()._executor
         for part in parts:
-            self._executor.recv(part, _BYTE, source, tag).wait(left_s())
+            executor.recv(part, _BYTE, source, tag).wait(left_s())
 
     def _unpack_all(self, heads: list[AnyArray], parts: list[list[AnyArray]], mine: Any) -> list[Any]:
         return [

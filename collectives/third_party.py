@@ -21,7 +21,8 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
     Args:
         name: that of an installed transport.
         session: this rank's, which has met the others.
-        native: over which the bootstrap's exchanges go: our own links, which are authenticated.
+        native: of all ranks over our own links, by which the bootstrap's exchanges and objects go; it is closed with
+            what is returned.
         options: `rendezvous_timeout_s` is how long opening may take.
 
     Raises:
@@ -46,4 +47,4 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
     except BaseException:
         transport.close()
         raise
-    return GenericExecutor(WatchedTransport(transport, session.control))
+    return GenericExecutor(WatchedTransport(transport, session.control), native)

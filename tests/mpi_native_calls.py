@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from float_modes import MODES, mode
 
 import unisono as un
 
@@ -20,6 +21,7 @@ def main() -> None:
         for dtype in NUMBERS:
             reductions(world, dtype)
         operations(world)
+        in_every_mode(world)
         for dtype in MOVED:
             moves(world, dtype)
         others(world)
@@ -51,6 +53,16 @@ def reductions(world: un.Communicator, dtype: Any) -> None:
     same(world, "exscan", x, out=np.full_like(x, 7))
     same(world, "reduce", x, root=1)
     same(world, "reduce_scatterv", x[: sum(counts)], counts)
+
+
+def in_every_mode(world: un.Communicator) -> None:
+    """Add up subnormal numbers, with rank 0 in a floating-point mode."""
+    for name in MODES:
+        for count in (1, 1000):
+            x = np.full(count, 1 + world.rank, np.uint32).view(np.float32)
+            with mode(name if world.rank == 0 else "default"):
+                total = world.allreduce(x, **BY_MPI)
+            assert (total.view(np.uint32) == world.size * (world.size + 1) // 2).all(), (name, total)
 
 
 def operations(world: un.Communicator) -> None:

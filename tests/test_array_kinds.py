@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import logging
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from native_ranks import NativeRanks
 import unisono as un
 from unisono.collectives import kinds
 from unisono.collectives.foreign import from_cuda_interface, from_dlpack
+from unisono.data_parallel import average_metrics, broadcast_parameters, clip_global_norm
 from unisono.dtypes import DTYPES
 from unisono.testing.cases import PREFIXES, REDUCTIONS, Case, arguments_of
 from unisono.testing.memory import laid_out
@@ -260,7 +262,7 @@ def test_memory_of_a_device_is_refused_by_every_collective(
 
 
 REFUSED = {
-    "a list of numbers": ([1.0], "not float"),
+    "a list of numbers": ([1.0], r"of type float: pass numpy\.asarray"),
     "a number": (2, "not int"),
     "a scalar of numpy": (np.float32(1), "not numpy.float32"),
     "text": ("abc", "not str"),
@@ -379,6 +381,42 @@ def test_tensors_of_tensorflow_are_not_written(alone: un.Communicator) -> None:
     with pytest.raises(un.UsageError, match="while TensorFlow traces it"):
         tf.function(alone.allreduce, autograph=False)(x)
     assert alone.allreduce(x).device == x.device
+
+
+def test_what_is_only_converted_to_an_array_is_neither_read_nor_written(alone: un.Communicator) -> None:
+    class Convertible:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.zeros(2)
+
+    for arguments in ({"x": np.ones(2), "out": Convertible()}, {"x": Convertible()}):
+        with pytest.raises(un.UsageError, match=r"(out|x) must be an array, not .*Convertible: pass numpy\.asarray"):
+            alone.allreduce(**arguments)
+
+
+def test_autograph_calls_methods_as_they_are_without_a_warning(alone: un.Communicator) -> None:
+    tf = pytest.importorskip("tensorflow")
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def program(x: Any) -> Any:
+        alone.barrier()
+        with alone.group():
+            alone.allreduce(np.ones(2))
+        reducer = un.GradientReducer(alone)
+        reducer.ready("x", np.ones(2))
+        total = reducer.finish()["x"]
+        broadcast_parameters(alone, {"x": total})
+        clip_global_norm([total], average_metrics(alone, {"most": 9.0})["most"])
+        return x + alone.allreduce(total)[0] + alone.allgatherv(total, [2])[1] + len(alone.broadcast_object("one"))
+
+    tf.get_logger().addHandler(handler)
+    try:
+        assert float(program(tf.constant(1.0))) == 6
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert warned == []
 
 
 def test_variables_of_tensorflow_are_read_and_assigned_to(alone: un.Communicator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
+from float_modes import MODES, mode
 from hypothesis import given, settings, strategies as st
 from native_ranks import NativeRanks
 from outcomes import told
 
 import unisono as un
 from unisono.data_parallel import (
+    HybridGroups,
     ShardedSampler,
     average_metrics,
     broadcast_parameters,
@@ -113,6 +116,44 @@ def test_of_as_many_ranks_the_lowest_is_right_and_missing_names_are_told() -> No
         assert nothing is None
 
 
+class Wrapped:
+    """An array that others see by `__array__`: its memory, or a copy of it."""
+
+    def __init__(self, values: Any, copies: bool = False) -> None:
+        self.values, self._copies = values, copies
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values.copy() if self._copies else self.values
+
+
+class Interfaced:
+    """An array that others see by `__array_interface__`."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.values.__array_interface__
+
+
+def broadcast_foreign(world: un.Communicator) -> list[Any]:
+    shared = [Wrapped(np.full(3, world.rank)), Interfaced(np.full(3, world.rank))]
+    given = broadcast_parameters(world, {str(index): x for index, x in enumerate(shared)}, root=1)
+    assert list(given.values()) == shared
+    copied = Wrapped(np.full(3, float(world.rank)), copies=True)
+    errors = [told(lambda: broadcast_parameters(world, {"w": copied})), told(lambda: clip_global_norm([copied], 0.1))]
+    errors.append(told(lambda: HybridGroups(world, {"w": copied}, groups=1, staleness=0)))
+    return [[x.values.tolist() for x in shared], errors]
+
+
+def test_arrays_of_unknown_kinds_are_written_in_their_memory_or_refused(ranks: NativeRanks) -> None:
+    for shared, errors in ranks.run_calls(broadcast_foreign):
+        assert shared == [[1, 1, 1]] * 2
+        assert {kind for kind, _ in errors} == {"UsageError"}
+        assert all("is read-only, or hands out copies alone" in text for _, text in errors)
+
+
 def refuse(world: un.Communicator) -> list[tuple[str, str]]:
     frozen = np.zeros(2)
     frozen.flags.writeable = False
@@ -177,6 +218,43 @@ def of_jax(world: un.Communicator) -> list[float]:
 def test_arrays_of_jax_are_broadcast_to_new_ones(ranks: NativeRanks) -> None:
     pytest.importorskip("jax", reason="make jax installs it")
     assert ranks.run_calls(of_jax) == [[1.0] * 4] * SIZE
+
+
+def test_gradients_of_jax_are_not_clipped_in_place() -> None:
+    jax = pytest.importorskip("jax", reason="make jax installs it")
+    x = jax.numpy.ones(3)
+    with pytest.raises(un.UsageError, match="array 0 is of a kind that never changes"):
+        clip_global_norm([x], 0.1)
+    with pytest.raises(un.UsageError, match="w is of a kind that never changes"):
+        scale_by_larc({"w": x}, {"w": x}, 0.1)
+    assert global_norm([x]) == pytest.approx(3**0.5)
+
+
+def of_keras(world: un.Communicator) -> list[Any]:
+    keras, tf = __import__("keras"), __import__("tensorflow")
+    keras.utils.set_random_seed(world.rank)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    named = {variable.path: variable for variable in model.variables}
+    before = first_difference(world, named)
+    given = broadcast_parameters(world, named, root=1)
+    assert all(given[path] is variable for path, variable in named.items())
+    verify_sync(world, named)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def traced(x: Any) -> Any:
+        broadcast_parameters(world, named)
+        return x
+
+    return [before is not None, model.variables[0].numpy().tolist(), told(lambda: traced(tf.constant(1.0)))[1]]
+
+
+def test_variables_of_keras_are_assigned_to(ranks: NativeRanks) -> None:
+    if importlib.util.find_spec("keras") is None or importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("pip install tensorflow-cpu")
+    found = ranks.run_calls(of_keras)
+    assert all(differed for differed, *_ in found)
+    assert found[0][1] == found[1][1] == found[2][1]
+    assert all("has no elements while TensorFlow traces it" in text for *_, text in found)
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------
@@ -294,6 +372,22 @@ def test_norms_of_shards_are_those_of_the_whole(ranks: NativeRanks) -> None:
     for sharded, replicated, clipped in ranks.run_calls(clip_shards):
         assert sharded == replicated == math.sqrt(12 + 36 + 25)
         assert clipped == pytest.approx(1.0, abs=1e-6)
+
+
+def numbers_in_mode(world: un.Communicator, name: str) -> list[Any]:
+    """Return what must have the same bits on all ranks, with rank 0 in a floating-point mode."""
+    weights, gradients = {"a": np.array([1e-40, 1 / 3], np.float32)}, {"a": np.array([3e-40, 0.7], np.float32)}
+    with mode(name if world.rank == 0 else "default"):
+        metrics = average_metrics(world, {"loss": 1 / (3 + world.rank)}, samples=1 + world.rank)
+        norm = clip_global_norm([gradients["a"]], 0.5)
+        factors = scale_by_larc(weights, gradients, 0.1)
+    return [metrics, norm, gradients["a"].tobytes(), factors]
+
+
+def test_norms_and_metrics_have_the_same_bits_in_every_floating_point_mode(ranks: NativeRanks) -> None:
+    for name in MODES:
+        first, *others = ranks.run_calls(numbers_in_mode, name)
+        assert others == [first] * (SIZE - 1), name
 
 
 def test_clipping_scales_as_torch_does_and_leaves_what_is_not_finite() -> None:

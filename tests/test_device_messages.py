@@ -148,7 +148,7 @@ def test_what_had_to_be_put_aside_gets_to_the_device(run: Callable[..., list[Any
 def without_ucx(world: un.Communicator, store: str) -> tuple[bool, Any, Any]:
     """Send from a rank that has no UCX to one that expects messages by it."""
 
-    def none() -> Any:
+    def none(_: str) -> Any:
         raise un.TransportUnavailableError("there is none")
 
     missing = mock.patch.object(ucx, "open_messenger", none) if world.rank == 1 else nullcontext()
@@ -377,7 +377,9 @@ def test_another_number_or_type_of_elements_is_a_mismatch(tmp_path: Path, dtype:
 
 
 def until_the_end(comm: un.Communicator, gpu: Gpu, stream: Stream, ready: Callable[[], None], sends: bool) -> None:
-    array = DoubleArray(gpu, np.zeros(8 << 20), stream)
+    array, first = (DoubleArray(gpu, np.zeros(count), stream) for count in (8 << 20, 100_000))
+    if sends:  # the channel must be there before the other rank is killed, or the array would be copied to the host
+        comm.recv(first, 0) if comm.rank else comm.send(first, 1)
     comm.barrier()
     ready()
     if comm.rank == 1:

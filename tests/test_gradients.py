@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
+from float_modes import MODES, mode
 from hypothesis import given, settings, strategies as st
 from outcomes import survivors_of_rank_1
 
 import unisono as un
+from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients.compression import BLOCK
 from unisono.frameworks.gradients.lag import Lag, lag_of
 from unisono.frameworks.gradients.layout import ALIGNMENT, Filling, Gradient, layout_of
@@ -265,6 +267,29 @@ def test_warm_up_and_cool_down_are_prompt_and_every_gradient_is_applied_once(two
         assert found == [0.0, 1.0, None, None, 2.0, 3.0, 4.0 + 5.0, 6.0 + 7.0, 8.0, 9.0, []]
 
 
+def steps_in_mode(world: Any, name: str, compression: str | None, dtype: str) -> list[bytes]:
+    """Return the gradients of steps, of which some are added up, with rank 0 in a floating-point mode."""
+    values = np.tile([1 / 3, 6e-8, 3e-6, 1e-40], 2 * BLOCK) * (1 + world.rank / 3)
+    values[:BLOCK] = 1e-40
+    found = []
+    with (
+        mode(name if world.rank == 0 else "default"),
+        un.GradientReducer(world, compression=compression, lag=2, total_steps=8, cooldown_fraction=0.4) as reducer,
+    ):
+        for _ in range(8):
+            reducer.ready("x", values.astype(dtype))
+            found += [array.tobytes() for array in reducer.finish().values()]
+    return found
+
+
+@pytest.mark.parametrize("compression", [None, "bfloat16", "int8"])
+def test_ranks_get_the_same_bits_in_every_floating_point_mode(two: Pool, compression: str | None) -> None:
+    for dtype in ("float32", "float64"):
+        for name in MODES:
+            one, other = run(two, steps_in_mode, name, compression, dtype)
+            assert one == other, (dtype, name)
+
+
 def mistaken_steps(world: Any, mistake: str, **arguments: Any) -> list[Any]:
     """Make a step that is right, one in which rank 1 errs, and one that is right; return what they gave."""
     found: list[Any] = []
@@ -299,7 +324,6 @@ MISTAKES: dict[str, Callable[[dict[str, Any]], Any]] = {
         ("lacks", "MismatchError", "rank 1: got no gradient of 'two'"),
         ("shape", "UsageError", "rank 1: the gradient of 'two' is float64[5], and was float64[4]"),
         ("dtype", "UsageError", "rank 1: the gradient of 'two' is float32[4], and was float64[4]"),
-        ("another", "UsageError", "rank 1: 'three' is not among"),
         ("no array", "UsageError", "rank 1: the gradient 'two' is of type str, which is no array"),
         ("not finite", "NotFiniteError", "rank 1: the gradient of 'one' is not finite"),
     ],
@@ -314,6 +338,116 @@ def test_a_mistake_of_one_rank_is_an_error_of_all_and_the_next_step_is_right(
         assert len(errors) == 1
         assert errors[0][0] == kind
         assert words in errors[0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "MismatchError: rank 0: got no gradient of 'three', which other ranks gave for the first time"),
+        ({"priorities": True}, "MismatchError: rank 0: got no gradient of 'three'"),
+        ({"lag": 1}, "UsageError: rank 1: 'three' is not among the gradients of the first step: with a lag"),
+    ],
+    ids=str,
+)
+def test_a_gradient_that_one_rank_alone_adds_is_an_error_of_all(
+    two: Pool, arguments: dict[str, Any], words: str
+) -> None:
+    for found in run(two, lambda world: mistaken_steps(world, "another", **arguments)):
+        (error,) = [": ".join(each) for each in found if isinstance(each, tuple)]
+        assert words in error
+
+
+def later_gradients(world: Any, **arguments: Any) -> list[dict[str, list[float]]]:
+    """Return what each step gave, of which the third and all later ones have two gradients more."""
+    found = []
+    with un.GradientReducer(world, **arguments) as reducer:
+        for step in range(10):
+            names = ("one", "two") if step < 2 else ("three", "one", "four", "two")
+            for name in names:
+                if not (name == "four" and step == 2 and world.rank == 0 and arguments.get("missing") == "zero"):
+                    reducer.ready(name, np.full(3, step + 2.0 * world.rank + len(name), np.float32))
+            found.append({name: np.asarray(x).tolist() for name, x in reducer.finish().items()})
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"priorities": True}, {"compression": "float16"}, {"missing": "zero"}], ids=str
+)
+def test_gradients_that_come_later_are_averaged_from_their_first_step(two: Pool, arguments: dict[str, Any]) -> None:
+    for found in run(two, lambda world: later_gradients(world, **arguments)):
+        for step, gradients in enumerate(found):
+            expected = {name: [step + 1.0 + len(name)] * 3 for name in ("one", "two")}
+            if step >= 2:
+                expected |= {name: [step + 1.0 + len(name)] * 3 for name in ("three", "four")}
+            if step == 2 and "missing" in arguments:
+                expected["four"] = [(step + 2.0 + 4) / 2] * 3
+            assert gradients == expected
+
+
+def test_an_array_changed_before_finish_is_an_error_of_all_ranks_in_the_first_step(two: Pool) -> None:
+    def program(world: Any) -> Any:
+        with un.GradientReducer(world) as reducer:
+            x = np.ones(3)
+            reducer.ready("x", x)
+            if world.rank == 1:
+                x[1] = 2
+            with pytest.raises(un.UsageError) as caught:
+                reducer.finish()
+            reducer.ready("x", x)
+            return caught.value.message, reducer.finish()["x"].tolist()
+
+    message, x = run(two, program)[0]
+    assert message.startswith("rank 1: the gradient of 'x' was changed while it was being averaged: clip")
+    assert x == [1.0, 1.5, 1.0]
+
+
+def drift(world: Any, name: str, when: int, **arguments: Any) -> tuple[int, str]:
+    """Let rank 1 change a parameter by itself in one step; return in which step both are told, and the text."""
+    parameters = {f"p{index}": np.zeros(1000 * (index + 1)) for index in range(4)}
+    with un.GradientReducer(world, parameters=parameters, verify_every=8, **arguments) as reducer:
+        for step in range(60):
+            for each, x in parameters.items():
+                reducer.ready(each, np.full(x.size, 1.0 + world.rank))
+            try:
+                for each, gradient in reducer.finish().items():
+                    parameters[each] -= gradient
+            except un.MismatchError as error:
+                return step, error.message
+            if step == when and world.rank == 1:
+                parameters[name][-1] += 1
+    raise AssertionError("nobody was told")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"priorities": True}, {"lag": 2}], ids=str)
+@pytest.mark.parametrize(("name", "when", "latest"), [("p3", 0, 1), ("p0", 20, 30)])
+def test_parameters_that_drift_apart_are_an_error_of_all_ranks(
+    two: Pool, name: str, when: int, latest: int, arguments: dict[str, Any]
+) -> None:
+    (step, text), other = run(two, lambda world: drift(world, name, when, **arguments))
+    assert (step, text) == other
+    assert when < step <= latest + arguments.get("lag", 0)
+    assert f"no longer the same on all ranks: '{name}' has other bits on rank 1 than on the others (float64[" in text
+
+
+def test_each_parameter_is_checked_once_in_as_many_steps_as_asked() -> None:
+    class Watched(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            seen.append(name)
+            return super().__getitem__(name)
+
+    sizes = {"large": 1 << 20, "small": 10, "medium": 1 << 17, "empty": 0}
+    check, seen = SyncCheck(Watched({name: np.ones(size) for name, size in sizes.items()}), 10), []
+    for _ in range(3):
+        assert check.checksum()
+    assert seen == 3 * list(sizes)
+    seen.clear()
+    steps = []
+    for _ in range(101):
+        before = len(seen)
+        check.checksum()
+        steps.append(len(seen) - before)
+    assert all(10 <= seen.count(name) <= 11 for name in sizes)
+    assert steps.count(0) > 50  # after the large one, which takes most of the time
 
 
 def test_without_a_check_what_is_not_finite_comes_through(two: Pool) -> None:
@@ -381,6 +515,8 @@ def test_compressing_integers_is_refused_by_name(two: Pool) -> None:
         {"teams": 0},
         {"total_steps": 0},
         {"priorities": True, "lag": 1},
+        {"parameters": {}, "verify_every": -1},
+        {"parameters": np.ones(3)},
     ],
     ids=str,
 )

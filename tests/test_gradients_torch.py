@@ -13,6 +13,7 @@ import pytest
 from deadlines import DEADLINE_S
 
 import unisono as un
+from unisono.data_parallel import first_difference
 from unisono.launchers.launch import Pool
 
 pytest.importorskip("torch", reason="make torch installs what these tests need")
@@ -279,7 +280,7 @@ def mistakes(world: Any) -> dict[str, str]:
 
 def test_mistakes_are_told_with_the_names_of_parameters(two: Pool) -> None:
     words = {
-        "twice": "'2.bias' was given twice in a step",
+        "twice": "'2.bias' was given twice in a step: call finish() after each step. With a torch optimizer, put all",
         "unused": "rank 1: got no gradient of '2.",
         "names": "named_parameters lacks parameters of the optimizer, with the shapes [(16,),",
         "closure": "use one without lag",
@@ -311,3 +312,190 @@ def test_groups_that_go_in_step_learn_what_all_ranks_together_do(two: Pool) -> N
     assert apart[0][1] > 0
     for found, wanted in zip(apart[0][0], together[0][0], strict=True):
         assert found == pytest.approx(wanted, abs=0.02)
+
+
+def replace_by_double(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * 2
+
+
+def clip(model: Any) -> None:
+    import torch
+
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def clip_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.data.clamp_(-0.01, 0.01)
+
+
+def unscale(model: Any) -> None:
+    import torch
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def lose(model: Any) -> None:
+    model[0].weight.grad = None
+
+
+def change_early(world: Any, change: Any, step: int, of_all: bool, options: dict[str, Any]) -> Any:
+    """Change gradients between backward and `step`; return the error, and whether the parameters are as before.
+
+    They are also returned themselves, as ranks must have the same.
+    """
+    sgd = None
+    if options.get("priorities"):
+        import torch
+
+        sgd = partial(torch.optim.SGD, lr=0.05)
+    model, optimizer, batches = model_and_optimizer(world, sgd, **options)
+    for number, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss_of(model, share(world, batch)).backward()
+        if number == step and (of_all or world.rank == 1):
+            change(model)
+        before = parameters_of(model)
+        try:
+            optimizer.step()
+        except un.UsageError as error:
+            return error.message, number - step, before == parameters_of(model), before
+        finally:
+            if number == len(batches) - 1:
+                optimizer.close()
+    raise AssertionError("nobody was told")
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "options", "words"),
+    [
+        (clip, 0, {}, "'2.bias' was changed while it was being averaged: clip"),
+        (clip, 3, {}, "'2.bias' was changed"),
+        (clip, 3, {"lag": 1}, "'2.bias' was changed"),
+        (clip, 3, {"compression": "int8"}, "'2.bias' was changed"),
+        (replace_by_double, 3, {}, "'2.bias' was replaced"),
+        (replace_by_double, 2, {"lag": 2, "verify_every": 0}, "'2.bias' was replaced"),
+        (lose, 3, {}, "'0.weight' was replaced"),
+        # torch counts no writes of these two; the first step finds them by checksums.
+        (clip_data, 0, {}, "'2.bias' was changed"),
+        (unscale, 0, {}, "'2.bias' was changed"),
+    ],
+)
+def test_gradients_changed_before_step_are_an_error_of_all_ranks(
+    two: Pool, change: Any, step: int, options: dict[str, Any], words: str
+) -> None:
+    for of_all in (True, False):
+        told = two.run(change_early, change, step, of_all, options, timeout_s=DEADLINE_S)
+        assert told[0] == told[1]
+        text, late, untouched, _ = told[0]
+        assert f"rank {0 if of_all else 1}: the gradient of {words}" in text
+        assert "optimizer.synchronize()" in text
+        assert (late, untouched) == (options.get("lag", 0), True)
+
+
+def grown(world: Any, way: str, priorities: bool) -> Any:
+    """Train a layer that is unfrozen, added or replaced in the third step; return how far it went, and the names."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    first = model[0].requires_grad_(way != "unfrozen")
+    trained = model[2] if way == "added" else model
+    optimizer = un.torch.DistributedOptimizer(
+        torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9),
+        world,
+        named_parameters=trained.named_parameters(),
+        model=model if priorities else None,
+        priorities=priorities,
+    )
+    random = torch.Generator().manual_seed(5)
+    for step in range(6):
+        if step == 2 and way == "unfrozen":
+            first.requires_grad_()
+        if step == 2 and way == "added":
+            torch.manual_seed(world.rank)
+            if world.rank:
+                torch.nn.init.ones_(first.weight)  # until it gets that of rank 0
+            optimizer.add_param_group({"params": first.parameters(), "lr": 0.05})
+        if step == 2 and way == "replaced":
+            first.weight = torch.nn.Parameter(torch.ones(8, 8))
+            optimizer.param_groups[0]["params"][0] = first.weight
+        if step == 2 and way == "appended":
+            model.extra = torch.nn.Parameter(torch.ones(1))
+            optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model.extra]})
+        batch = torch.randn(8, 8, generator=random), torch.randn(8, 1, generator=random)
+        model.zero_grad()
+        loss = loss_of(lambda x: model(x) * getattr(model, "extra", 1), share(world, batch))
+        loss.backward()
+        optimizer.step()
+    optimizer.flush()
+    optimizer.close()
+    return parameters_of(model), list(optimizer.reducer.report().buckets) != [], list(optimizer._parameters)
+
+
+@pytest.mark.parametrize("priorities", [False, True], ids=["", "priorities"])
+@pytest.mark.parametrize("way", ["unfrozen", "added", "replaced", "appended"])
+def test_parameters_that_are_trained_later_learn_what_one_process_does(two: Pool, way: str, priorities: bool) -> None:
+    found, other = two.run(grown, way, priorities, timeout_s=DEADLINE_S)
+    assert found == other
+    with un.init() as world:
+        expected = grown(world, way, False)
+    for one, its in zip(found[0], expected[0], strict=True):
+        assert one == pytest.approx(its, abs=1e-5)
+    added = {"added": ["param_groups[1][0]", "param_groups[1][1]"], "appended": ["param_groups[1][0]"]}
+    assert found[2][len(found[2]) - len(added.get(way, [])) :] == added.get(way, [])
+
+
+def drifted(world: Any, way: str) -> str:
+    """Let rank 1 alone do something; return what both ranks are told by the next steps."""
+    import torch
+
+    options = {"groups": {"groups": 1}, "lag": {"lag": 2, "verify_every": 0}}.get(way, {})
+    model, optimizer, batches = model_and_optimizer(world, None, **options)
+    model[0].requires_grad_(way != "lag")
+    if way == "lag":
+        optimizer.close()
+        optimizer = un.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), world, named_parameters=model.named_parameters(), **options
+        )
+    try:
+        for number, batch in enumerate(batches):
+            optimizer.zero_grad()
+            loss_of(model, share(world, batch)).backward()
+            optimizer.step()
+            if number == 1 and way == "groups":
+                model.extra = torch.nn.Parameter(torch.ones(1))
+                with pytest.raises(un.UsageError, match="hybrid groups exchange"):
+                    optimizer.add_param_group({"params": [model.extra]})
+                optimizer.param_groups[0]["params"].append(model.extra)
+            if number == 2 and way == "lag":
+                model[0].requires_grad_()
+            if number == 1 and way == "data":
+                model[2].bias.data += world.rank
+            if number == 1 and way == "another":
+                torch.manual_seed(world.rank)
+                model[0].weight = torch.nn.Parameter(torch.randn(16, 8))
+                optimizer.param_groups[0]["params"][0] = model[0].weight
+    except un.UnisonoError as error:
+        same = first_difference(world, dict(model.named_parameters())) is None
+        return f"{number} {'same' if same else 'other'} {error.message}"
+    finally:
+        optimizer.close()
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("lag", "5 same rank 0: '0.weight' is not among the gradients of the first step: with a lag, call flush()"),
+        ("data", "2 other the parameters are no longer the same on all ranks: '2.bias' has other bits on rank 1"),
+        ("another", "2 other the parameters are no longer the same on all ranks: '0.weight' has other bits on rank 1"),
+        ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters that they began with"),
+    ],
+)
+def test_parameters_that_cannot_stay_the_same_are_told_on_all_ranks(two: Pool, way: str, words: str) -> None:
+    for text in two.run(drifted, way, timeout_s=DEADLINE_S):
+        assert words in text

@@ -221,10 +221,11 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
     errors = [refused(good, **each) for each in arguments] + [refused(each) for each in wrong]
     world.barrier()
     errors.append(refused(good, groups=1 + (world.rank == 1)))
-    errors.append(refused({"w": np.full(2, float(world.rank == 2))}))
+    errors.append(refused(iter({"w": np.full(2, float(world.rank == 2))}.items())))
     with HybridGroups(world, good, groups=2, staleness=1) as hybrid:
         errors.append(told(lambda: hybrid.exchange({"w": np.zeros(3)})))
         errors.append(told(lambda: hybrid.exchange({"v": np.zeros(2)})))
+        errors.append(told(lambda: hybrid.exchange({**good, "more": np.zeros(2)})))
         hybrid.finish(good)
         errors.append(told(lambda: hybrid.exchange(good)))
     hybrid.close()
@@ -234,13 +235,14 @@ def misuse(world: un.Communicator) -> list[tuple[str, str]]:
 def test_what_cannot_be_is_refused_with_what_is_wrong() -> None:
     with NativeRanks(SIZE, "shm") as ranks:
         for errors in ranks.run_calls(misuse):
-            *wrong, differing, bits, shape, name, finished = errors
+            *wrong, differing, bits, shape, name, more, finished = errors
             assert [kind for kind, _ in wrong] == ["UsageError"] * 13
             assert differing[0] == "MismatchError"
             assert "rank 1: 'groups=[[0, 1], [2, 3]]' where the others have 'groups=[[0, 1, 2, 3]]'" in differing[1]
             assert "'w' has other bits on rank 2" in bits[1]
             assert "other parameters than in the beginning" in shape[1]
             assert "other parameters than in the beginning" in name[1]
+            assert "other parameters than in the beginning" in more[1]
             assert "have finished" in finished[1]
 
 

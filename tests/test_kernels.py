@@ -8,13 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bit_patterns import assert_same_values, random_bits
+from float_modes import MODES, mode
 from hypothesis import given, settings, strategies as st
 
 from unisono.dtypes import DTYPES
-from unisono.operations import OPERATIONS, Lower
+from unisono.operations import OPERATIONS, Lower, Op
 from unisono.transports import _core
 from unisono.transports.native_reductions import divisor, reduce_into as reduce_natively
-from unisono.transports.reductions import reduce_into
+from unisono.transports.reductions import lift, reduce_into
 
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
 EIGHT_BITS = [dtype for dtype in DTYPES if DTYPES[dtype].itemsize == 1]
@@ -217,3 +218,36 @@ def test_there_is_a_kernel_exactly_where_the_operation_is_defined(dtype: str) ->
 def test_sources_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="as long as"):
         _core.reduce(np.zeros(8, np.uint8), [np.zeros(4, np.uint8)], DTYPES["uint8"].code, 0, 1)
+
+
+# --- the same bits in every floating-point mode --------------------------------------------------------------------
+
+
+def reduced(mode_name: str, dtype: str, op: str) -> tuple[Any, Any]:
+    """Return what numpy and the kernels make of any bits, half of which are those of subnormal numbers."""
+    rows = random_bits(np.random.default_rng(1), 3, 400, dtype)
+    itemsize = rows.dtype.itemsize
+    rows.view(np.uint8).reshape(3, 400, itemsize)[:, ::2, -2:] &= np.array([0x0F, 0x80], np.uint8)[-itemsize:]
+    by_numpy, by_kernels = np.zeros_like(rows[0]), np.zeros_like(rows[0])
+    with mode(mode_name):
+        reduce_into(by_numpy, list(rows), OPERATIONS[op], 3, lower=True)
+        native(by_kernels, list(rows), op, 3)
+    return by_numpy, by_kernels
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_reductions_have_the_same_bits_in_every_mode_of_the_thread(name: str) -> None:
+    for dtype, op in REDUCTIONS:
+        for got, wanted in zip(reduced(name, dtype, op), reduced("default", dtype, op), strict=True):
+            assert_same_values(got, wanted)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_contributions_are_multiplied_alike_in_every_mode_of_the_thread(name: str) -> None:
+    x = np.array([3e-40, 1 + 2.0**-23, 3e38], np.float32)
+
+    def lifted(mode_name: str) -> Any:
+        with mode(mode_name):
+            return lift(Op.premul_sum(1.1), x)
+
+    assert lifted(name).tobytes() == lifted("default").tobytes()

@@ -275,3 +275,12 @@ def _with_environment(text: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def end_with_another_root(comm: un.Communicator) -> None:
+    comm.broadcast(np.zeros(4), root=comm.rank)
+
+
+def test_launch_raises_a_disagreement_on_the_last_call() -> None:
+    with pytest.raises(un.MismatchError, match=r"rank 1 called broadcast\(float64\[4\], root=1\)"):
+        un.launch(end_with_another_root, 2)

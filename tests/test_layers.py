@@ -17,7 +17,7 @@ import unisono
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = (
     *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
-    *("unisono.deadlines", "unisono.log"),
+    *("unisono.deadlines", "unisono.log", "unisono.autograph"),
 )
 # What processes, their children and their standard streams need, in any layer that does I/O.
 OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")
@@ -47,6 +47,9 @@ EXCEPTIONS = {
     },
     "bench/memory.py": {
         "unisono.transports._core": "a rank of many peers is simulated by channels that lead back to it",
+    },
+    "frameworks/arrays.py": {
+        "unisono.transports._core": "all ranks must compute the same bits; no user needs what sets the mode",
     },
     "frameworks/gradients/compression.py": {
         **dict.fromkeys(

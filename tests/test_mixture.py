@@ -45,7 +45,7 @@ def test_the_better_of_the_two_may_be_mpi() -> None:
 
 def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="make mpi"):
+    with pytest.raises(UsageError, match=r"unisono\.bench\.peers mpi"):
         mpi_ranks("mpich", 2, ["-V"])
     programs = tmp_path / ".mpi" / "mpich" / "bin"
     programs.mkdir(parents=True)

@@ -98,6 +98,8 @@ def use_all(world: un.Communicator) -> list[Any]:
     frozen = np.full(2, float(world.rank))
     frozen.flags.writeable = False
     (mean,) = mc.gradients([frozen], 1)
+    later = mc.gradients([frozen, np.full(2, float(world.rank))], 1)[1]  # in no step before
+    assert later.tolist() == [1.0, 1.0]
     mc.config_team(1, 0, 1, 1)
     (other,) = mc.gradients((np.ones((3, 3)),), team=1)
     mc.finalize()

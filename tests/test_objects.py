@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fabric_ranks
 import numpy as np
 import pytest
 from deadlines import DEADLINE_S
@@ -130,6 +131,44 @@ def memory_of_a_large_array(world: un.Communicator) -> Any:
 def test_a_large_array_comes_in_memory_of_its_own(three: NativeRanks) -> None:
     results = three.run_calls(memory_of_a_large_array)
     assert results == [(True, True, float((rank + 1) % 3), True) for rank in range(3)]
+
+
+def carriers(world: un.Communicator, recipe: Any) -> Any:
+    """Return what has carried arrays and objects, and how much, after all calls on objects, and whether all is well."""
+    if world.rank < 2:  # the others know nothing of it
+        world.sendrecv(np.zeros(1), 1 - world.rank, np.zeros(1), 1 - world.rank)
+        world.send_object("first", 1) if world.rank == 0 else world.recv_object(0)
+    other = world.dup()
+    is_right = exchange(other, [recipe] * world.size, 1) and hand_around(other, recipe)
+    arrays, objects = (each._executor.traffic().values() for each in (other, other._for_objects()))
+    sent = [sum(each.sent_nbytes for each in those) for those in (arrays, objects)]
+    names = [{each.transport for each in those} for those in (arrays, objects)]
+    other.close()
+    return is_right, names, sent, sorted({peer.transport for peer in world.stats().values()})
+
+
+@pytest.mark.parametrize("name", ["ucx", "ucx_core", "openmpi"])
+def test_objects_take_authenticated_links_where_those_of_arrays_are_not(name: str) -> None:
+    fabric_ranks.require("ucx" if name == "ucx_core" else name)
+    with NativeRanks(3, name) if name == "ucx_core" else fabric_ranks.started(3, name) as ranks:
+        library = "mpi" if name == "openmpi" else name
+        for rank, found in enumerate(ranks.run_calls(carriers, ({"a": 1}, [LARGE]))):
+            is_right, names, (of_arrays, of_objects), carried = found
+            assert is_right
+            assert names == [{library}, {"shm"}]
+            assert of_arrays < 2000 < LARGE < of_objects
+            assert (library in carried) == (rank < 2)
+
+
+def disagree(world: un.Communicator) -> tuple[str, str]:
+    return told(lambda: world.allreduce(np.ones(5)) if world.rank else world.broadcast_object("object"))
+
+
+def test_who_calls_something_else_is_found_out_where_objects_take_other_links() -> None:
+    with fabric_ranks.started(2, "ucx") as ranks:
+        for kind, text in ranks.run_calls(disagree):
+            assert kind == "MismatchError"
+            assert "allreduce(float64[5]" in text
 
 
 class Unpicklable:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any, TypeAlias
 
-import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import ml_dtypes  # it also gives numpy the names bfloat16 and float8
 import numpy as np
 import pytest
+from float_modes import MODES, mode
 from harness import LocalRanks
 from native_ranks import NativeRanks
 
@@ -18,6 +20,7 @@ import unisono as un
 from unisono.algorithms.algorithm import Order
 from unisono.algorithms.registry import find
 from unisono.collectives.calls import Place, selection
+from unisono.dtypes import DTYPES
 from unisono.tuning.choice import Question, choose
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -245,6 +248,65 @@ def test_shares_of_different_lengths_have_the_same_bits(three: NativeRanks) -> N
     of_model = [np.split(model(xs, "sum"), ends) for model in (by_tree, at_once)]
     found = three.run_calls(counted, counts)
     assert found == [(of_model[0][rank].tobytes(), of_model[1][rank].tobytes()) for rank in range(3)]
+
+
+# --- in every floating-point mode of a rank's thread ----------------------------------------------------------------
+
+
+def added(a: Any, b: Any) -> Any:
+    with np.errstate(over="ignore"):
+        return a + b
+
+
+def grouped(world: un.Communicator, x: Any) -> Any:
+    with world.group():
+        works = [world.allreduce(x), world.allreduce(x, "prod")]
+    return np.concatenate([work.result() for work in works])
+
+
+# What is called twice is found by its arguments the second time, without Python.
+CALLS: dict[str, Callable[[un.Communicator, Any], Any]] = {
+    "sum": lambda world, x: world.allreduce(x),
+    "sum again": lambda world, x: world.allreduce(x),
+    "avg": lambda world, x: world.allreduce(x, "avg"),
+    "prod": lambda world, x: world.allreduce(x, "prod"),
+    "max": lambda world, x: world.allreduce(x, "max"),
+    "later": lambda world, x: world.allreduce(x, wait=False).wait(timeout_s=100.0),
+    "plan": lambda world, x: world.plan("allreduce", x)(),
+    "group": grouped,
+    "list": lambda world, x: world.allreduce([x, x[:3]])[1],
+    "reproducible": lambda world, x: world.allreduce(x, reproducible=True),
+    "accumulated": lambda world, x: world.allreduce(x, accumulate=DTYPES[x.dtype.name].accumulate),
+    "reduce": lambda world, x: world.reduce(x, root=1),
+    "reduce_scatter": lambda world, x: world.reduce_scatter(x),
+    "scan": lambda world, x: world.scan(x),
+    "function": lambda world, x: world.allreduce(x, un.Op.from_function(added)),
+    "factor": lambda world, x: world.allreduce(x, un.Op.premul_sum(1.1)),
+    "local": lambda world, x: un.reduce_local(x.copy(), x, x),
+}
+
+
+def in_mode(world: un.Communicator, name: str, repeats: Sequence[int]) -> dict[tuple[str, str, int], bytes]:
+    """Return the results of all calls, with rank 0 in a mode, on subnormal, rounded and large numbers."""
+    numbers = []
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        limits = ml_dtypes.finfo(dtype) if dtype == "bfloat16" else np.finfo(dtype)
+        few = np.array([limits.smallest_subnormal, 1 + limits.eps, limits.max], limits.dtype)
+        numbers += [np.tile(few * few.dtype.type(1 - world.rank / 8), count).astype(dtype) for count in repeats]
+    with mode(name if world.rank == 0 else "default"):
+        found = {(what, x.dtype.name, x.size): call(world, x) for x in numbers for what, call in CALLS.items()}
+    return {key: b"" if each is None else each.tobytes() for key, each in found.items()}
+
+
+@pytest.mark.parametrize(("size", "transport"), [(3, "generic"), (3, "shm"), (2, "tcp")])
+def test_calls_give_the_same_bits_when_a_rank_is_in_another_floating_point_mode(size: int, transport: str) -> None:
+    with NativeRanks(size, transport) if transport != "generic" else nullcontext() as ranks:
+        run = local(size) if ranks is None else ranks.run_calls
+        repeats = (4,) if ranks is None else (4, 8000)  # of which the second goes in several pieces
+        wanted = run(in_mode, "default", repeats)
+        for name in MODES:
+            for got, expected in zip(run(in_mode, name, repeats), wanted, strict=True):
+                assert [key for key in wanted[0] if got[key] != expected[key]] == [], name
 
 
 # --- what it costs -------------------------------------------------------------------------------------------------

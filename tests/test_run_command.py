@@ -311,6 +311,12 @@ def test_a_traceback_of_a_rank_that_does_not_fail_is_output_like_any_other(scrip
     assert ended.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
 
 
+def test_what_faulthandler_says_of_any_rank_is_output(script: Script) -> None:
+    ended = run("-n", 2, script("import faulthandler; faulthandler.dump_traceback(); os._exit(3)"))
+    assert ended.returncode == 3
+    assert all(f'[{rank}]   File "{script("")}", line 3 in <module>' in ended.stderr for rank in (0, 1))
+
+
 def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> None:
     program = script("""
         if rank == 1: sys.exit(0)

@@ -159,8 +159,18 @@ def shown_by(**variables: str) -> str:
 
 def test_what_ucx_has_chosen_is_shown() -> None:
     fabric_ranks.require("ucx")
-    assert "which chooses tcp/" in shown_by(UCX_TLS="tcp")
+    by_tcp = shown_by(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
+    assert "which chooses tcp/lo, listens on 127.0.0.1:" in by_tcp
+    assert "does not ask who connects" in by_tcp
     assert "tcp" not in shown_by(UCX_TLS="self,posix,cma")
+
+
+def test_ucx_uses_neither_tcp_nor_memory_of_a_group_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric_ranks.require("ucx")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    shown = shown_by()
+    assert "posix/memory" in shown
+    assert not any(word in shown for word in ("tcp", "sysv", "listens"))
 
 
 def test_what_ends_the_process_when_a_peer_was_killed_is_used_only_if_the_user_says_so(
@@ -205,6 +215,25 @@ def test_a_rank_that_ucx_does_not_reach_is_an_error_of_all(tmp_path: Path, name:
     assert "Traceback" not in done.stderr
 
 
+CARRIED = """
+import os
+if os.environ["UNISONO_RANK"] == "{alone}":
+    os.environ["UCX_TLS"] = "self"
+import numpy as np, unisono as un
+with un.init(un.Options(transports="ucx,tcp")) as world:
+    world.allreduce(np.ones(100_000))
+    world.sendrecv(np.ones(3), 1 - world.rank, np.ones(3), 1 - world.rank)
+    print("carried", [traffic.transport for traffic in world.stats().values()])
+"""
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_rank_that_ucx_does_not_reach_is_reached_by_the_next_transport(tmp_path: Path, alone: int) -> None:
+    fabric_ranks.require("ucx")
+    done = run_program(CARRIED.format(alone=alone), tmp_path)
+    assert done.stdout.count("carried ['tcp']") == 2, done.stderr
+
+
 def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +245,6 @@ def test_auto_takes_ucx_where_there_is_a_device_that_it_can_drive(
     monkeypatch.setattr(preference, "_DEVICES", tmp_path / "devices")
     library = tmp_path / "lib" / "libucp.so.0"
     monkeypatch.setattr(ucx, "library_path", lambda: str(library))
-    monkeypatch.setattr(ucx, "open_messenger", lambda: None)
     assert preference.resolved(("auto",)) == ("shm", "tcp")
     (tmp_path / "lib" / "ucx").mkdir(parents=True)
     (tmp_path / "lib" / "ucx" / "libuct_ib_mlx5.so.0").touch()

@@ -363,6 +363,13 @@ class Executor(Protocol):
         ranks before. It is closed by itself, and fails with all others of the job.
         """
 
+    def authenticated(self) -> Executor:
+        """Return the executor of a communicator of the same ranks whose links are all authenticated; or this one.
+
+        Both ends of each link have proved that they hold the job's key, and only they send on it. Nothing is sent to
+        make it, and ranks need not make it at the same time, or at all. It is made once, and closed by itself.
+        """
+
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call` on C-contiguous flat arrays (or None where the call has none); does not block.
 

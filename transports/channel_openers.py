@@ -205,11 +205,11 @@ class _Fabric:
         (sock,) = sockets
         ours = self._fabrics.propose(self._name)
         sock.sendall(ours.pack())
-        self._await_proposal(place, sock, lambda: ours, done)
+        self._await_proposal(place, sock, lambda _: ours, done)
 
     def accepted(self, place: Place, hello: Hello, sock: socket.socket, done: Done) -> None:
-        def answered() -> Proposal:
-            ours = self._fabrics.propose(self._name)
+        def answered(theirs: Proposal) -> Proposal:
+            ours = self._fabrics.propose(self._name, theirs)
             sock.sendall(ours.pack())
             return ours
 
@@ -218,7 +218,9 @@ class _Fabric:
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
         self._pending.close(endpoint)
 
-    def _await_proposal(self, place: Place, sock: socket.socket, ours: Callable[[], Proposal], done: Done) -> None:
+    def _await_proposal(
+        self, place: Place, sock: socket.socket, ours: Callable[[Proposal], Proposal], done: Done
+    ) -> None:
         """Open the channel, once the other rank has said how it is reached, if both can."""
         received = bytearray()
 
@@ -227,7 +229,7 @@ class _Fabric:
             if theirs is None:
                 return False
             self._pending.end(sock)
-            self._add(place, sock, ours(), theirs)
+            self._add(place, sock, ours(theirs), theirs)
             return True
 
         self._pending.await_bytes(place, sock, take, done)

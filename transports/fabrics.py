@@ -76,10 +76,14 @@ class Fabrics:
         names: of transports; others than fabrics are not looked at.
         rank: this rank.
         comm: the communicator of mpi4py by which the ranks have met, or None.
+        interface: the network interface on which UCX may listen for TCP; empty if it must not.
     """
 
-    def __init__(self, names: Iterable[str], rank: int, comm: Any) -> None:
-        openers: dict[str, Callable[[], _core.Messenger]] = {"ucx": _open_ucx, "mpi": lambda: _open_mpi(comm)}
+    def __init__(self, names: Iterable[str], rank: int, comm: Any, interface: str = "") -> None:
+        openers: dict[str, Callable[[], _core.Messenger]] = {
+            "ucx": lambda: _open_ucx(interface),
+            "mpi": lambda: _open_mpi(comm),
+        }
         self._rank = rank
         self._messengers: dict[str, _core.Messenger] = {}
         self._reasons: dict[str, str] = {}
@@ -112,10 +116,21 @@ class Fabrics:
         """Return whether a transport is a fabric of this rank that carries such memory."""
         return name in self._messengers and self._messengers[name].knows(memory)
 
-    def propose(self, name: str) -> Proposal:
-        """Return how this rank is reached for one channel by a fabric; or why it is not."""
+    def propose(self, name: str, theirs: Proposal | None = None) -> Proposal:
+        """Return how this rank is reached for one channel by a fabric; or why it is not.
+
+        Args:
+            name: the fabric.
+            theirs: what the rank that has dialled proposes. This rank tries to reach it, so that the other rank learns
+                of a failure, and can try its next transport.
+        """
         if obstacle := self.obstacle(name):
             return Proposal(b"", 0, obstacle)
+        if theirs is not None:
+            try:
+                self._messengers[name].reach(theirs.address)
+            except RuntimeError as error:
+                return Proposal(b"", 0, str(error))
         return Proposal(self._address(name), self._messengers[name].reserve())
 
     def _address(self, name: str) -> bytes:
@@ -124,10 +139,10 @@ class Fabrics:
 
 
 # What is not used is not loaded.
-def _open_ucx() -> _core.Messenger:
+def _open_ucx(interface: str) -> _core.Messenger:
     from unisono.transports import ucx
 
-    return ucx.open_messenger()
+    return ucx.open_messenger(interface)
 
 
 def _open_mpi(comm: Any) -> _core.Messenger:

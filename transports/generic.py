@@ -48,6 +48,7 @@ from unisono.transports.base import (
     AnyArray,
     Call,
     CallCache,
+    Executor,
     Identity,
     MappedTransport,
     MemoryType,
@@ -71,15 +72,22 @@ from unisono.transports.reductions import reduce_into
 
 
 class GenericExecutor:
-    """The `Executor` of one rank over `transport`."""
+    """The `Executor` of one rank over a transport.
 
-    def __init__(self, transport: MessageTransport) -> None:
+    Args:
+        transport: what carries its messages.
+        beside: an executor of the same ranks over our own links, whose subgroups are those of this one; it is closed
+            with this one. None where the ranks are threads of one process.
+    """
+
+    def __init__(self, transport: MessageTransport, beside: Executor | None = None) -> None:
         self.rank = transport.rank
         self.size = transport.size
         self.members = transport.members
         self.vendors: Mapping[str, VendorRefusal] = {}
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
+        self._beside = beside
         self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
         self._active: list[_Running] = []
         self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
@@ -98,7 +106,12 @@ class GenericExecutor:
     def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
         """See `Executor.subgroup`."""
         members = tuple(ranks)
-        return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])))
+        beside = None if self._beside is None else self._beside.subgroup(members)
+        return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])), beside)
+
+    def authenticated(self) -> Executor:
+        """See `Executor.authenticated`."""
+        return self if self._beside is None else self._beside.authenticated()
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """Start `call`; see `Executor.start`.
@@ -228,6 +241,8 @@ class GenericExecutor:
                 self._failure = self._failure or AbortedError(f"rank {self.members[self.rank]} closed the communicator")
                 self._forget_all()
                 self._transport.close()
+                if self._beside is not None:
+                    self._beside.close()
 
     def progress(self) -> None:
         """Drive every operation that has been started; remember the first error, and tell all ranks of it."""

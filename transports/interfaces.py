@@ -45,6 +45,15 @@ def address_for(wanted: str) -> str:
         ) from None
 
 
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has this numeric address; empty for loopback, and if there is none."""
+    from ipaddress import ip_address
+
+    if ip_address(address).is_loopback:
+        return ""
+    return next((name for name, each in _addresses() if each == address.partition("%")[0]), "")
+
+
 def is_numeric(address: str) -> bool:
     """Return whether this is a numeric address; one of IPv6 may say its zone."""
     # Every rank asks this, and to load ipaddress takes a millisecond.

@@ -31,6 +31,7 @@ from unisono.algorithms.contracts import CONTRACTS
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Combine, Lower, Op
+from unisono.transports import _core
 from unisono.transports.base import AnyArray, Call, Operand, Operation, Usage
 from unisono.transports.memory import arrays_of
 from unisono.transports.mpi_library import Comm, LateComm, give_up
@@ -444,10 +445,14 @@ class MpiOperation:
             self._fail(error)
 
     def _ask_mpi(self, ask: Callable[[], Any]) -> Any:
-        """Return what MPI says; its errors become failures of the communicator, which are raised."""
+        """Return what MPI says; its errors become failures of the communicator, which are raised.
+
+        MPI reduces in the thread that asks, so that its floating-point environment must be the same on all ranks.
+        """
         mpi = self._collectives._mpi
         try:
-            return ask()
+            with _core.DefaultFloatEnvironment():
+                return ask()
         except mpi.Exception as error:
             lost = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_REVOKED", None))
             blame = self._failures.lose if error.Get_error_class() in lost else self._failures.break_down

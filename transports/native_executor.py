@@ -54,6 +54,8 @@ _log = log.get(log.NAME)
 
 # The id of the communicator of all ranks.
 _WORLD = 0
+# The number of the communicator of authenticated links; those that users make of the same ranks count from 0.
+_AUTHENTICATED = -1
 
 _PENDING, _DONE = 0, 1
 
@@ -207,6 +209,7 @@ class NativeExecutor:
         communicator: the communicator's id, the same on all ranks; 63 bits.
         members: its ranks, by their numbers in the job; not given for all ranks.
         mpi: MPI's collectives of the same ranks in the same order, if there are any.
+        is_authenticated: whether messages go over authenticated links only, whatever the option `transports` says.
     """
 
     def __init__(
@@ -216,6 +219,7 @@ class NativeExecutor:
         communicator: int = _WORLD,
         members: tuple[int, ...] = (),
         mpi: MpiCollectives | None = None,
+        is_authenticated: bool = False,
     ) -> None:
         self._mpi = mpi
         self.vendors: Mapping[str, VendorRefusal] = {} if mpi is None else {MPI_NATIVE: mpi.refusal}
@@ -241,7 +245,7 @@ class NativeExecutor:
         self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
         self._closed = False
-        session.add_communicator(communicator, self._endpoint)
+        session.add_communicator(communicator, self._endpoint, is_authenticated=is_authenticated)
 
     @property
     def session(self) -> Session:
@@ -260,6 +264,13 @@ class NativeExecutor:
         communicator = _id_of(self._communicator, members, number)
         mpi = None if self._mpi is None else self._mpi.subgroup(members, communicator)
         return NativeExecutor(self._session, self, communicator, members, mpi)
+
+    def authenticated(self) -> NativeExecutor:
+        """See `Executor.authenticated`."""
+        if self._session.is_authenticated:
+            return self
+        communicator = _id_of(self._communicator, self.members, _AUTHENTICATED)
+        return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=True)
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
         """See `Executor.start`."""

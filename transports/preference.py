@@ -25,14 +25,14 @@ def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
         return _UCX_BY_ITS_PACKAGE if _ucx_cannot_be_entered() else preference
     if preference != ("auto",):
         return preference
-    return _AUTO_WITH_UCX if _ucx_offers_more_than_tcp() else _AUTO
+    return _AUTO_WITH_UCX if has_remote_memory_access() else _AUTO
 
 
 def _ucx_cannot_be_entered() -> bool:
     from unisono.transports import ucx
 
     try:
-        ucx.open_messenger()
+        ucx.check_entered()
     except ucx.NotEnteredError as error:
         _log.warning("%s", error.message)
         return True
@@ -41,7 +41,8 @@ def _ucx_cannot_be_entered() -> bool:
     return False
 
 
-def _ucx_offers_more_than_tcp() -> bool:
+def has_remote_memory_access() -> bool:
+    """Return whether this host has a device for remote memory access that UCX can drive."""
     if not (os.path.isdir(_DEVICES) and os.listdir(_DEVICES)):
         return False
     from unisono.transports import ucx

@@ -4,7 +4,7 @@ A combination is computed in the accumulation dtype of its element type (`DType.
 8-bit floats) and rounded once when it is stored, however many operands it has; the division of an average is part of
 it. Integers wrap, NaN is propagated by min and max, and overflow of a float is infinity (of float8_e4m3fn, which has
 none, NaN), all without warnings. Complex arithmetic is spelled out by parts, because that of numpy depends on the
-processor.
+processor. The thread computes in the default floating-point environment, because its own may differ between ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Combine, Lower, Op
+from unisono.transports import _core
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +62,7 @@ def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:
         return contribution
     factor = factor_of(op, DTYPES[contribution.dtype.name])
     lifted = np.empty_like(contribution) if out is None else out
-    with np.errstate(all="ignore"):
+    with _core.DefaultFloatEnvironment(), np.errstate(all="ignore"):
         lifted[...] = _multiply(contribution.astype(factor.dtype, copy=False), factor)
     return lifted
 
@@ -76,7 +77,7 @@ def factor_of(op: Op, dtype: DType) -> Any:
         fits = bool(limits.min <= factor <= limits.max)
     if not fits:
         raise UsageError(f"the factor of {op.name} is {factor!r}, which is not in the range of {dtype.name}")
-    with np.errstate(over="ignore"):
+    with _core.DefaultFloatEnvironment(), np.errstate(over="ignore"):
         return accumulate.type(factor)
 
 
@@ -92,7 +93,7 @@ def reduce_into(dst: _State, sources: Sequence[_State], op: Op, size: int, lower
     """
     accumulate = _accumulate(dst)
     combine = _COMBINE[op.combine]
-    with np.errstate(all="ignore"):
+    with _core.DefaultFloatEnvironment(), np.errstate(all="ignore"):
         state = sources[0].astype(accumulate)
         for source in sources[1:]:
             state = combine(state, source.astype(accumulate, copy=False)).astype(accumulate, copy=False)

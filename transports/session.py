@@ -42,13 +42,15 @@ from unisono.transports.base import MemoryType
 from unisono.transports.channel_openers import OPENERS, Opener, OpenerContext, Place, lane_name, lane_of
 from unisono.transports.dialer import Caller, Dialer, Target, dial
 from unisono.transports.event_loop import Callback
-from unisono.transports.fabrics import FabricError, Fabrics
+from unisono.transports.fabrics import FABRICS, FabricError, Fabrics
 from unisono.transports.failures import kind_of
 from unisono.transports.hello import Hello, Purpose
+from unisono.transports.interfaces import interface_of
 from unisono.transports.joined_sockets import process_descriptor, watch
 from unisono.transports.listener import Addresses, Listener
 from unisono.transports.locality import Locality, Surroundings
 from unisono.transports.open_files import lift_limit_of_files
+from unisono.transports.preference import has_remote_memory_access
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.system_limits import is_exhausted, unavailable
 
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 _log = log.get(log.NAME)
 
+# The transports whose links carry only what the two ranks send that have proved that they hold the key.
+AUTHENTICATED = ("shm", "tcp")
 _DIAL_PAUSE_S = 0.01
 # The descriptors of a judge: for each rank its link, its process, and those of a rendezvous; and all others.
 _DESCRIPTORS_PER_RANK = 4
@@ -114,6 +118,7 @@ class Session:
         self._endpoints: dict[int, _core.Endpoint] = {}
         self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
+        self._authenticated: set[int] = set()  # communicators that use no library's links
         # Communicators of which ranks that have not closed them may still dial channels: the latest, in order.
         self._closed: dict[int, None] = {}
         self._arrivals: Arrivals | None = None
@@ -168,7 +173,7 @@ class Session:
         self._locality.close()  # all ranks have asked
         self._members = roster.members
         self._options = options
-        self._fabrics = Fabrics(options.preference, self.identity.rank, comm)
+        self._fabrics = Fabrics(options.preference, self.identity.rank, comm, self._interface_of_ucx())
         context = OpenerContext(self._listener.loop, self.identity.epoch, options, self._fabrics, self._why_no_memory)
         with self._lock:
             self._openers = {name: make(context) for name, make in OPENERS.items()}
@@ -239,10 +244,15 @@ class Session:
                 mask |= int(member.cores, 16)
         return mask.bit_count()
 
-    def add_communicator(self, communicator: int, endpoint: _core.Endpoint) -> None:
-        """Let channels of `communicator` be opened by other ranks, and take those that have been."""
+    def add_communicator(self, communicator: int, endpoint: _core.Endpoint, *, is_authenticated: bool = False) -> None:
+        """Let channels of `communicator` be opened by other ranks, and take those that have been.
+
+        Its channels are authenticated as a whole, and not only when they are opened, if it `is_authenticated`.
+        """
         with self._lock:
             self._endpoints[communicator] = endpoint
+            if is_authenticated:
+                self._authenticated.add(communicator)
             early, self._early = self._early, []
         for hello, sock in early:
             self._admit(hello, sock)
@@ -253,6 +263,7 @@ class Session:
             self._closed[communicator] = None
             if len(self._closed) > _MOST_CLOSED:
                 del self._closed[next(iter(self._closed))]
+            self._authenticated.discard(communicator)
             endpoint = self._endpoints.pop(communicator, None)
             self._opened.pop(communicator, None)
         if endpoint is not None:
@@ -261,6 +272,11 @@ class Session:
     def _close_openers(self, endpoint: _core.Endpoint | None = None) -> None:
         for opener in self._openers.values():
             opener.close(endpoint)
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether every channel is authenticated: none goes over a library, which does not ask who sends."""
+        return not any(name in FABRICS for name in self._options.preference)
 
     @property
     def preference(self) -> str:
@@ -301,7 +317,8 @@ class Session:
             ours = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
             if ours and (lane, peer) not in opened:
                 opened.add((lane, peer))
-                opening = _Opening(communicator, lane, peer, list(self._options.preference))
+                transports = AUTHENTICATED if communicator in self._authenticated else self._options.preference
+                opening = _Opening(communicator, lane, peer, list(transports))
                 self._listener.loop.submit(partial(self._open_by_next, opening))
 
     def close(self, farewell: str) -> None:
@@ -349,6 +366,17 @@ class Session:
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
 
+    def _interface_of_ucx(self) -> str:
+        """Return the network interface on which UCX may listen for TCP; empty where it need not.
+
+        UCX's TCP does not ask who connects. So UCX uses it only to reach other hosts, where nothing else can: devices
+        for remote memory access do not need it, our own TCP is as good, and no other host reaches loopback.
+        """
+        hosts, names = {member.addresses.host_id for member in self._members}, self._options.preference
+        if len(hosts) == 1 or "ucx" not in names or "tcp" in names or has_remote_memory_access():
+            return ""
+        return interface_of(self.addresses.tcp_host)
+
     def _shares_cores(self, member: Member) -> bool:
         machine = member.surroundings.machine
         is_same_host = member.addresses.host_id == self.addresses.host_id
@@ -382,6 +410,11 @@ class Session:
                 raise CollectiveTimeoutError(message, rank=self.identity.rank, peer=peer) from None
             time.sleep(_DIAL_PAUSE_S)
 
+    def _note_used(self, communicator: int, peer: int, transport: str) -> None:
+        """Remember by what messages get to a peer; those of objects may take another way."""
+        if communicator not in self._authenticated:
+            self._used[peer] = transport
+
     def _fail(self, peer: int, error: Exception) -> None:
         """Let the job fail with an error that concerns a peer."""
         message = error.message if isinstance(error, UnisonoError) else str(error)
@@ -400,6 +433,8 @@ class Session:
                 self._dial_sockets(opening, opener)
                 return
             self._note_obstacle(opening, obstacle)
+        if "tcp" not in self._options.preference:
+            opening.obstacles.append("tcp, if it is among the transports, reaches every rank")
         message = f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {opening.peer}: "
         self._fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
 
@@ -433,7 +468,7 @@ class Session:
     def _on_opened(self, opening: _Opening, error: Exception | None) -> None:
         """Take note of a channel that has been opened, or could not be."""
         if error is None:
-            self._used[opening.peer] = opening.transport
+            self._note_used(opening.communicator, opening.peer, opening.transport)
             _log.info("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
             return
         opening.close()
@@ -485,8 +520,9 @@ class Session:
             sock.close()
             _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
             return
-        self._used[hello.sender] = hello.purpose.name.lower()
-        _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, self._used[hello.sender])
+        transport = hello.purpose.name.lower()
+        self._note_used(hello.communicator, hello.sender, transport)
+        _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, transport)
 
     def _refused(self, what: str, error: Exception, peer: int) -> TransportUnavailableError:
         rank = self.identity.rank

@@ -2,11 +2,16 @@
 
 The package makes the context and the worker, so that its settings, and those of the user (``UCX_TLS`` and all others of
 UCX), hold; the native core does the rest by their handles. Endpoints are not the package's, which would be an object of
-Python for each, with UCX's error handling, and that keeps UCX from shared memory. A process has one worker, which stays
-until it ends: making one takes as long as thousands of messages.
+Python for each, with UCX's error handling, and that keeps UCX from shared memory. A process has one worker for each
+set of settings, which stays until it ends: making one takes as long as thousands of messages.
 
-UCX's `cma`, by which a process reads another's memory, is left out unless the user names transports himself: where the
-other one has been killed, it calls abort(), and what should raise `PeerLostError` would be dead too.
+Some of UCX's own transports are left out, unless the user names transports by ``UCX_TLS``:
+
+- `cma`, by which a process reads another's memory. Where the other one has been killed, it calls abort(), so that the
+  rank that should raise `PeerLostError` dies too.
+- `sysv`, because processes of other users in the same group can attach to its segments. `posix` does the same work.
+- `tcp`, because it listens on a port of its own and does not ask who connects. 13 bytes from a stranger end the rank.
+  Only where UCX has no other way to another host may it use TCP, on one interface, and a warning says so.
 """
 
 from __future__ import annotations
@@ -20,14 +25,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unisono import log
 from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
 from unisono.transports.base import MemoryType
+from unisono.transports.listening import listening
+
+_log = log.get(log.NAME)
 
 # The modules of the core interface, which has the same names in both packages.
 _PROVIDERS = ("ucxx._lib.libucxx", "ucp._libs.ucx_api")
-# `cma` ends a process whose peer has died while it copies from it.
-_TLS_UNLESS_SET = "^cma"
+_WITHOUT_TCP, _WITH_TCP = "^cma,sysv,tcp", "^cma,sysv"
+# Enough to see whether the native core can enter UCX. It opens nothing.
+_ENTERED_BY = {"TLS": "self"}
 # What says which of UCX's transports and devices may be used.
 _SETTINGS = ("UCX_TLS", "UCX_NET_DEVICES", "UCX_SHM_DEVICES")
 _LIBRARY = re.compile(r"(/\S*/libucp(?:-[^/]*)?\.so\S*)$", re.MULTILINE)
@@ -37,13 +47,25 @@ class NotEnteredError(TransportUnavailableError):
     """There is a UCX, but the native core cannot enter it; `ucx_core` may use it."""
 
 
-def open_messenger() -> _core.Messenger:
-    """Return what carries tagged messages by UCX; the same in all of the process.
+def open_messenger(interface: str = "") -> _core.Messenger:
+    """Return what carries tagged messages by UCX; the same in all of the process for the same interface.
+
+    Args:
+        interface: on which UCX may listen for TCP, as `settings` takes it.
 
     Raises:
         TransportUnavailableError: there is no UCX here that can be used; it says what to do.
     """
-    return _messenger(os.getpid())
+    return _messenger(os.getpid(), interface)
+
+
+def check_entered() -> None:
+    """Check that the native core can enter the UCX of this process; nothing is opened.
+
+    Raises:
+        TransportUnavailableError: there is none; `NotEnteredError` if there is one that only `ucx_core` may use.
+    """
+    _messenger_with(_ENTERED_BY)
 
 
 def report() -> str:
@@ -52,18 +74,20 @@ def report() -> str:
     Raises:
         TransportUnavailableError: as `open_messenger` does.
     """
+    before = listening()
     try:
-        here, there = _new_messenger(), _new_messenger()
+        here, there = (_messenger_with(settings()) for _ in range(2))
     except NotEnteredError as error:
         return error.message
     with_cuda = " with cuda" if here.knows(MemoryType.CUDA) else ""
-    return f"UCX {here.version()}{with_cuda}, which chooses {here.carriers(there.address()) or 'what it does not tell'}"
+    carriers = here.carriers(there.address()) or "what it does not tell"
+    return f"UCX {here.version()}{with_cuda}, which chooses {carriers}{_doors_since(before)}"
 
 
 def drives_infiniband() -> bool:
     """Return whether UCX is there, with what it needs for devices of remote memory access."""
     try:
-        open_messenger()
+        imported()
     except TransportUnavailableError:
         return False
     return any(Path(library_path()).parent.glob("ucx/libuct_ib*"))
@@ -78,9 +102,10 @@ def library_path() -> str:
 
 
 @functools.cache
-def _messenger(process: int) -> _core.UcxMessenger:
+def _messenger(process: int, interface: str) -> _core.UcxMessenger:
     """Return that of the process of this number: a forked child can use nothing of its parent's."""
-    return _new_messenger()
+    with warning_of_doors():
+        return _messenger_with(settings(interface))
 
 
 def imported() -> tuple[str, Any]:
@@ -102,9 +127,41 @@ def imported() -> tuple[str, Any]:
     raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` brings it")
 
 
-def settings() -> dict[str, str]:
-    """Return what a context of UCX is to be made with."""
-    return {} if "UCX_TLS" in os.environ else {"TLS": _TLS_UNLESS_SET}
+def settings(interface: str = "") -> dict[str, str]:
+    """Return what a context of UCX is to be made with.
+
+    Args:
+        interface: the network interface, such as ``eth0``, on which UCX may listen for TCP; empty if it must not. What
+            the user has set by ``UCX_TLS`` and ``UCX_NET_DEVICES`` holds in any case.
+    """
+    if "UCX_TLS" in os.environ:
+        return {}
+    if not interface:
+        return {"TLS": _WITHOUT_TCP}
+    return {"TLS": _WITH_TCP} | ({} if "UCX_NET_DEVICES" in os.environ else {"NET_DEVICES": interface})
+
+
+@contextlib.contextmanager
+def warning_of_doors() -> Iterator[None]:
+    """Warn if UCX listens for TCP after what is done in the block."""
+    before = listening()
+    yield
+    doors = _doors_since(before)
+    if doors:
+        _log.warning("UCX%s", doors.removeprefix(","))
+
+
+def _doors_since(before: frozenset[str]) -> str:
+    """Return the words that UCX listens where nobody listened before, or nothing if it does not."""
+    doors = sorted(listening() - before)
+    if not doors:
+        return ""
+    given = "UCX_TLS" in os.environ
+    advice = "set UCX_TLS without tcp" if given else "name tcp among the transports, so that UCX does without"
+    return (
+        f", listens on {', '.join(doors)} and does not ask who connects: any process that reaches it can end this "
+        f"one or send it messages; {advice}"
+    )
 
 
 def unusable(error: Exception) -> TransportUnavailableError:
@@ -114,11 +171,11 @@ def unusable(error: Exception) -> TransportUnavailableError:
     return TransportUnavailableError(f"UCX cannot be used{advice} ({error})")
 
 
-def _new_messenger() -> _core.UcxMessenger:
+def _messenger_with(chosen: dict[str, str]) -> _core.UcxMessenger:
     package, provider = imported()
     try:
         features = (provider.Feature.TAG, provider.Feature.WAKEUP)
-        context = provider.UCXContext(settings(), feature_flags=features)
+        context = provider.UCXContext(chosen, feature_flags=features)
         worker = provider.UCXWorker(context)
     except Exception as error:
         raise unusable(error) from error

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from unisono.errors import TransportUnavailableError
 from unisono.transports.bootstrap import Bootstrap
 from unisono.transports.framed import FramedTransport
-from unisono.transports.ucx import imported, settings, unusable
+from unisono.transports.ucx import imported, settings, unusable, warning_of_doors
 
 _LENGTH = struct.Struct("=Q")
 # The first of the tags by which a rank is sent to; the address of its worker follows.
@@ -344,7 +344,8 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
     package, ucx = imported()
     workers = _workers(os.getpid())
     try:
-        worker = workers.take(lambda: _CORES[package](ucx))
+        with warning_of_doors():
+            worker = workers.take(lambda: _CORES[package](ucx))
     except Exception as error:  # of UCX, whatever its package makes of it
         raise unusable(error) from error
     try:

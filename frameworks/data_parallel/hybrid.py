@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from unisono import Communicator, UsageError, Work, wait_all
+from unisono.autograph import unconverted
 from unisono.frameworks.arrays import Lent, Named, first_names, lend, lend_all, pairs_of
 from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
@@ -28,6 +29,7 @@ from unisono.frameworks.data_parallel.parameters import check_names, check_writa
 from unisono.frameworks.data_parallel.servers import FOREVER_S, Server
 
 
+@unconverted
 class HybridGroups:
     """Groups of ranks that train one model asynchronously. A context manager.
 
@@ -80,13 +82,14 @@ class HybridGroups:
         serving = _serving(servers, world.size)
         if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
             raise UsageError(f"staleness must be a number of contributions, 0 or more, not {staleness!r}")
-        lent = lend_all(parameters)
+        named = dict(pairs_of(parameters))
+        lent = lend_all(named)
         check_writable(lent)
         self._layers = layers_of(lent)
         check_names(world, [f"groups={members}", f"staleness={staleness}", f"servers={serving}"])
-        verify_sync(world, parameters)
+        verify_sync(world, named)
         self._world = world
-        self._names = list(lent)
+        self._all_names, self._names = list(named), list(lent)  # the latter: of arrays in one memory, the first
         self.index = next(index for index, ranks in enumerate(members) if world.rank in ranks)
         self.group = world.subgroup(members[self.index])
         self._to_servers, self._to_leaders = world.dup(), world.dup()
@@ -171,9 +174,9 @@ class HybridGroups:
         if self._is_finished or self._is_closed:
             raise UsageError("these hybrid groups have finished: make new ones")
         every = {name: lend(x, name) for name, x in pairs_of(parameters)}
-        lent = {name: each for name, each in first_names(every).items() if name in self._names}
+        lent = first_names(every)
         check_writable(lent)
-        if list(lent) != self._names or layers_of(lent) != self._layers:
+        if [*every] != self._all_names or [*lent] != self._names or layers_of(lent) != self._layers:
             raise UsageError("these are other parameters than in the beginning: names, shapes and dtypes must stay")
         return every, lent
 

@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 
 from unisono import UsageError
-from unisono.frameworks.arrays import Array, Lent
+from unisono.frameworks.arrays import Array, Lent, same_bits
 
 _HEADER_NBYTES = 16
 
@@ -82,6 +82,7 @@ def read(layer: Layer, lent: Mapping[str, Lent], into: Array) -> None:
         into[start:end] = lent[name].flat
 
 
+@same_bits
 def write(layer: Layer, lent: Mapping[str, Lent], values: Array) -> None:
     """Set the parameters of a layer; they are yet to be put back."""
     for name, start, end in _places(layer):

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from unisono import Communicator, UsageError
+from unisono.frameworks.arrays import same_bits
 from unisono.frameworks.data_parallel.parameters import check_names
 
 
+@same_bits
 def average_metrics(world: Communicator, metrics: Mapping[str, Any], samples: float = 1) -> dict[str, float]:
     """Return the mean of each number over the samples of all ranks, the same bits on every rank.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.arrays import Array, Lent, Named, lend, pairs_of
+from unisono.frameworks.arrays import Array, Lent, Named, lend, pairs_of, same_bits
 from unisono.frameworks.data_parallel.parameters import check_writable
 
 _CHUNK = 1 << 16
@@ -22,6 +22,7 @@ _CHUNK = 1 << 16
 _EPSILON = 1e-6
 
 
+@same_bits
 def global_norm(arrays: Iterable[Any], world: Communicator | None = None) -> float:
     """Return the Euclidean norm of all elements of the arrays; NaN or infinity if there are such elements.
 
@@ -44,6 +45,7 @@ def global_norm(arrays: Iterable[Any], world: Communicator | None = None) -> flo
     return math.sqrt(_squares(_lent(arrays), world).sum())
 
 
+@same_bits
 def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator | None = None) -> float:
     """Scale the arrays in place so that their `global_norm` is at most `max_norm`; return what it was.
 
@@ -55,13 +57,14 @@ def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator
         world: as in `global_norm`.
 
     Raises:
-        UsageError: as in `global_norm`, or an array cannot be written; nothing has been sent.
+        UsageError: as in `global_norm`, or an array cannot be written in place, as one of JAX and a ``tf.Tensor``;
+            nothing has been sent.
         FloatingPointError: the norm is infinite or not a number, on all ranks that share it; the arrays are untouched.
     """
     if not max_norm > 0:
         raise UsageError(f"max_norm must be a positive number, not {max_norm!r}")
     lent = _lent(arrays)
-    check_writable({f"array {index}": each for index, each in enumerate(lent)})
+    check_writable({f"array {index}": each for index, each in enumerate(lent)}, in_place=True)
     norm = math.sqrt(_squares(lent, world).sum())
     if not math.isfinite(norm):
         raise FloatingPointError(f"the norm of the gradients is {norm}: they are left as they are")
@@ -72,6 +75,7 @@ def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator
     return norm
 
 
+@same_bits
 def scale_by_larc(
     parameters: Named,
     gradients: Named,
@@ -101,7 +105,8 @@ def scale_by_larc(
         world: as in `global_norm`.
 
     Raises:
-        UsageError: names, shapes or arguments do not fit, or a gradient cannot be written; nothing has been sent.
+        UsageError: names, shapes or arguments do not fit, or a gradient cannot be written in place, as one of JAX and a
+            ``tf.Tensor``; nothing has been sent.
         FloatingPointError: a norm is not finite; it names the parameter, and nothing has been written.
     """
     if not learning_rate > 0 or not trust > 0 or not weight_decay >= 0:
@@ -111,7 +116,7 @@ def scale_by_larc(
     )
     if weights.keys() != lent.keys() or any(weights[name].shape != lent[name].shape for name in weights):
         raise UsageError("parameters and gradients must have the same names and shapes")
-    check_writable(lent)
+    check_writable(lent, in_place=True)
     norms = np.sqrt(_squares([*(weights[name] for name in lent), *lent.values()], world))
     factors = {}
     for name, weight, gradient in zip(lent, *np.split(norms, 2), strict=True):

@@ -34,7 +34,7 @@ def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> di
 
     Args:
         world: the ranks, all of which call it.
-        named: arrays by name, of numpy, torch, JAX or TensorFlow: a dict, ``model.state_dict()`` or
+        named: arrays by name, of numpy, torch, JAX, TensorFlow or Keras: a dict, ``model.state_dict()`` or
             ``model.named_parameters()``; the same names, dtypes and shapes in the same order on all ranks. Arrays in
             one memory, as tied weights are, count once.
         root: the rank whose arrays are copied.
@@ -106,11 +106,13 @@ def fingerprint(named: Named) -> str:
     return _digest_of(_entries(lend_all(named))).hex()
 
 
-def check_writable(lent: Mapping[str, Lent]) -> None:
-    """Check that what has been changed can be put back; raises `UsageError`."""
+def check_writable(lent: Mapping[str, Lent], *, in_place: bool = False) -> None:
+    """Check that what has been changed can be put back, in the array itself if `in_place`; raises `UsageError`."""
     for name, each in lent.items():
         if not each.writable:
-            raise UsageError(f"{name} is read-only: pass an array that can be written")
+            raise UsageError(f"{name} is read-only, or hands out copies alone: pass an array that can be written")
+        if in_place and not each.in_place:
+            raise UsageError(f"{name} is of a kind that never changes: pass an array of numpy or torch")
 
 
 def check_names(world: Communicator, names: Sequence[str]) -> None:

@@ -26,6 +26,9 @@ class Flags(IntFlag):
 
     COMPLAINT = 1
     OTHER_ORDER = 2
+    NEW_GRADIENT = 4
+    # Not sent by itself: what the checksums of parameters tell, which travel with the flags.
+    PARAMETERS_DIFFER = 8
 
 
 class Complaint(NamedTuple):
@@ -74,14 +77,47 @@ def agree(
     known = {gradient.name for gradient in first}
     extra = [] if found else [gradient for gradient in own if gradient.name not in known]
     raise_first(world, found)
-    union = dict.fromkeys(first)
-    for rank, its in enumerate(world.allgather_object(extra)):
-        conflict = _difference(its, list(union), zeros=True)
-        if conflict is not None:  # all ranks find it, for they compare the same
-            raise MismatchError(f"rank {rank}: {conflict.message}", rank=world.rank, peer=rank)
-        union.update(dict.fromkeys(its))
+    union = _union(world, first, world.allgather_object(extra))
     if not union:
         raise UsageError("no rank has given a gradient: call ready(name, array) before finish()", rank=world.rank)
+    return union
+
+
+def agree_on_new(world: Communicator, own: Sequence[Gradient], *, zeros: bool) -> tuple[Gradient, ...]:
+    """Return the gradients that some rank has given for the first time. All ranks call it.
+
+    Args:
+        world: the ranks.
+        own: those of this rank.
+        zeros: as in `agree`.
+
+    Raises:
+        MismatchError: the ranks differ in a shape or dtype, or, without `zeros`, in which gradients these are.
+    """
+    new_of_ranks = world.allgather_object(own)
+    union = _union(world, (), new_of_ranks)
+    for rank, new in enumerate(new_of_ranks):
+        names = {gradient.name for gradient in new}
+        for gradient in union if not zeros else ():
+            if gradient.name not in names:
+                text = f"got no gradient of {gradient.name!r}, which other ranks gave for the first time: {_ADVICE}"
+                raise MismatchError(f"rank {rank}: {text}", rank=world.rank, peer=rank)
+    return union
+
+
+def _union(
+    world: Communicator, first: Iterable[Gradient], of_ranks: Sequence[Sequence[Gradient]]
+) -> tuple[Gradient, ...]:
+    """Return `first` and the gradients of all ranks, each once; raises `MismatchError` where shapes or dtypes differ.
+
+    All ranks compare the same, and so raise the same.
+    """
+    union = dict.fromkeys(first)
+    for rank, gradients in enumerate(of_ranks):
+        conflict = _difference(gradients, list(union), zeros=True)
+        if conflict is not None:
+            raise MismatchError(f"rank {rank}: {conflict.message}", rank=world.rank, peer=rank)
+        union.update(dict.fromkeys(gradients))
     return tuple(union)
 
 
@@ -106,7 +142,27 @@ _ADVICE = 'pass missing="zero" if that is right'
 
 def missing(name: str) -> Complaint:
     """Return the complaint of a rank that got no gradient for a parameter."""
-    return Complaint("MismatchError", f"got no gradient of {name!r} before finish(): {_ADVICE}")
+    text = f"got no gradient of {name!r} before finish(): {_ADVICE}. If no rank has it any more, call reset() on all"
+    return Complaint("MismatchError", text)
+
+
+def given_twice(name: str) -> Complaint:
+    """Return the complaint of a rank that got two gradients for a parameter in one step."""
+    return Complaint(
+        "UsageError",
+        f"the gradient of {name!r} was given twice in a step: call finish() after each step. With a torch optimizer, "
+        "put all backwards of a step but the last in optimizer.no_sync(), and call optimizer.synchronize() before a "
+        "GradScaler's step(optimizer)",
+    )
+
+
+def changed(name: str, how: str = "changed") -> Complaint:
+    """Return the complaint of a rank whose program has changed a gradient that the reducer was averaging."""
+    return Complaint(
+        "UsageError",
+        f"the gradient of {name!r} was {how} while it was being averaged: clip and change gradients after finish(), or "
+        "with a torch optimizer after optimizer.synchronize()",
+    )
 
 
 def described(gradient: Gradient) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from unisono import Communicator, UsageError, Work
-from unisono.frameworks.arrays import Array
+from unisono.frameworks.arrays import Array, same_bits
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.transports.native_codecs import from_wire, to_wire, wire_nbytes
 
@@ -96,6 +96,7 @@ def _narrow(
         work: Work[Any] = allreduce(wait=False)
         return work
 
+    @same_bits
     def finish() -> None:
         from_wire(form, floats.x, wire)
         floats.write_back()
@@ -132,6 +133,7 @@ def _in_blocks(
         work: Work[Any] = allgather(wait=False)
         return work
 
+    @same_bits
     def finish() -> None:
         residual[begin:end] += weight * lost[: end - begin]
         from_wire("int8", floats.x, wire.reshape(-1))

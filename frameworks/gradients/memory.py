@@ -66,10 +66,12 @@ class Memory(Slots):
         layout, turns: the same.
         buckets_of: the buckets in which each gradient lies, by name.
         starts: by bucket, what starts its reduction.
-        flags: what this rank has to say about the step, and then what any rank has.
+        flags: what this rank has to say about the step: `Flags`, and the checksum of its parameters and the complement
+            of that. When `telling` has ended, these are joined by "bor" with those of the other ranks.
         works: by bucket, its reduction, in the order in which they were started.
         telling: the reduction of `flags`, once it has started.
         given: by name, what the user gave in this step.
+        new: by name, what the user gave that has no place in the layout.
         lacking: by bucket, of how many gradients it waits.
         full: the buckets that wait for none, in the order in which they have become so.
         complaint: what is wrong on this rank in this step.
@@ -83,15 +85,17 @@ class Memory(Slots):
         self.layout, self.turns = layout, turns
         self.buckets_of = layout.buckets_of()
         self.starts = [reduction(index, memory) for index, memory in enumerate(self.buckets)]
-        self.flags = np.zeros(1, np.int64)
+        self.flags = np.zeros(3, np.int64)
         self.begin(Step(-1))
 
     def begin(self, step: Step) -> None:
         """Make ready for a step."""
-        self.flags[0] = 0
+        self.flags[:] = 0
+        self.tell_checksum(0)
         self.works: dict[int, Pending] = {}
         self.telling: Pending | None = None
         self.given: dict[str, Lent] = {}
+        self.new: dict[str, Lent] = {}
         self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
         self.full: list[int] = []
         self.complaint: Complaint | None = None
@@ -120,6 +124,11 @@ class Memory(Slots):
         self.works[index].wait()
         self.step.spans[index].note_end()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all gradients: those of the layout in its order, and then those that were added."""
+        return tuple(self.flat)
+
     def write_back(self, name: str, reduced: Array) -> Any:
         """Overwrite what was given of a name by what was reduced, and return that; a copy, if nothing was given."""
         its = self.given.get(name)
@@ -129,9 +138,28 @@ class Memory(Slots):
         """Return all that has been started in the step."""
         return [*self.works.values(), *([self.telling] if self.telling is not None else [])]
 
+    def tell_checksum(self, value: int) -> None:
+        """Let the other ranks compare a checksum of the parameters with their own."""
+        self.flags[1:] = value, ~value
+
     def told(self) -> Flags:
         """Return what the ranks have to say, when `telling` has ended."""
-        return Flags(int(self.flags[0]))
+        # A bit that two ranks do not share is set in both: in the checksums and in their complements.
+        differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
+        return Flags(int(self.flags[0])) | differ
+
+    def note_new(self, name: str, lent: Lent) -> None:
+        """Remember a gradient that has no place in the layout, until the ranks know of it."""
+        self.new[name] = lent
+        self.flags[0] |= Flags.NEW_GRADIENT
+
+    def add(self, name: str, reduced: Array) -> None:
+        """Add a new gradient that was averaged by itself. The memory must not be used for another step after it."""
+        self.flat = {**self.flat, name: reduced.reshape(-1)}
+        self.shaped[name] = reduced
+        self.buckets_of[name] = ()
+        if name in self.new:
+            self.given[name] = self.new.pop(name)
 
 
 def _zeros(count: int, dtype: DTypeLike) -> Array:

@@ -58,7 +58,7 @@ class Arriving(Mapping[str, Any]):
 
     def __init__(self, memory: Memory, wait: Callable[[int], None]) -> None:
         self._memory, self._wait = memory, wait
-        self._names = tuple(memory.layout.gradients)[::-1]
+        self._names = memory.names[::-1]
         self._taken: dict[str, Any] = {}
         self._is_over = False
 
@@ -69,7 +69,7 @@ class Arriving(Mapping[str, Any]):
         return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._memory.layout.gradients
+        return name in self._memory.flat
 
     def __getitem__(self, name: str) -> Any:
         """Wait for a gradient, and return it.

@@ -5,11 +5,13 @@ shapes and order (`agreement`), and get a layout (`layout`): flat memory for all
 the gradients become ready. From then on each gradient is copied to its slot, unless it lies there, and a bucket is
 started when all of it is there, behind those before it: all ranks start the same buckets in the same order, whatever
 the order in which theirs become ready; with priorities it is another one (`priorities`). `finish` starts what is left
-and the flags of the step, waits for the step that is due (`lag`), and hands out its gradients.
+and the flags of the step, waits for the step that is due (`lag`), and hands out its gradients. With the flags travels a
+checksum of some parameters, so that ranks that drift apart notice it (`sync_check`).
 
 A step in flight has memory of its own (`memory`), so there is one more `Memory` than steps may be in flight. The layout
 changes between two steps, when the ranks have agreed to that in a step that is over: after the sixth step, when the
-times tell how large buckets should be (`sizing`) and what goes first, and when rank 0 sees another order (`order`).
+times tell how large buckets should be (`sizing`) and what goes first, when rank 0 sees another order (`order`), and
+when there are new gradients (`additions`).
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import Communicator, UnisonoError, UsageError
-from unisono.frameworks.arrays import Array, Lent, lend
-from unisono.frameworks.gradients import agreement, traces
+from unisono.autograph import unconverted
+from unisono.frameworks.arrays import Array, Named, pairs_of, same_bits
+from unisono.frameworks.data_parallel.sync_check import SyncCheck
+from unisono.frameworks.gradients import agreement, intake, traces
+from unisono.frameworks.gradients.additions import average_new
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.compression import check_compressible
 from unisono.frameworks.gradients.findings import Findings, findings, reordered
@@ -53,8 +58,10 @@ class _Settings(NamedTuple):
     missing: str
     lanes: int
     priorities: bool
+    verify_every: int
 
 
+@unconverted
 class GradientReducer:
     """Averages named gradients over ranks while the next ones are being computed. A context manager.
 
@@ -65,6 +72,9 @@ class GradientReducer:
     What is wrong on one rank is raised by `finish` on all of them, in the same step and with the same text, which names
     the rank and the gradient. The reducer can be used after it; what the gradients of that step hold is undefined.
     After errors of other classes than `UsageError`, `MismatchError` and `NotFiniteError` all communicators have failed.
+
+    Gradients may come later than in the first step, for example when layers are unfrozen. They are averaged in the step
+    in which all ranks give them for the first time, and in all later ones.
 
     Args:
         world: the ranks.
@@ -84,6 +94,10 @@ class GradientReducer:
             returns before all are there: looking up a gradient in what it returns waits for that one. Not with a lag.
         timeline: whether the end of each bucket is noted when it happens, and not when it is waited for.
         timeout_s: of each reduction; by default, the option `timeout_s`.
+        parameters: what the gradients change, by name: arrays that must be the same on all ranks whenever `finish` is
+            called. Each `finish` compares some of them by a checksum, and all of them in the first steps. A dict may
+            get other arrays and more names between steps. By default, nothing is compared.
+        verify_every: in how many steps each parameter is compared once; 0 for never.
 
     Raises:
         UsageError: an argument cannot be used.
@@ -115,13 +129,25 @@ class GradientReducer:
         priorities: bool = False,
         timeline: bool = False,
         timeout_s: float | None = None,
+        parameters: Named | None = None,
+        verify_every: int = 100,
     ) -> None:
         _check_arguments(bucket_nbytes, op, missing)
         if priorities and lag:
             raise UsageError("priorities are for gradients of the same step: use them without lag")
         self._lag = lag_of(lag, total_steps, warmup_fraction, cooldown_fraction)
         carried = lanes_for(teams, len(world.hosts), lag, compression)
-        self._settings = _Settings(bucket_nbytes, compression, self._lag, op, missing, carried.lanes or 1, priorities)
+        self._sync_check = _sync_check(world, parameters, verify_every)
+        self._settings = _Settings(
+            bucket_nbytes,
+            compression,
+            self._lag,
+            op,
+            missing,
+            carried.lanes or 1,
+            priorities,
+            verify_every if self._sync_check else 0,
+        )
         self._check_finite = check_finite
         self._notes_ends = timeline
         self._timeout_s = timeout_s
@@ -144,8 +170,9 @@ class GradientReducer:
     def ready(self, name: str, array: Any) -> None:
         """Take a gradient of this step: an array of numpy, torch or any other library, on the host.
 
-        Its elements must not be changed until `finish`, which overwrites them if it can, and returns. It never raises
-        because of what the array is: `finish` does, on all ranks.
+        Its elements must not be changed or read until `finish`, which overwrites them if it can, and returns. `finish`
+        finds such changes in the first step, by a checksum, and later where the library counts writes, as torch does.
+        It never raises because of what the array is: `finish` does, on all ranks.
 
         Raises:
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
@@ -168,8 +195,10 @@ class GradientReducer:
             zeros then.
 
         Raises:
-            MismatchError: a rank has not given a gradient that others have, or another shape or dtype.
-            UsageError: a rank has given something else that cannot be reduced, or a name twice.
+            MismatchError: a rank has not given a gradient that others have, or another shape or dtype; or the
+                `parameters` are no longer the same on all ranks.
+            UsageError: a rank has given something else that cannot be reduced, or a name twice, or has changed a
+                gradient since.
             NotFiniteError: a gradient is not finite, and `check_finite` was asked for.
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
@@ -223,16 +252,14 @@ class GradientReducer:
         self._settle()
         if self._pending:
             raise UsageError("steps with the gradients that there were are in flight: flush() before reset()")
-        self._noted: dict[str, Lent] = {}
+        self._noted: dict[str, intake.Noted] = {}
         self._complaint: Complaint | None = None
         self._memory = None
         self._pool: Pool | None = None
         self._order = Order()
         self._bucket_nbytes = self._settings.bucket_nbytes or _FIRST_BUCKET_NBYTES
         self._pace = Pace(1.0, 0.0)  # until it is known, no bucket is taken to wait
-        # Those whose times tell how buckets should be: not the first, which opens the connections.
-        measures = self._settings.bucket_nbytes is None or self._settings.priorities
-        self._measured_steps = range(self._step + 1, self._step + 1 + _MEASURED_STEPS) if measures else range(0)
+        self._measure_next_steps()
 
     def complain(self, message: str) -> None:
         """Let `finish` raise a `UsageError` on all ranks, with this text, as if a gradient of this rank were wrong."""
@@ -242,6 +269,11 @@ class GradientReducer:
                 self._complaint = self._complaint or complaint
             else:
                 self._current(self._pool).complain(complaint)
+
+    def verify_all(self) -> None:
+        """Let the next `finish` compare all `parameters`, for example because the program has set them."""
+        if self._sync_check is not None:
+            self._sync_check.start_anew()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must give to `load_state_dict` to go on as if it had never ended, as numpy arrays.
@@ -322,10 +354,11 @@ class GradientReducer:
 
     def _note(self, name: str, array: Any) -> None:
         """Remember a gradient of the first step."""
+        if name in self._noted:
+            self._complaint = self._complaint or agreement.given_twice(name)
+            return
         try:
-            if name in self._noted:
-                raise UsageError(f"the gradient of {name!r} was given twice in a step")
-            self._noted[name] = lend(array, f"the gradient {name!r}")
+            self._noted[name] = intake.note(array, name)
         except UnisonoError as error:
             self._complaint = self._complaint or Complaint("UsageError", error.message)
 
@@ -333,7 +366,8 @@ class GradientReducer:
         """Agree on the gradients, and give the memory of the first step what has been noted."""
         noted, complaint = self._noted, self._complaint
         self._noted, self._complaint = {}, None
-        own = [Gradient(name, its.shape, its.flat.dtype.name) for name, its in noted.items()]
+        complaint = complaint or next((agreement.changed(name) for name, its in noted.items() if its.changed()), None)
+        own = [Gradient(name, its.lent.shape, its.lent.flat.dtype.name) for name, its in noted.items()]
         zeros = self._settings.missing == "zero"
         gradients = agreement.agree(self._control, self._settings, own, complaint, zeros=zeros)
         if self._settings.compression is not None:
@@ -342,7 +376,9 @@ class GradientReducer:
         memory = self._current(self._pool)
         memory.step.begin_s = memory.step.ready_s = now()
         for name, its in noted.items():
-            self._copy(memory, name, its)
+            intake.copy(memory, name, its.lent)
+            if self._check_finite:
+                intake.complain_if_not_finite(memory, name, its.lent.flat)
         return memory
 
     def _current(self, pool: Pool) -> Memory:
@@ -391,38 +427,12 @@ class GradientReducer:
         moment = now()
         memory.step.begin_s = memory.step.begin_s or moment
         memory.step.ready_s = moment
-        try:
-            its = lend(array, f"the gradient {name!r}")
-            slot = memory.shaped.get(name)
-            is_expected = slot is not None and its.shape == slot.shape and its.flat.dtype == slot.dtype
-            if not is_expected or name in memory.given:
-                raise self._wrong(memory, Gradient(name, its.shape, its.flat.dtype.name))
-        except UnisonoError as error:
-            memory.complain(Complaint("UsageError", error.message))
+        takes_new = not self._lag.steps
+        if not intake.take(memory, name, array, check_finite=self._check_finite, takes_new=takes_new):
             return
-        self._copy(memory, name, its)
         are_full = [memory.fill(index, moment) for index in memory.buckets_of[name]]
         if any(are_full):
             self._start_full(memory)
-
-    def _wrong(self, memory: Memory, found: Gradient) -> UsageError:
-        """Return what is wrong with a gradient that is not one of the layout, or has been given."""
-        expected = memory.layout.gradients.get(found.name)
-        if expected is None:
-            return UsageError(
-                f"{found.name!r} is not among the gradients of the first step: reset() if there are others"
-            )
-        if found.name in memory.given:
-            return UsageError(f"the gradient of {found.name!r} was given twice in a step")
-        before = agreement.kind(expected)
-        return UsageError(f"{agreement.described(found)}, and was {before} in the first step")
-
-    def _copy(self, memory: Memory, name: str, its: Lent) -> None:
-        memory.given[name] = its
-        if self._check_finite and not _is_finite(its.flat):
-            memory.complain(Complaint("NotFiniteError", f"the gradient of {name!r} is not finite"))
-        slot = memory.flat[name]
-        slot[...] = its.flat  # of what lies there, numpy copies nothing
 
     def _start_full(self, memory: Memory) -> None:
         """Start the buckets that are full, as far as it is their turn."""
@@ -452,12 +462,22 @@ class GradientReducer:
             memory.flags[0] |= Flags.OTHER_ORDER
         while (index := memory.next()) is not None:
             self._start(memory, index)
+        intake.complain_of_changes(memory)
+        self._tell_checksum(memory)
         try:
             memory.telling = self._control.allreduce(
                 memory.flags, "bor", out=memory.flags, timeout_s=self._timeout_s, wait=False
             )
         except UnisonoError as error:
             raise self._cause(error) from None
+
+    def _tell_checksum(self, memory: Memory) -> None:
+        if self._sync_check is None:
+            return
+        try:
+            memory.tell_checksum(self._sync_check.checksum())
+        except UnisonoError as error:
+            memory.complain(Complaint("UsageError", error.message))
 
     def _arrive(self, memory: Memory) -> Arriving:
         """Wait until it is known that no rank has anything to say of the only step in flight; return its gradients.
@@ -469,9 +489,9 @@ class GradientReducer:
             memory.telling.wait()
         except UnisonoError as error:
             raise self._cause(error) from None
-        self._arriving = Arriving(memory, lambda index: self._wait_for(memory, index))
         if memory.told() or self._tells(memory):
             self._retire()
+        self._arriving = Arriving(memory, lambda index: self._wait_for(memory, index))
         return self._arriving
 
     def _settle(self) -> None:
@@ -508,6 +528,8 @@ class GradientReducer:
         except UnisonoError as error:
             raise self._cause(error) from None
         self._retire()
+        for name in memory.names[len(reduced) :]:  # those that were added
+            reduced[name] = memory.write_back(name, memory.shaped[name])
         return reduced
 
     def _retire_due(self) -> Memory | None:
@@ -516,8 +538,7 @@ class GradientReducer:
         while len(self._pending) > self._lag.at(self._step):
             retired = self._retire()
             if due is not None:
-                for name, slot in retired.flat.items():
-                    np.add(slot, due.flat[name], out=slot)
+                _add(retired, due)
             due = retired
         return due
 
@@ -525,7 +546,7 @@ class GradientReducer:
         """Wait for the oldest step that is in flight; return it.
 
         Raises:
-            UsageError, MismatchError, NotFiniteError: a rank has complained of it.
+            UsageError, MismatchError, NotFiniteError: a rank has complained of it, or the parameters of ranks differ.
             PeerLostError, CollectiveTimeoutError, AbortedError: a reduction failed.
         """
         self._wait(self._pending[0])
@@ -533,9 +554,28 @@ class GradientReducer:
         assert self._pool is not None
         self._pool.give_back(memory)
         self._learn_anew(self._pool, memory)
-        if memory.told() & Flags.COMPLAINT:
+        told = memory.told()
+        if told & Flags.COMPLAINT:
             agreement.raise_first(self._control, memory.complaint)
+        if told & Flags.PARAMETERS_DIFFER and self._sync_check is not None:
+            self._sync_check.raise_difference(self._control)
+        if told & Flags.NEW_GRADIENT:
+            self._add_new(memory)
         return memory
+
+    def _add_new(self, memory: Memory) -> None:
+        """Average the gradients that ranks have given for the first time, and let later steps have a place for them."""
+        assert self._pool is not None
+        op, compression, zeros = self._settings.op, self._settings.compression, self._settings.missing == "zero"
+        added = average_new(self._control, memory, op, compression, self._timeout_s, zeros=zeros)
+        gradients = [*self._pool.layout.gradients.values(), *added]
+        self._pool, self._order = Pool(self._lanes, gradients, self._bucket_nbytes, (), self._pool), Order()
+        self._measure_next_steps()
+
+    def _measure_next_steps(self) -> None:
+        """Let the times of the next steps tell how buckets should be: not of the first, which opens the connections."""
+        measures = self._settings.bucket_nbytes is None or self._settings.priorities
+        self._measured_steps = range(self._step + 1, self._step + 1 + _MEASURED_STEPS) if measures else range(0)
 
     def _wait(self, memory: Memory) -> None:
         """Wait for a step."""
@@ -565,8 +605,17 @@ def _check_arguments(bucket_nbytes: int | None, op: str, missing: str) -> None:
             raise UsageError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
-def _is_finite(array: Array) -> bool:
-    return array.dtype.kind in "biu" or bool(np.isfinite(array).all())
+def _sync_check(world: Communicator, parameters: Named | None, every: int) -> SyncCheck | None:
+    if parameters is None or every == 0:
+        return None
+    check = SyncCheck(parameters if isinstance(parameters, Mapping) else dict(pairs_of(parameters)), every)
+    return check if world.size > 1 else None
+
+
+@same_bits
+def _add(total: Memory, other: Memory) -> None:
+    for name, slot in total.flat.items():
+        np.add(slot, other.flat[name], out=slot)
 
 
 def _write(memory: Memory, reduced: Memory | None) -> dict[str, Any]:

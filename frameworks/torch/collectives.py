@@ -63,6 +63,7 @@ class Collectives:
     _kept: Kept
     _rounding: Mapping[Any, Mapping[str, Any]]
     _limit_s: float | None  # of calls that say nothing; None for the communicator's own
+    _collectives: int  # how many this rank has called
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class Collectives:
         if tensor.is_sparse:
             from unisono.frameworks.torch import sparse
 
+            self._collectives += 1
             work = sparse.allreduce(self._communicator, tensor, opts, self._kept)
             return work if opts.asyncOp else _waited(work)
         stage = _STAGE()
@@ -260,6 +262,7 @@ class Collectives:
 
     def _run(self, start: Callable[..., Any], opts: Any, results: list[Any], stage: Stage) -> Work | None:
         """Make a call of the communicator; return its work, or None if it has ended."""
+        self._collectives += 1
         if stage.has_gpu:
             check_gpu(self)
         limit_s = self._limit_s if opts.timeout == _UNSET else opts.timeout.total_seconds()

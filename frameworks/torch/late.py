@@ -44,7 +44,9 @@ class LateUpdates:
         self._optimizer, self._parameters = optimizer, parameters
         self._lock = threading.RLock()  # a model may be read, and gradients come, in several threads
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._owned = owned(model)
+        # Of parameters that come later nobody would tell when they are looked up, so that these do not wait.
+        self._owned = owned(model) & self._names.keys()
+        self._alive = list(parameters.values())  # so that no other parameter gets the id of one of them
         self._settings: list[dict[str, Any]] = []
         self._gradients: Arriving | None = None
         # By name, the group and the parameter, in the order of need; then those not looked up since the step, by id.

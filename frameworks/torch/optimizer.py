@@ -11,9 +11,11 @@ import torch
 
 from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
+from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
 from unisono.frameworks.torch.late import LateUpdates, check_late
 from unisono.frameworks.torch.tensors import like
+from unisono.frameworks.torch.trained import TrainedParameters
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -21,7 +23,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     Each gradient is handed to a `GradientReducer` when backward has accumulated it, and `step` waits for all of them.
     Where several backwards make one step, all but the last stand in `no_sync`. All ranks make it and call `step`,
-    `flush`, `load_state_dict` and `close` alike. When it is made, the parameters of rank 0 become those of all.
+    `flush`, `add_param_group`, `load_state_dict` and `close` alike. When it is made, the parameters of rank 0 become
+    those of all.
+
+    Between backward and `step` gradients are averaged where they lie, and reading `.grad` shows some numbers that are
+    averages already and some that are not. Call `synchronize` before you read, clip or scale gradients. If a gradient
+    was changed before that, `step` raises a `UsageError` on all ranks, and no rank applies it.
+
+    Layers may be unfrozen, and parameters added to `param_groups` or replaced there, between two steps on all ranks
+    alike: `step` looks for them, and their first gradient is averaged too. With a lag, call `flush` and
+    ``reducer.reset()`` before. Each step compares some of the parameters with those of the other ranks, by a checksum;
+    parameters that have drifted apart are a `MismatchError` of `step` on all ranks, with the name of the first.
 
     Args:
         optimizer: what applies the gradients; of the same parameters.
@@ -37,6 +49,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             has changed with the other groups, as `HybridGroups.exchange` does, and `finish` ends the training. None for
             one group of all ranks.
         staleness: of these groups; see `HybridGroups`.
+        verify_every: in how many steps each parameter is compared once with those of the other ranks, or with those of
+            its group, if there are groups; the first three steps compare all. 0 for never: for ranks whose processors
+            round differently, so that updates by equal gradients differ in their last bits.
         options: what `GradientReducer` takes: `lag`, `compression`, `missing` and the others.
 
     Attributes:
@@ -63,13 +78,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         priorities: bool = False,
         groups: int | Sequence[Sequence[int]] | None = None,
         staleness: int = 8,
+        verify_every: int = 100,
         **options: Any,
     ) -> None:
         # What the class above would set up is that of `optimizer`, which `__getattr__` finds.
         self.optimizer = optimizer
         if named_parameters is None and model is not None:
             named_parameters = _module(model).named_parameters()
-        self._parameters = _named(optimizer, named_parameters)
+        self._trained = TrainedParameters(optimizer, named_parameters)
+        self._parameters = self._trained.named
         if priorities:
             if groups is not None:
                 raise UsageError("priorities are for one group of all ranks: use them without groups")
@@ -80,17 +97,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if groups is not None:
             self.hybrid = HybridGroups(world, self._parameters, groups=groups, staleness=staleness)
         self._world = self.hybrid.group if self.hybrid is not None else world
-        self.reducer = GradientReducer(self._world, priorities=priorities, **options)
+        self.reducer = GradientReducer(
+            self._world, priorities=priorities, parameters=self._trained.own, verify_every=verify_every, **options
+        )
         self._late = LateUpdates(optimizer, model, self._parameters) if priorities else None
         self._syncs = True
         self._is_synchronized = False
         self._has_gradients = False
         self._slots: dict[str, tuple[int, Any]] = {}
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(name))
-            for name, parameter in self._parameters.items()
-            if parameter.requires_grad
-        ]
+        self._given: dict[str, Any] = {}  # by name, the gradients of this step that the reducer has got
+        self._hooks: dict[str, tuple[Any, Any]] = {}  # by name, the parameter and its hook
+        self._hook_parameters()
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
@@ -149,6 +166,24 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """See torch's own."""
         self.optimizer.zero_grad(set_to_none)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """See torch's own; the new parameters of rank 0 become those of all. All ranks call it, between two steps.
+
+        Raises:
+            UsageError: there are hybrid groups, which exchange the parameters that they began with.
+            MismatchError: the ranks add other parameters; it names the first that differs.
+        """
+        if self.hybrid is not None:
+            raise UsageError(
+                "hybrid groups exchange the parameters that they began with: make a new optimizer for more"
+            )
+        self._settle()
+        before = set(self._parameters)
+        self.optimizer.add_param_group(param_group)
+        self._trained.update()
+        broadcast_parameters(self._world, {name: x for name, x in self._parameters.items() if name not in before})
+        self._hook_parameters()
+
     def flush(self) -> None:
         """Apply all gradients that are in flight, a step each: in the end, and before what is trained is saved."""
         self._settle()
@@ -177,6 +212,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         state = dict(state_dict)
         reducer = state.pop("reducer", None)
         self.optimizer.load_state_dict(state)
+        self.reducer.verify_all()
         if reducer is not None:
             self.reducer.load_state_dict(reducer)
 
@@ -189,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self.hybrid is not None:
                 stack.callback(self.hybrid.close)
             stack.callback(self.reducer.close)
-            for hook in self._hooks:
+            for _, hook in self._hooks.values():
                 hook.remove()
             if self._late is not None:
                 self._late.close()
@@ -197,9 +233,43 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _reduced(self) -> Mapping[str, Any]:
         """Return the gradients that are due."""
         self._settle()
+        self._look_again()
+        given, self._given = self._given, {}
+        for name, gradient in given.items():
+            if self._parameters[name].grad is not gradient:
+                self.reducer.complain(agreement.changed(name, "replaced").message)
         reduced = self.reducer.finish()
         self._has_gradients = bool(reduced)
+        if reduced and not self._is_prompt:
+            # The error of a gradient that is new, or was replaced, comes in a later step. Until then, apply averages.
+            for name in given:
+                self._parameters[name].grad = reduced.get(name)
         return reduced
+
+    def _look_again(self) -> None:
+        """Give the gradients of parameters that were unfrozen, added or replaced since the last step."""
+        if self._trained.update():
+            self.reducer.verify_all()
+        if self._trained.added and self.hybrid is not None:
+            name = self._trained.added[0]
+            self.reducer.complain(f"{name!r} is new, and hybrid groups exchange the parameters that they began with")
+        for name in self._hook_parameters():
+            parameter = self._parameters[name]
+            if parameter.grad is not None:
+                self._give(name, parameter)
+
+    def _hook_parameters(self) -> list[str]:
+        """Hook all parameters that are trained and have no hook yet; return their names."""
+        hooked = []
+        for name, parameter in self._parameters.items():
+            before, hook = self._hooks.get(name, (None, None))
+            if parameter is before or not parameter.requires_grad:
+                continue
+            if hook is not None:
+                hook.remove()
+            self._hooks[name] = parameter, parameter.register_post_accumulate_grad_hook(self._hook(name))
+            hooked.append(name)
+        return hooked
 
     def _adopt(self, reduced: Mapping[str, Any]) -> None:
         """Wait for gradients, and let parameters that had none on this rank have theirs."""
@@ -224,10 +294,14 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if self._late is not None:
                 self._make_late(self._late, name, parameter)
             if self._syncs:
-                self._move_to_slot(name, parameter)
-                self.reducer.ready(name, parameter.grad)
+                self._give(name, parameter)
 
         return ready
+
+    def _give(self, name: str, parameter: Any) -> None:
+        """Hand a gradient to the reducer."""
+        gradient = self._given[name] = self._moved_to_slot(name, parameter)
+        self.reducer.ready(name, gradient)
 
     def _make_late(self, late: LateUpdates, name: str, parameter: Any) -> None:
         """Make what updates are left before a gradient of the next step is taken, and check that none was forgotten."""
@@ -240,19 +314,22 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         elif self._syncs:
             late.make()
 
-    def _move_to_slot(self, name: str, parameter: Any) -> None:
-        """Let the gradient lie where it is reduced, if it may, so that the result need not be copied."""
-        if not self._is_prompt or parameter.grad.layout is not torch.strided:
-            return
+    def _moved_to_slot(self, name: str, parameter: Any) -> Any:
+        """Return the gradient, which lies where it is reduced, if it may, so that the result need not be copied."""
+        gradient = parameter.grad
+        if not self._is_prompt or gradient.layout is not torch.strided:
+            return gradient
         slot = self.reducer.slot(name)
-        if slot is None or slot.shape != tuple(parameter.grad.shape):
-            return
+        if slot is None or slot.shape != gradient.shape:
+            return gradient
         address, tensor = self._slots.get(name, (0, None))
         if address != slot.ctypes.data:
             tensor = like(parameter, slot)
             self._slots[name] = slot.ctypes.data, tensor
-        if parameter.grad.data_ptr() != tensor.data_ptr():
-            parameter.grad = tensor.copy_(parameter.grad)
+        if gradient.data_ptr() == tensor.data_ptr():
+            return gradient
+        parameter.grad = tensor.copy_(gradient)
+        return tensor
 
     def _closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         if self._late is not None:
@@ -275,23 +352,3 @@ def _module(model: Any) -> Any:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     return model
-
-
-def _named(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[str, Any]:
-    """Return the parameters by name.
-
-    Raises:
-        UsageError: two have one name, one has two, or those of the optimizer are not among them.
-    """
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    pairs = [(str(number), parameter) for number, parameter in enumerate(own)]
-    pairs = list(named_parameters) if named_parameters is not None else pairs
-    named = dict(pairs)
-    if len(named) != len(pairs):
-        raise UsageError("two of named_parameters have the same name")
-    known = {id(parameter) for parameter in named.values()}
-    if len(known) != len(named):
-        raise UsageError("a parameter has two names in named_parameters: give it one, as model.named_parameters() does")
-    if unnamed := [tuple(parameter.shape) for parameter in own if id(parameter) not in known]:
-        raise UsageError(f"named_parameters lacks parameters of the optimizer, with the shapes {unnamed}")
-    return named

@@ -68,6 +68,7 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         self._kept = Kept()
         self._rounding = options.rounding()
         self._limit_s = None
+        self._collectives = 0
         self._opening = store.add(f"unisono/groups/{rank}", 1)  # a store may outlive groups of the same name
         self._places: Counter[str] = Counter()
         try:
@@ -133,6 +134,13 @@ class ProcessGroup(Collectives, Messages, dist.ProcessGroup):  # type: ignore[mi
         """Return the beginning of keys in the store that all ranks know which call this for a purpose equally often."""
         self._places[purpose] += 1
         return f"unisono/{purpose}/{self._opening}/{self._places[purpose]}"
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives this rank has called; it is the same on all ranks that have called the same."""
+        return self._collectives
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: all ranks count from 0."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let calls that say nothing else take so long from now on."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from unisono import Communicator, UsageError
+from unisono.frameworks.arrays import same_bits
 from unisono.frameworks.torch.operations import operation
 from unisono.frameworks.torch.tensors import Stage
 from unisono.frameworks.torch.work import Kept, Several, Work
@@ -38,6 +39,7 @@ def allreduce(communicator: Communicator, tensor: Any, opts: Any, kept: Kept) ->
         works.append(communicator.allgatherv(stage.read(part), elements, out=stage.write(whole), wait=False))
         gathered.append(whole)
 
+    @same_bits
     def finish() -> None:
         indices, values = gathered
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)

@@ -5,6 +5,11 @@ run there may wait for those: each is completed by a thread of its own, of a poo
 free. Until the call has ended, no thread waits for it, which might take a core from those who compute. Nor may a future
 be ended by `set_exception`: to C++ the exception would be the value. So the future that is handed out comes of one that
 only says that the call has ended, by a callback that returns or raises.
+
+A work has two halves: an object of C++, and the Python object with the methods. C++ may hold the first after Python has
+dropped the second; DDP's `join` does so, which waits for a work and then asks for its future. C++ would find no
+methods then: a wait would never end, and there would be no future. Nothing tells Python when C++ lets go. So `Kept`
+holds the Python halves: those that nobody has waited for, and the last ones that Python has dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,8 +31,10 @@ from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.untraced import untraced
 
 _NO_LIMIT = timedelta(0)
-# Works that are kept although nobody has waited for them.
+# Works that are kept although nobody has waited for them, and those that are kept although Python has dropped them.
 _MOST_KEPT = 256
+# Results of dropped works are kept up to this size; of larger ones, C++ must hold the tensors if it wants them.
+_MOST_RESULT_NBYTES = 4096
 # How long a thread waits for another future.
 _PATIENCE_S = 5.0
 
@@ -45,9 +53,7 @@ class Pending(Protocol):
 
 
 class Kept:
-    """The works of a process group that nobody has waited for.
-
-    Of a work that Python hands on to C++ only the half in C++ would survive, which does not know its methods.
+    """The Python halves of works of a process group that C++ may still call.
 
     Attributes:
         are_coalesced: whether the works of all calls are to become one, as between `start_coalescing` and
@@ -56,6 +62,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._works: OrderedDict[Work, None] = OrderedDict()  # many threads change it, and none walks through it
+        self._dropped: deque[Work] = deque(maxlen=_MOST_KEPT)
         self.are_coalesced = False
         self._together: list[Work] = []
 
@@ -80,8 +87,12 @@ class Kept:
                 self._works[oldest] = None
 
     def drop(self, work: Work) -> None:
-        """Keep a work no longer."""
+        """Keep a work no longer for not having been waited for."""
         self._works.pop(work, None)
+
+    def keep_dropped(self, work: Work) -> None:
+        """Keep a work that Python has dropped, until as many others have been as are kept."""
+        self._dropped.append(work)
 
 
 @untraced
@@ -106,7 +117,16 @@ class Work(dist.Work):  # type: ignore[misc]
         self._kept = kept
         self._error: Exception | None = None
         self._future: Any = None
+        self._has_waited = False
+        self._weak_results: list[weakref.ref[Any]] = []
         kept.keep(self)
+
+    def __del__(self) -> None:
+        """Come back to life once, for C++ may hold the other half."""
+        if self.pending is _ENDED and sum(map(_nbytes, self.results)) > _MOST_RESULT_NBYTES:
+            self._weak_results = [weakref.ref(tensor) for tensor in self.results]
+            self.results, self._future = [], None
+        self._kept.keep_dropped(self)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Wait until the call has ended, or fail it after `timeout`; 0 stands for the limit that the call was given.
@@ -121,6 +141,9 @@ class Work(dist.Work):  # type: ignore[misc]
             self._kept.drop(self)
             self._error = translated(error)
             raise self._error from error
+        self._has_waited = True
+        if self.pending.done():  # on a GPU it may only stand in the stream, and its memory is in use
+            self.pending, self.finish = _ENDED, _do_nothing
         self._kept.drop(self)
         return True
 
@@ -148,15 +171,24 @@ class Work(dist.Work):  # type: ignore[misc]
     def result(self) -> list[Any]:
         """Return the tensors that the call has written; waits for it."""
         self.wait()
-        return self.results
+        results = self.results or [result() for result in self._weak_results]
+        if any(tensor is None for tensor in results):
+            raise dist.DistBackendError("unisono: the results of this work are gone, as nobody holds the tensors")
+        return results
 
     def get_future(self) -> Any:
-        """Return the future of the tensors that the call writes."""
-        if self._future is None:
-            ended: Any = Future()
-            self._future = ended.then(lambda _: self.result())
+        """Return the future of the tensors that the call writes. It has ended if the work has been waited for."""
+        if self._future is not None:
+            return self._future
+        ended: Any = Future()
+        future = ended.then(lambda _: self.result())
+        if not self._weak_results:  # whose tensors a future would keep
+            self._future = future
+        if self._has_waited:
+            ended.set_result(None)
+        else:
             self.pending.add_done_callback(lambda _: THREADS.do(lambda: self._complete(ended)))
-        return self._future
+        return future
 
     def _complete(self, ended: Any) -> None:
         with contextlib.suppress(Exception):  # the callback of the future raises it
@@ -168,10 +200,14 @@ class Work(dist.Work):  # type: ignore[misc]
 class ReceivedFrom(Work):
     """A receive from any rank."""
 
+    def __init__(self, pending: Any, results: list[Any], finish: Callable[[], None], kept: Kept) -> None:
+        super().__init__(pending, results, finish, kept)
+        self._call = pending
+
     def _source_rank(self) -> int:
         """Return the rank that has sent what was received; waits for it."""
         self.wait()
-        source: int = self.pending.message().source  # type: ignore[attr-defined]
+        source: int = self._call.message().source
         return source
 
     source_rank = _source_rank
@@ -207,6 +243,32 @@ class Several:
             call.add_done_callback(count)
         if not self._calls:
             callback(self)
+
+
+class _Ended:
+    """A call that has ended well."""
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Pending.wait`."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """See `Pending.add_done_callback`."""
+        callback(self)
+
+
+_ENDED = _Ended()
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())  # `nbytes` is not for sparse tensors
 
 
 def _finish_all(works: Sequence[Work]) -> None:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "codecs.h"
 #include "kernels.h"
 
 using namespace unisono;
@@ -35,7 +37,7 @@ void for_each_kernel(Body&& body) {
   for (std::size_t code = 0; code < dtype_count; ++code) {
     const auto dtype = static_cast<DType>(code);
     for (std::size_t combine = 0; combine < combine_count; ++combine)
-      if (const ReduceFunction kernel = reduce_function(dtype, static_cast<Combine>(combine)))
+      if (const Kernel kernel = find_kernel(dtype, static_cast<Combine>(combine)))
         body(kernel, dtype, dtype_table[code].itemsize);
   }
 }
@@ -43,7 +45,7 @@ void for_each_kernel(Body&& body) {
 // Random bits: every kernel meets infinities, NaNs, subnormals and overflowing integers, at any alignment and length.
 void kernels_stay_within_their_arrays() {
   Dice dice(3);
-  for_each_kernel([&](ReduceFunction kernel, DType, std::size_t itemsize) {
+  for_each_kernel([&](Kernel kernel, DType, std::size_t itemsize) {
     for (const std::size_t count : {0, 1, 7, 31, 513, 1025}) {
       for (const std::size_t misalignment : {0, 1, 3}) {
         for (const std::size_t sources_count : {1, 2, 3, 5}) {
@@ -58,7 +60,7 @@ void kernels_stay_within_their_arrays() {
 
 void a_destination_may_be_any_of_the_sources() {
   Dice dice(4);
-  for_each_kernel([&](ReduceFunction kernel, DType, std::size_t itemsize) {
+  for_each_kernel([&](Kernel kernel, DType, std::size_t itemsize) {
     constexpr std::size_t count = 1500;
     for (const std::size_t sources_count : {1, 2, 3, 4}) {
       for (std::size_t aliased = 0; aliased < sources_count; ++aliased) {
@@ -101,7 +103,7 @@ void integers_wrap_and_their_division_truncates() {
   const auto reduced = [](Combine combine, std::int32_t a, std::int32_t b, std::uint64_t divisor) {
     const std::byte* sources[] = {reinterpret_cast<std::byte*>(&a), reinterpret_cast<std::byte*>(&b)};
     std::int32_t result = 0;
-    reduce_function(DType::int32, combine)(reinterpret_cast<std::byte*>(&result), sources, 2, 1, divisor);
+    find_kernel(DType::int32, combine)(reinterpret_cast<std::byte*>(&result), sources, 2, 1, divisor);
     return result;
   };
   constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
@@ -147,7 +149,7 @@ void halves_are_summed_in_float32_and_rounded_once() {
       y[i] = static_cast<std::uint16_t>(dice.below(4) == 0 ? 0x8000 : dice.word());  // often minus zero
     }
     const std::byte* sources[] = {reinterpret_cast<std::byte*>(x.data()), reinterpret_cast<std::byte*>(y.data())};
-    reduce_function(format.dtype, Combine::sum)(reinterpret_cast<std::byte*>(sum.data()), sources, 2, x.size(), 1);
+    find_kernel(format.dtype, Combine::sum)(reinterpret_cast<std::byte*>(sum.data()), sources, 2, x.size(), 1);
     for (std::size_t i = 0; i < x.size(); ++i) {
       if (!format.finite(x[i]) || !format.finite(y[i])) continue;
       const double wanted = format.round(static_cast<float>(format.decode(x[i]) + format.decode(y[i])));
@@ -162,7 +164,7 @@ void complex_numbers_are_added_and_multiplied_by_parts() {
   const std::byte* sources[] = {reinterpret_cast<const std::byte*>(a), reinterpret_cast<const std::byte*>(b)};
   const auto reduced = [&](Combine combine, std::uint64_t divisor) {
     std::vector<float> result(4);
-    reduce_function(DType::complex64, combine)(reinterpret_cast<std::byte*>(result.data()), sources, 2, 2, divisor);
+    find_kernel(DType::complex64, combine)(reinterpret_cast<std::byte*>(result.data()), sources, 2, 2, divisor);
     return result;
   };
   CHECK((reduced(Combine::sum, 1) == std::vector<float>{6, 8, -4, 4}));
@@ -176,19 +178,123 @@ void logical_operations_make_0_or_1_of_a_single_source() {
   const std::byte* source = reinterpret_cast<const std::byte*>(values);
   for (const Combine combine : {Combine::land, Combine::lor, Combine::lxor}) {
     std::int16_t result[3];
-    reduce_function(DType::int16, combine)(reinterpret_cast<std::byte*>(result), &source, 1, 3, 0);
+    find_kernel(DType::int16, combine)(reinterpret_cast<std::byte*>(result), &source, 1, 3, 0);
     CHECK(result[0] == 0 && result[1] == 1 && result[2] == 1);
   }
 }
 
 void operations_that_are_not_defined_have_no_kernel() {
   for (const Combine combine : {Combine::sum, Combine::prod, Combine::minloc})
-    CHECK(reduce_function(DType::boolean, combine) == nullptr);
+    CHECK(!find_kernel(DType::boolean, combine));
   for (const Combine combine : {Combine::min, Combine::max, Combine::bxor})
-    CHECK(reduce_function(DType::complex64, combine) == nullptr);
-  CHECK(reduce_function(DType::float32, Combine::band) == nullptr);
-  CHECK(reduce_function(static_cast<DType>(255), Combine::sum) == nullptr);
-  CHECK(reduce_function(DType::float32, static_cast<Combine>(255)) == nullptr);
+    CHECK(!find_kernel(DType::complex64, combine));
+  CHECK(!find_kernel(DType::float32, Combine::band));
+  CHECK(!find_kernel(static_cast<DType>(255), Combine::sum));
+  CHECK(!find_kernel(DType::float32, static_cast<Combine>(255)));
+}
+
+// What a library can leave behind in a thread.
+struct Mode {
+  const char* name;
+  void (*set)();
+};
+
+#if defined(__x86_64__)
+template <unsigned mxcsr>
+void set_control() {
+  __builtin_ia32_ldmxcsr(mxcsr);
+}
+const std::vector<Mode> processor_modes = {{"subnormal results flushed", set_control<0x9f80>},
+                                           {"subnormal operands flushed", set_control<0x1fc0>},
+                                           {"every exception stops", set_control<0x0000>}};
+#elif defined(__aarch64__)
+template <std::uint64_t fpcr>
+void set_control() {
+  asm volatile("msr fpcr, %0" ::"r"(fpcr) : "memory");
+}
+const std::vector<Mode> processor_modes = {{"subnormal numbers flushed", set_control<1 << 24>},
+                                           {"every NaN the default one", set_control<1 << 25>},
+                                           {"another float16", set_control<1 << 26>}};
+#else
+const std::vector<Mode> processor_modes;
+#endif
+const std::vector<Mode> portable_modes = {{"rounds up", [] { std::fesetround(FE_UPWARD); }},
+                                          {"rounds down", [] { std::fesetround(FE_DOWNWARD); }},
+                                          {"rounds towards zero", [] { std::fesetround(FE_TOWARDZERO); }},
+                                          {"has raised", [] { std::feraiseexcept(FE_UNDERFLOW); }}};
+
+// Calls `same_bits`, which computes nothing but what it tests, in each mode, and checks that it leaves the mode.
+template <class SameBits>
+void check_in_each_mode(SameBits&& same_bits) {
+  for (const auto* modes : {&processor_modes, &portable_modes}) {
+    for (const Mode& mode : *modes) {
+      std::fenv_t ours, before, after;
+      std::feholdexcept(&ours);
+      mode.set();
+      std::fegetenv(&before);
+      const bool same = same_bits();
+      std::fegetenv(&after);
+      std::fesetenv(&ours);
+      if (!same || std::memcmp(&before, &after, sizeof before) != 0)
+        throw std::logic_error(std::string(same ? "the mode was changed: " : "other bits: ") + mode.name);
+    }
+  }
+}
+
+// Sets the exponents of about half of the elements to that of subnormal numbers.
+void make_small(Operands& operands, std::size_t itemsize, Dice& dice) {
+  for (auto& memory : operands.memory) {
+    for (std::size_t end = itemsize; end <= memory.size(); end += itemsize) {
+      if (dice.below(2) == 0) continue;
+      memory[end - 1] &= std::byte{0x80};
+      if (itemsize > 1) memory[end - 2] &= std::byte{0x0f};
+    }
+  }
+}
+
+void kernels_give_the_same_bits_in_every_mode() {
+  Dice dice(6);
+  for_each_kernel([&](Kernel kernel, DType, std::size_t itemsize) {
+    constexpr std::size_t count = 300;
+    for (const std::size_t sources_count : {1, 2, 3}) {
+      Operands operands(sources_count, count * itemsize, 0, dice);
+      make_small(operands, itemsize, dice);
+      std::vector<std::byte> wanted(count * itemsize), result(count * itemsize);
+      kernel(wanted.data(), operands.sources.data(), sources_count, count, 3);
+      check_in_each_mode([&] {
+        kernel(result.data(), operands.sources.data(), sources_count, count, 3);
+        return result == wanted;
+      });
+    }
+  });
+}
+
+void codecs_give_the_same_bits_in_every_mode() {
+  constexpr std::size_t count = 600;
+  Dice dice(7);
+  Operands operands(2, count * sizeof(float), 0, dice);
+  make_small(operands, sizeof(float), dice);
+  const auto* x = reinterpret_cast<const float*>(operands.sources[0]);
+  for (const DType form : {DType::float16, DType::bfloat16, DType::int8}) {
+    const Codec codec = find_codec(form);
+    // The wire, the residual, and the sum of two decoded wires.
+    const auto coded = [&](std::vector<std::byte>& all) {
+      const std::size_t wire_nbytes = codec.nbytes(count);
+      all.assign(wire_nbytes + 2 * count * sizeof(float), std::byte{0});
+      auto* residual = reinterpret_cast<float*>(all.data() + wire_nbytes);
+      std::memcpy(residual, operands.sources[1], count * sizeof(float));
+      codec.encode(all.data(), x, residual, count);
+      codec.decode(residual + count, all.data(), count, false);
+      codec.decode(residual + count, all.data(), count, true);
+    };
+    std::vector<std::byte> wanted, result;
+    coded(wanted);
+    result.reserve(wanted.size());
+    check_in_each_mode([&] {
+      coded(result);
+      return result == wanted;
+    });
+  }
 }
 
 }  // namespace
@@ -202,6 +308,8 @@ int main() {
       {"halves are summed in float32 and rounded once", halves_are_summed_in_float32_and_rounded_once},
       {"complex numbers are added and multiplied by parts", complex_numbers_are_added_and_multiplied_by_parts},
       {"logical operations make 0 or 1 of a single source", logical_operations_make_0_or_1_of_a_single_source},
+      {"kernels give the same bits in every mode", kernels_give_the_same_bits_in_every_mode},
+      {"codecs give the same bits in every mode", codecs_give_the_same_bits_in_every_mode},
       {"operations that are not defined have no kernel", operations_that_are_not_defined_have_no_kernel},
   });
 }

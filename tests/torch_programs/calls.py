@@ -128,6 +128,12 @@ def questions() -> None:
     c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))  # inductor does, where it has compiled before
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     expect("estimates", (backend.supports_time_estimate, backend.supports_tensor_alloc(None)), (False, False))
+    group = dist.group.WORLD
+    group._set_sequence_number_for_group()
+    before = group._get_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(torch.ones(2), async_op=True).wait()
+    expect("sequence number", group._get_sequence_number_for_group() - before, 2)
     options = un.torch.Options(reproducible=True, timeout=timedelta(seconds=50))
     mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("ranks",), backend_override={"ranks": ("unisono", options)})
     tensor = torch.ones(2)

@@ -31,13 +31,16 @@ BATCHES = [(torch.randn(8, 20), torch.randint(0, 4, (8,))) for _ in range(STEPS)
 MODEL = torch.nn.Sequential(torch.nn.Linear(20, 65), torch.nn.ReLU(), torch.nn.Linear(65, 4))
 
 
-def losses_of(model: Any, share: Callable[[Any], Any], optimizer: Any = None) -> list[float]:
-    """Return the mean over ranks of the loss of each step."""
+def losses_of(
+    model: Any, share: Callable[[Any], Any], optimizer: Any = None, most: float = float("inf")
+) -> list[float]:
+    """Return the mean over ranks of the loss of each step, of which gradients have at most this norm."""
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for x, y in BATCHES:
         loss = torch.nn.functional.cross_entropy(model(share(x)), share(y))
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), most)
         optimizer.step()
         optimizer.zero_grad()
         total = loss.detach().clone()
@@ -93,15 +96,23 @@ def shard_with_fsdp2(share: Callable[[Any], Any], mesh: Any, alone: list[float])
     checkpoint.load(state, checkpoint_id=place)
     same = all(torch.equal(tensor.full_tensor(), saved[name]) for name, tensor in state.items())
     print(f"checkpoint: {'equal' if same else 'another state'}")
-    mapped = copy.deepcopy(MODEL)
-    for layer in (mapped[0], mapped[2]):
-        fully_shard(layer, mesh=mesh)
-        layer.set_custom_all_gather(un.torch.AllGather())
-        layer.set_custom_reduce_scatter(un.torch.ReduceScatter())
-    check("FSDP2 in mapped memory", losses_of(mapped, share), alone)
+    check("FSDP2 in mapped memory", losses_of(in_mapped_memory(mesh), share), alone)
+    whole, mapped = copy.deepcopy(MODEL), in_mapped_memory(mesh)
+    sgd, other = (torch.optim.SGD(model.parameters(), lr=0.5) for model in (whole, mapped))
+    clipped = losses_of(whole, everything, sgd, 0.1)
+    check("FSDP2 in mapped memory, clipped", losses_of(mapped, share, other, 0.1), clipped)
     mixed = copy.deepcopy(MODEL)
     fully_shard(mixed, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     check("FSDP2 in bfloat16", losses_of(mixed, share), alone, 0.05)
+
+
+def in_mapped_memory(mesh: Any) -> Any:
+    model = copy.deepcopy(MODEL)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+        layer.set_custom_all_gather(un.torch.AllGather())
+        layer.set_custom_reduce_scatter(un.torch.ReduceScatter())
+    return model
 
 
 def compute_with_dtensors(mesh: Any, rank: int, size: int) -> None:

@@ -34,7 +34,7 @@ class Branches(torch.nn.Module):
         return self.parts[self.step % 2](x)
 
 
-def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False) -> list[float]:
+def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False, most: float = float("inf")) -> list[float]:
     """Return the loss of each step on all of its batch, of which this rank sees its share."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -46,6 +46,7 @@ def train(model: Any, share: Callable[[Any], Any], accumulate: bool = False) -> 
             (torch.nn.functional.cross_entropy(model(own_x), own_y) / 2).backward()
         else:
             torch.nn.functional.cross_entropy(model(own_x), own_y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), most)
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
@@ -71,6 +72,34 @@ def backends() -> set[str]:
     names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     groups = {name for name, _ in dist.distributed_c10d._world.pg_map.values()}
     return groups | {name for name in names if "gloo" in name.lower()}
+
+
+def joined(model: Any, rank: int, by_all: bool) -> tuple[list[float], list[float]]:
+    """Train on 2 + rank batches; return the weights, and what they are if only ranks with a batch are averaged.
+
+    Args:
+        model: on two ranks.
+        rank: this one.
+        by_all: whether gradients are divided by the number of all ranks, also of those that have no batch any more.
+    """
+    alone = copy.deepcopy(model.module)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
+    with model.join(divide_by_initial_world_size=by_all):
+        for x, y in BATCHES[: 2 + rank]:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x * (1 + rank)), y).backward()
+            optimizer.step()
+    for step, (x, y) in enumerate(BATCHES[:3]):
+        other.zero_grad()
+        factors = [1, 2] if step < 2 else [2]
+        for factor in factors:
+            (torch.nn.functional.cross_entropy(alone(x * factor), y) / (2 if by_all else len(factors))).backward()
+        other.step()
+    found, expected = (
+        [number for parameter in module.parameters() for number in parameter.detach().flatten().tolist()]
+        for module in (model, alone)
+    )
+    return found, expected
 
 
 def main() -> None:
@@ -101,16 +130,12 @@ def main() -> None:
     world = dist.group.WORLD.communicator
     with world.dup() as other:
         check("our hook", train(ddp(hook=un.torch.ddp_hook(other)), share), alone, 1e-5)
+        clipped = train(copy.deepcopy(MODEL), lambda batch: batch, most=0.1)
+        check("our hook, clipped", train(ddp(hook=un.torch.ddp_hook(other)), share, most=0.1), clipped, 1e-5)
         check("our int8 hook", train(ddp(hook=un.torch.ddp_hook(other, "int8")), share), alone, 1e-2)
-    joined = ddp()
-    seen = 0
-    with joined.join():
-        for step in range(2 + rank):
-            x, y = BATCHES[step]
-            torch.nn.functional.cross_entropy(joined(share(x)), share(y)).backward()
-            seen += 1
+    for by_all in (True, False):
+        check(f"join, {by_all}", *joined(ddp(), rank, by_all), 1e-5)
     print(f"backends: {'equal' if backends() == {'unisono'} else backends()}")
-    print(f"join: {seen} of {2 + rank}")
     dist.destroy_process_group()
 
 

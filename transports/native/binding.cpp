@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
+#include <cfenv>
 #include <memory>
 #include <optional>
 #include <string>
@@ -181,17 +182,17 @@ void reduce(nb::handle dst, const std::vector<nb::object>& sources, int dtype, i
     if (held.back().nbytes() != target.nbytes()) throw std::invalid_argument("sources must be as long as dst");
     data.push_back(held.back().data());
   }
-  const ReduceFunction kernel = reduce_function(static_cast<DType>(dtype), static_cast<Combine>(combine));
-  if (kernel == nullptr || data.empty()) throw std::invalid_argument("there is no such reduction");
+  const Kernel kernel = find_kernel(static_cast<DType>(dtype), static_cast<Combine>(combine));
+  if (!kernel || data.empty()) throw std::invalid_argument("there is no such reduction");
   const std::size_t count = target.nbytes() / dtype_table[static_cast<std::size_t>(dtype)].itemsize;
   const nb::gil_scoped_release unlocked;
   kernel(target.data(), data.data(), data.size(), count, divisor);
 }
 
-const Codec& codec_of(int form) {
-  const Codec* found = codec(static_cast<DType>(form));
-  if (found == nullptr) throw std::invalid_argument("there is no such form");
-  return *found;
+Codec codec_of(int form) {
+  const Codec codec = find_codec(static_cast<DType>(form));
+  if (!codec) throw std::invalid_argument("there is no such form");
+  return codec;
 }
 
 std::size_t wire_nbytes(int form, std::size_t elements) { return codec_of(form).nbytes(elements); }
@@ -204,7 +205,7 @@ std::size_t elements_coded(const Codec& codec, const Buffer& x, const Buffer& wi
 }
 
 void to_wire(int form, nb::handle wire, nb::handle x, nb::handle residual) {
-  const Codec& codec = codec_of(form);
+  const Codec codec = codec_of(form);
   const Buffer to(wire, true);
   const Buffer from(x, false);
   const Buffer left(residual, true);
@@ -215,12 +216,29 @@ void to_wire(int form, nb::handle wire, nb::handle x, nb::handle residual) {
 }
 
 void from_wire(int form, nb::handle x, nb::handle wire, bool adds) {
-  const Codec& codec = codec_of(form);
+  const Codec codec = codec_of(form);
   const Buffer to(x, true);
   const Buffer from(wire, false);
   const std::size_t count = elements_coded(codec, to, from);
   const nb::gil_scoped_release unlocked;
   codec.decode(reinterpret_cast<float*>(to.data()), from.data(), count, adds);
+}
+
+// DefaultFloatEnvironment for a block of Python. It covers all that the C library knows, because numpy also raises
+// exceptions of the x87 unit, which kernels do not use.
+struct FloatEnvironmentBlock {
+  std::fenv_t before;
+};
+
+void bind_float_environment(nb::module_& module) {
+  nb::class_<FloatEnvironmentBlock>(module, "DefaultFloatEnvironment")
+      .def(nb::init<>())
+      .def("__enter__",
+           [](FloatEnvironmentBlock& block) {
+             std::fegetenv(&block.before);
+             std::fesetenv(FE_DFL_ENV);
+           })
+      .def("__exit__", [](FloatEnvironmentBlock& block, const nb::args&) { std::fesetenv(&block.before); });
 }
 
 void bind_control(nb::module_& module) {
@@ -276,6 +294,9 @@ void bind_messengers(nb::module_& module) {
              return nb::bytes(address.data(), address.size());
            })
       .def("reserve", &Messenger::reserve)
+      .def(
+          "reach", [](Messenger& messenger, const nb::bytes& address) { messenger.connect(bytes_of(address)); },
+          nb::arg("address"))
       .def(
           "knows", [](const Messenger& messenger, int memory) { return messenger.knows(memory_type(memory)); },
           nb::arg("memory"));
@@ -387,6 +408,7 @@ NB_MODULE(_core, module) {
         return nb::make_tuple(usage.calls.load(), usage.timed.load(), usage.nanoseconds.load());
       });
   bind_arena(module);
+  bind_float_environment(module);
   bind_control(module);
   bind_messengers(module);
   bind_started_call(module);

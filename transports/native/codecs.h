@@ -11,24 +11,44 @@
 
 namespace unisono {
 
-struct Codec {
-  // What `count` elements are encoded to.
+namespace detail {
+
+struct CodecFunctions {
   std::size_t (*nbytes)(std::size_t count);
-  // wire = x + residual, rounded to nearest even; residual = what that has lost, or zero where it is not finite.
   void (*encode)(std::byte* wire, const float* x, float* residual, std::size_t count);
-  // x = wire, or, if it `adds`, x += wire.
   void (*decode)(float* x, const std::byte* wire, std::size_t count, bool adds);
 };
 
-// That of the form that an element type names (float16, bfloat16, int8), or nullptr if there is none.
-const Codec* codec(DType form);
+}  // namespace detail
+
+// What turns float32 into a narrow form and back; false if there is no such form. What it computes does not depend on
+// the floating-point environment of the thread, because every rank must compute the same.
+class Codec {
+ public:
+  Codec(const detail::CodecFunctions* functions) : functions_(functions) {}
+
+  explicit operator bool() const { return functions_ != nullptr; }
+
+  // What `count` elements are encoded to.
+  std::size_t nbytes(std::size_t count) const { return functions_->nbytes(count); }
+  // wire = x + residual, rounded to nearest even; residual = what that has lost, or zero where it is not finite.
+  void encode(std::byte* wire, const float* x, float* residual, std::size_t count) const;
+  // x = wire, or, if it `adds`, x += wire.
+  void decode(float* x, const std::byte* wire, std::size_t count, bool adds) const;
+
+ private:
+  const detail::CodecFunctions* functions_;
+};
+
+// The codec of the form that an element type names: float16, bfloat16 or int8.
+Codec find_codec(DType form);
 
 namespace detail {
 
-const Codec* codec_baseline(DType form);
+const CodecFunctions* codec_baseline(DType form);
 #ifdef UNISONO_X86
-const Codec* codec_avx2(DType form);
-const Codec* codec_avx512(DType form);
+const CodecFunctions* codec_avx2(DType form);
+const CodecFunctions* codec_avx512(DType form);
 #endif
 
 }  // namespace detail

@@ -52,7 +52,7 @@ struct NarrowCodec {
     }
   }
 
-  static constexpr Codec codec{nbytes, encode, decode};
+  static constexpr CodecFunctions codec{nbytes, encode, decode};
 };
 
 // The largest magnitude, by the bits, which go up with it; those of what is not finite are above all others.
@@ -109,10 +109,10 @@ struct BlockCodec {
     }
   }
 
-  static constexpr Codec codec{nbytes, encode, decode};
+  static constexpr CodecFunctions codec{nbytes, encode, decode};
 };
 
-const Codec* lookup_codec(DType form) {
+const CodecFunctions* lookup_codec(DType form) {
   switch (form) {
     case DType::float16:
       return &NarrowCodec<Float16>::codec;
@@ -132,6 +132,6 @@ namespace unisono::detail {
 
 #define UNISONO_JOIN_(a, b) a##b
 #define UNISONO_JOIN(a, b) UNISONO_JOIN_(a, b)
-const Codec* UNISONO_JOIN(codec_, UNISONO_ISA)(DType form) { return UNISONO_ISA::lookup_codec(form); }
+const CodecFunctions* UNISONO_JOIN(codec_, UNISONO_ISA)(DType form) { return UNISONO_ISA::lookup_codec(form); }
 
 }  // namespace unisono::detail

@@ -20,7 +20,7 @@ void reduce(const Piece& piece, std::byte* dst, std::span<const std::byte* const
     if (dst != sources[0]) copy_array(dst, sources[0], elements * piece.itemsize);
     return;
   }
-  if (piece.kernel == nullptr) throw std::logic_error("no kernel for this operation and element type");
+  if (!piece.kernel) throw std::logic_error("no kernel for this operation and element type");
   piece.kernel(dst, sources.data(), sources.size(), elements, piece.divisor);
 }
 

@@ -4,6 +4,7 @@
 
 #include "cache_line.h"
 #include "codecs.h"
+#include "float_environment.h"
 
 #ifdef UNISONO_X86
 #include <cpuid.h>
@@ -23,7 +24,7 @@ bool has_f16c() {
 struct Level {
   const char* name;
   detail::KernelLookup lookup;
-  const Codec* (*codec)(DType);
+  const detail::CodecFunctions* (*codec)(DType);
   detail::CopyFunction copy;
 };
 
@@ -48,9 +49,26 @@ const Level& level() {
 
 }  // namespace
 
-ReduceFunction reduce_function(DType dtype, Combine combine) { return level().lookup(dtype, combine); }
+// Not inlined, because its callers, which are long, would then be compiled to more instructions (`make counts`).
+[[gnu::noinline]] void Kernel::operator()(std::byte* dst, const std::byte* const* sources, std::size_t sources_count,
+                                          std::size_t count, std::uint64_t divisor) const {
+  const DefaultFloatEnvironment environment;
+  function_(dst, sources, sources_count, count, divisor);
+}
 
-const Codec* codec(DType form) { return level().codec(form); }
+Kernel find_kernel(DType dtype, Combine combine) { return level().lookup(dtype, combine); }
+
+void Codec::encode(std::byte* wire, const float* x, float* residual, std::size_t count) const {
+  const DefaultFloatEnvironment environment;
+  functions_->encode(wire, x, residual, count);
+}
+
+void Codec::decode(float* x, const std::byte* wire, std::size_t count, bool adds) const {
+  const DefaultFloatEnvironment environment;
+  functions_->decode(x, wire, count, adds);
+}
+
+Codec find_codec(DType form) { return level().codec(form); }
 
 // Measured: from 1 to 31 bytes further into a page.
 bool is_slow_to_move(const std::byte* dst, std::uintptr_t src) {

@@ -8,18 +8,37 @@
 #include "dtype.h"
 
 namespace unisono {
+namespace detail {
 
-// dst[i] = sources[0][i] ∘ … ∘ sources[sources_count - 1][i] for i < count, of a sum divided by a divisor of at
-// least 2.
-//
-// Floats of 8 and 16 bits are computed in float32 and rounded once; integers wrap, and their division truncates towards
-// zero; a logical operation makes 0 or 1 of a single source, too. Pointers need no alignment. dst may be the same as a
-// source, and must not overlap one otherwise.
 using ReduceFunction = void (*)(std::byte* dst, const std::byte* const* sources, std::size_t sources_count,
                                 std::size_t count, std::uint64_t divisor);
 
-// The kernel for an element type and an operation, or nullptr if there is none.
-ReduceFunction reduce_function(DType dtype, Combine combine);
+}  // namespace detail
+
+// A reduction of arrays of one element type by one operation; false if there is none.
+//
+// Floats of 8 and 16 bits are computed in float32 and rounded once; integers wrap, and their division truncates towards
+// zero; a logical operation makes 0 or 1 of a single source, too.
+class Kernel {
+ public:
+  Kernel(detail::ReduceFunction function) : function_(function) {}
+
+  explicit operator bool() const { return function_ != nullptr; }
+
+  // dst[i] = sources[0][i] ∘ … ∘ sources[sources_count - 1][i] for i < count, of a sum divided by a divisor of at
+  // least 2.
+  //
+  // Pointers need no alignment. dst may be the same as a source, and must not overlap one otherwise. The bits of the
+  // result do not depend on the floating-point environment of the thread, because every rank must compute the same.
+  void operator()(std::byte* dst, const std::byte* const* sources, std::size_t sources_count, std::size_t count,
+                  std::uint64_t divisor) const;
+
+ private:
+  detail::ReduceFunction function_;
+};
+
+// The kernel for an element type and an operation.
+Kernel find_kernel(DType dtype, Combine combine);
 
 // Copies an array to where it does not overlap.
 //

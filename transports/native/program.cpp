@@ -270,7 +270,7 @@ void Program::refine(std::span<Runs> operands, bool lowers, Action& action, Work
     }
     const Extent& extent = *operands[0][at[0]].extent;
     work.pieces.push_back(
-        {count, extent.itemsize(), reduce_function(extent.dtype, extent.combine), lowers ? extent.divisor : 1});
+        {count, extent.itemsize(), find_kernel(extent.dtype, extent.combine), lowers ? extent.divisor : 1});
     for (std::size_t i = 0; i < operands.size(); ++i) {
       if (ended(i)) throw std::invalid_argument("a step combines blocks of different lengths");
       Run& run = operands[i][at[i]];

@@ -57,7 +57,7 @@ struct Place {
 struct Piece {
   std::int64_t count;
   std::size_t itemsize;
-  ReduceFunction kernel;
+  Kernel kernel;
   std::uint64_t divisor;  // of results as in their extent, of states 1
 
   std::size_t nbytes() const { return static_cast<std::size_t>(count) * itemsize; }

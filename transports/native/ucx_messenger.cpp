@@ -190,8 +190,9 @@ Messenger::Peer UcxMessenger::connect(std::span<const std::byte> address) {
     const Status status = library_->ep_create(worker_, &params, &endpoint);
     if (status != status_ok) {
       peers_.erase(key);
-      throw std::runtime_error("UCX does not reach it with the transports that UCX_TLS and the machines allow (" +
-                               std::string(library_->status_string(status)) + ")");
+      throw std::runtime_error(
+          "UCX does not reach the other rank with the transports that UCX_TLS and the machines allow (" +
+          std::string(library_->status_string(status)) + ")");
     }
   }
   return reinterpret_cast<Peer>(endpoint);

@@ -233,6 +233,8 @@ def _tell_losses(errors: Mapping[str, OSError]) -> int:
 def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], write: Write | None) -> int:
     """Write the traceback of the rank that failed first, and a line on each other one; return the exit code.
 
+    What was held back of a rank and ends in no exception, such as a dump of faulthandler, is written too.
+
     Args:
         exits: how the ranks ended, in that order.
         tracebacks: by rank, what it ended with on stderr.
@@ -242,7 +244,7 @@ def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], wr
     cause = root_cause(exits, errors)
     fine = {ended.rank for ended in exits if ended.code == 0}
     for rank, lines in tracebacks.items():
-        if write and (rank in fine or (cause and rank == cause.rank)):
+        if write and (rank in fine or rank not in errors or (cause and rank == cause.rank)):
             for line in lines:
                 write(rank, "stderr", line)
     if cause is None:

@@ -108,7 +108,11 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """Close the communicators and end the ranks. May be called twice; a later `run` starts new ones."""
+        """Close the communicators and end the ranks. May be called twice; a later `run` starts new ones.
+
+        Raises:
+            MismatchError: the ranks disagree on their last call; all have ended.
+        """
         team = self._team
         self._forget()
         if team is not None:

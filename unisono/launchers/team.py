@@ -97,12 +97,29 @@ class Team:
         replies = self._collect(deadline)
         failures = [self._failure(rank, reply) for rank, reply in replies.items() if not isinstance(reply, Success)]
         if failures:
-            raise next((error for error, is_consequence in failures if not is_consequence), failures[0][0])
+            raise _cause(failures)
         results = {rank: reply.result for rank, reply in replies.items() if isinstance(reply, Success)}
         return [results[rank] for rank in sorted(results)]
 
     def close(self) -> None:
-        """Let the ranks close their communicators and end; those that do not are killed."""
+        """Let the ranks close their communicators and end; those that do not are killed.
+
+        Raises:
+            MismatchError: the ranks disagree on their last call; all have ended.
+        """
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):  # the rank has ended
+                sock.shutdown(socket.SHUT_WR)
+        try:
+            replies = self._collect(Deadline(EXIT_TIMEOUT_S))
+        except CollectiveTimeoutError:
+            replies = {}
+        self._end()
+        failures = [self._failure(rank, reply) for rank, reply in replies.items() if isinstance(reply, Failure)]
+        if failures:
+            raise _cause(failures)
+
+    def _end(self) -> None:
         self.hang_up()
         self._thread.join(EXIT_TIMEOUT_S)
         self._job.stop()
@@ -116,7 +133,7 @@ class Team:
     def kill(self) -> None:
         """Kill the ranks and wait for their end."""
         self._job.kill()
-        self.close()
+        self._end()
 
     def _supervise(self) -> None:
         try:
@@ -167,6 +184,11 @@ class Team:
             return self._start_error, False
         how = ended or "has closed its connection to the pool"
         return PeerLostError(f"rank {rank} {how}", peer=rank), ended is not None and ended.stopped
+
+
+def _cause(failures: Sequence[tuple[Exception, bool]]) -> Exception:
+    """Return the first error that is no consequence of another rank's, or else the first."""
+    return next((error for error, is_consequence in failures if not is_consequence), failures[0][0])
 
 
 def _connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

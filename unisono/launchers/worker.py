@@ -29,14 +29,14 @@ def serve(sock: socket.socket) -> int:
             if communicator is None:
                 communicator = _init(setup)
             sock.sendall(encoded(Success(task.function(communicator, *task.arguments))))
+        if communicator is not None:
+            communicator.close()
     except Exception as error:  # noqa: BLE001 - whatever the function raises belongs to the parent.
         with contextlib.suppress(OSError):
             sock.sendall(encoded(_failure(error)))
         if communicator is not None:
             communicator.close()  # While the error is being handled, so that the others are told of it.
         return 1
-    if communicator is not None:
-        communicator.close()
     return 0
 
 
