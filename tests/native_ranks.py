@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -45,7 +46,8 @@ class NativeRanks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._pool.close()
+        with contextlib.suppress(un.MismatchError):  # a test may leave ranks behind that disagree
+            self._pool.close()
 
 
 def _with_executor(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
