@@ -30,6 +30,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         name for name in sys.modules if name == "unisono.torch" or name.startswith("unisono.frameworks.torch")
     ]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(un), "torch", raising=False)  # another test of this process may have imported it
     monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` raises ModuleNotFoundError
 
 

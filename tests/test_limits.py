@@ -22,6 +22,7 @@ import unisono as un
 
 RANKS = 3
 COUNT = 300_000
+_above: list[bytearray] = []
 Say = Callable[[Any], None]
 Call = Callable[[un.Communicator, Any], None]
 
@@ -38,6 +39,14 @@ def few_descriptors(spare: int) -> None:
 
 
 def little_memory(spare_nbytes: int) -> None:
+    """Limit the address space so that nothing large can be mapped, while small objects still have memory.
+
+    The interpreter itself must not run short: CPython 3.11 answers that with a SystemError from `compile`.
+    Freed blocks below an allocated one stay in the heap of malloc, which small objects are taken from.
+    """
+    heap = [bytearray(64 << 10) for _ in range(64)]
+    _above.append(bytearray(64 << 10))
+    del heap
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + spare_nbytes, resource.RLIM_INFINITY))
 
