@@ -115,7 +115,7 @@ counted-paths:
 	@$(BIN)/python scripts/count_instructions.py build/counts/tests/native/hot_paths $(if $(UPDATE),--update)
 
 package: $(STAMPS)/dev-$(KEY) ## Build sdist and wheel, install them in fresh environments and import them
-	@$(BIN)/pytest -m packaging tests/test_packaging.py
+	@$(BIN)/pytest -m packaging tests/package/test_packaging.py
 
 bench: $(STAMPS)/bench-$(KEY) ## Measure Unisono beside its peers (make peers installs them)
 	@$(BIN)/unisono bench $(BENCH)

@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono.algorithms.algorithm import Algorithm as Algorithm, Cost as Cost
-    from unisono.algorithms.plan import Plan as Plan
-    from unisono.algorithms.registry import (
+    from unisono.algorithms.catalogue.algorithm import Algorithm as Algorithm, Cost as Cost
+    from unisono.algorithms.catalogue.registry import (
         ALGORITHMS as ALGORITHMS,
         algorithms_of as algorithms_of,
         find as find,
     )
-    from unisono.algorithms.verify import (
+    from unisono.algorithms.ir.plan import Plan as Plan
+    from unisono.algorithms.verifier.verify import (
         Report as Report,
         verify_algorithm as verify_algorithm,
         verify_plans as verify_plans,
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 # Public name → the module that defines it. The function `verify` is not here: the module has that name in this package.
 _NAMES = {
-    "Algorithm": "unisono.algorithms.algorithm",
-    "Cost": "unisono.algorithms.algorithm",
-    "Plan": "unisono.algorithms.plan",
-    "ALGORITHMS": "unisono.algorithms.registry",
-    "algorithms_of": "unisono.algorithms.registry",
-    "find": "unisono.algorithms.registry",
-    "Report": "unisono.algorithms.verify",
-    "verify_algorithm": "unisono.algorithms.verify",
-    "verify_plans": "unisono.algorithms.verify",
+    "Algorithm": "unisono.algorithms.catalogue.algorithm",
+    "Cost": "unisono.algorithms.catalogue.algorithm",
+    "Plan": "unisono.algorithms.ir.plan",
+    "ALGORITHMS": "unisono.algorithms.catalogue.registry",
+    "algorithms_of": "unisono.algorithms.catalogue.registry",
+    "find": "unisono.algorithms.catalogue.registry",
+    "Report": "unisono.algorithms.verifier.verify",
+    "verify_algorithm": "unisono.algorithms.verifier.verify",
+    "verify_plans": "unisono.algorithms.verifier.verify",
 }
 
 __all__ = [*_NAMES]  # noqa: PLE0604

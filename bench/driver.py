@@ -22,7 +22,7 @@ from unisono.bench.peers import Library
 from unisono.bench.placement import cores_to_bind
 from unisono.bench.ranks import Job, JobError, RefusedError
 from unisono.bench.statistics import Times, slowest
-from unisono.transports.cores import Placement, measure
+from unisono.transports.host.core_distance import Placement, measure
 
 CALIBRATION_S = 0.02
 ITERATIONS = (3, 20_000)  # Bounds of the calls in one round.

@@ -32,8 +32,8 @@ from unisono.bench.regret import NAMED, RUN_S, Asked, RunRanks, answer, append
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
 from unisono.program import begin
-from unisono.tuning.store import Store
-from unisono.tuning.table import compiled, dumped, to_json
+from unisono.tuning.decide.table import compiled, dumped, to_json
+from unisono.tuning.measure.measurement_log import Store
 
 COLLECTIVES = ("allreduce", "broadcast", "allgather")
 MPI_NATIVE = "mpi.native"

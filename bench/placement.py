@@ -1,4 +1,4 @@
-"""Which cores the ranks are bound to; how far apart two of these are, `unisono.transports.cores` measures."""
+"""The cores that ranks are bound to. `unisono.transports.host.core_distance` measures how far apart two of them are."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
 from unisono.processes import python_command
 from unisono.program import begin
-from unisono.transports.cores import PLACEMENTS
+from unisono.transports.host.core_distance import PLACEMENTS
 
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast")
 PLACES = ("shm", "tcp", "shaped")

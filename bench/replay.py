@@ -26,17 +26,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from unisono.algorithms.variants import parsed
+from unisono.algorithms.catalogue.variants import parsed
 from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
 from unisono.program import begin
-from unisono.tuning.calibrate import calibrate_calls, calibrate_rounds, with_rounds
-from unisono.tuning.campaign import Campaign, Placed, Settings
-from unisono.tuning.choice import Known, Question, explain
-from unisono.tuning.parameters import PRIORS, between
-from unisono.tuning.store import Measurement
-from unisono.tuning.table import compiled
+from unisono.tuning.decide.choice import Known, Question, explain
+from unisono.tuning.decide.table import compiled
+from unisono.tuning.machine.parameters import PRIORS, between
+from unisono.tuning.measure.calibrate import calibrate_calls, calibrate_rounds, with_rounds
+from unisono.tuning.measure.campaign import Campaign, Placed, Settings
+from unisono.tuning.measure.measurement_log import Measurement
 
 # Of four ranks on two cores that did nothing else.
 RECORDED = RESULTS.with_name("recorded.jsonl")

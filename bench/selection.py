@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from unisono.algorithms.algorithm import Cost
-from unisono.algorithms.registry import ALGORITHMS
+from unisono.algorithms.catalogue.algorithm import Cost
+from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.errors import UsageError
 from unisono.program import begin
-from unisono.tuning.selection import (
+from unisono.tuning.decide.rank_interpolation import (
     Interpolation,
     Point,
     Predictions,

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from unisono.algorithms.registry import find
+from unisono.algorithms.catalogue.registry import find
 from unisono.program import begin
-from unisono.tuning.parameters import Link
-from unisono.tuning.simulate import Simulation, simulate
-from unisono.tuning.topology import Level, Topology
-from unisono.tuning.training import Training, simulate_training
+from unisono.tuning.machine.parameters import Link
+from unisono.tuning.machine.topology import Level, Topology
+from unisono.tuning.simulator.simulate import Simulation, simulate
+from unisono.tuning.simulator.training import Training, simulate_training
 
 SPREADS = (0.0, 0.02, 0.04, 0.06)
 

@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.algorithms.contracts import CONTRACTS, VECTOR_CALLS, Cut
-from unisono.collectives import kinds
-from unisono.collectives.arrays import LISTS
-from unisono.collectives.caller import Given, checked_integer
-from unisono.collectives.calls import Place, selection
-from unisono.collectives.devices import on_device
-from unisono.collectives.farewell import reason_to_leave
-from unisono.collectives.functions import is_by_function
-from unisono.collectives.groups import Groups
-from unisono.collectives.messages import Messages
-from unisono.collectives.mpi_names import MpiNames
-from unisono.collectives.objects import Objects
-from unisono.collectives.prepared import Checked
-from unisono.collectives.work import Work, Works
+from unisono.algorithms.ir.contracts import CONTRACTS, VECTOR_CALLS, Cut
+from unisono.collectives.api.mpi_names import MpiNames
+from unisono.collectives.api.objects import Objects
+from unisono.collectives.api.point_to_point import Messages
+from unisono.collectives.arrays import adapters
+from unisono.collectives.arrays.operands import LISTS
+from unisono.collectives.bootstrap.exit_reason import reason_to_leave
+from unisono.collectives.calls.dispatch import Given, checked_integer
+from unisono.collectives.calls.groups import Groups
+from unisono.collectives.calls.planning import Place, selection
+from unisono.collectives.calls.prepared import Checked
+from unisono.collectives.calls.work import Work, Works
+from unisono.collectives.custom_ops.functions import is_by_function
+from unisono.collectives.device.gateway import on_device
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.base import NO_CACHE, NO_MESSAGES, Executor, Operation
-from unisono.tuning.choice import NOTHING, Explanation, Known, explain
+from unisono.tuning.decide.choice import NOTHING, Explanation, Known, explain
 
 if TYPE_CHECKING:
-    from unisono.collectives.array_types import ArrayOrBuffer
-    from unisono.collectives.by_function import Reductions
-    from unisono.collectives.device_work import DeviceCall
-    from unisono.collectives.statistics import Statistics
+    from unisono.collectives.arrays.typing import ArrayOrBuffer
+    from unisono.collectives.calls.statistics import Statistics
+    from unisono.collectives.custom_ops.reducer import Reductions
+    from unisono.collectives.device.work import DeviceCall
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 # Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
@@ -310,7 +310,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         of_objects = {} if self._of_objects is None else self._of_objects.stats()
         for peer, traffic in (*of_functions.items(), *host_traffic.items(), *of_objects.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
-        from unisono.collectives.statistics import Statistics
+        from unisono.collectives.calls.statistics import Statistics
 
         return Statistics(totals, self._executor.usage(), self._devices.statistics())
 
@@ -333,7 +333,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             RendezvousError: a rank lives and did not call it in time; or the others have gone on without this one,
                 because it did not answer (a process that is stopped, or cut off).
         """
-        from unisono.collectives.shrinking import shrink
+        from unisono.collectives.bootstrap.shrink import shrink
 
         self._check_usable()
         limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)
@@ -415,7 +415,7 @@ def _check_lasting(call: Checked, x: Any) -> None:
         what = f"which a {type(x).__name__} cannot bear"
         raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
     for each in x if type(x) in LISTS else (x,):
-        if each is not None and not kinds.kind_of(each, "x").lasts:
+        if each is not None and not adapters.kind_of(each, "x").lasts:
             what = f"what is assigned to a {type(each).__name__}"
             raise UsageError(f"a plan would not see {what}: pass an array of numpy that it is copied to")
 

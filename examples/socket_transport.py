@@ -17,8 +17,8 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from unisono.transports.bootstrap import Bootstrap
-from unisono.transports.framed import FramedTransport
+from unisono.transports.message.framed import FramedTransport
+from unisono.transports.message.plugin_loading import Bootstrap
 
 TOKEN_NBYTES = 16
 LENGTH, RANK = struct.Struct("!Q"), struct.Struct("!I")

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import forked_ranks
 import pytest
-from deadlines import DEADLINE_S
-from own_processes import children
+from support import forked_ranks
+from support.deadlines import DEADLINE_S
+from support.own_processes import children
 
-from unisono.algorithms.registry import REGISTERED
+from unisono.algorithms.catalogue.registry import REGISTERED
 from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -1,4 +1,4 @@
-"""The native core: see transports/native/binding.cpp."""
+"""The native core: see transports/native/bindings/binding.cpp."""
 
 from array import array
 from collections.abc import Callable, Sequence

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from unisono.algorithms.binding import Shape
-from unisono.algorithms.contracts import CONTRACTS, Cut
-from unisono.algorithms.plan import Buffer, Plan, Span
+from unisono.algorithms.ir.binding import Shape
+from unisono.algorithms.ir.contracts import CONTRACTS, Cut
+from unisono.algorithms.ir.plan import Buffer, Plan, Span
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
 from unisono.operations import Op
@@ -43,7 +43,7 @@ _MOST_SHOWN = 8
 
 
 class MemoryType(IntEnum):
-    """Where the memory of a message lies, numbered as in transports/native/memory_type.h."""
+    """Where the memory of a message lies, numbered as in transports/native/core/memory_type.h."""
 
     HOST = 0
     CUDA = 1

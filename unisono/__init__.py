@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from unisono import data_parallel as data_parallel, testing as testing, torch as torch
-    from unisono.algorithms.registration import algorithm as algorithm
+    from unisono.algorithms.catalogue.registration import algorithm as algorithm
+    from unisono.collectives.api.reduce_local import reduce_local as reduce_local
+    from unisono.collectives.arrays.mapped import empty as empty
+    from unisono.collectives.bootstrap.init import init as init
+    from unisono.collectives.calls.wildcards import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
+    from unisono.collectives.calls.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.collectives.communicator import Communicator as Communicator
-    from unisono.collectives.init import init as init
-    from unisono.collectives.local_reduction import reduce_local as reduce_local
-    from unisono.collectives.memory import empty as empty
-    from unisono.collectives.wildcards import ANY_SOURCE as ANY_SOURCE, ANY_TAG as ANY_TAG
-    from unisono.collectives.work import Work as Work, wait_all as wait_all, wait_any as wait_any
     from unisono.errors import (
         AbortedError as AbortedError,
         CollectiveTimeoutError as CollectiveTimeoutError,
@@ -55,18 +55,18 @@ _ERRORS = (
 
 # Public name → the module that defines it.
 _NAMES = {
-    "algorithm": "unisono.algorithms.registration",
+    "algorithm": "unisono.algorithms.catalogue.registration",
     "Communicator": "unisono.collectives.communicator",
-    "empty": "unisono.collectives.memory",
+    "empty": "unisono.collectives.arrays.mapped",
     "GradientReducer": "unisono.frameworks.gradients.reducer",
-    "init": "unisono.collectives.init",
+    "init": "unisono.collectives.bootstrap.init",
     **dict.fromkeys(("Pool", "launch"), "unisono.launchers.launch"),
     "Op": "unisono.operations",
     "Options": "unisono.options",
-    "reduce_local": "unisono.collectives.local_reduction",
-    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.wildcards"),
+    "reduce_local": "unisono.collectives.api.reduce_local",
+    **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.calls.wildcards"),
     "Message": "unisono.transports.base",
-    **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.work"),
+    **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.calls.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }
 

@@ -3,7 +3,7 @@
 A child has copies of all descriptors of its parent. As long as it keeps them, a port stays in use, a lock stays locked,
 and a peer does not learn that the parent has died. So whoever opens such a thing registers it here. The child closes
 its copies right after the fork, which does not touch those of the parent. The native core does the same for its own
-(`transports/native/descriptor.h`).
+(`transports/native/core/descriptor.h`).
 """
 
 from __future__ import annotations

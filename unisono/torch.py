@@ -1,9 +1,9 @@
 """Unisono for torch: importing this registers the backend "unisono" of torch.distributed."""
 
+from unisono.frameworks.torch.ddp_hook import ddp_hook
 from unisono.frameworks.torch.errors import CallError
 from unisono.frameworks.torch.fsdp import AllGather, ReduceScatter
-from unisono.frameworks.torch.hooks import ddp_hook
-from unisono.frameworks.torch.monitored import monitored_barrier
+from unisono.frameworks.torch.monitored_barrier import monitored_barrier
 from unisono.frameworks.torch.optimizer import DistributedOptimizer
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.process_group import ProcessGroup

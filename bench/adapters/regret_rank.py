@@ -29,10 +29,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import unisono as un
 from unisono.bench.statistics import usual_s
-from unisono.collectives.probes import rounds_calibrated
-from unisono.collectives.trials import Trials, Turns
-from unisono.tuning.choice import Known, explain
-from unisono.tuning.parameters import Parameters
+from unisono.collectives.measurement.call_trials import Trials, Turns
+from unisono.collectives.measurement.link_probes import rounds_calibrated
+from unisono.tuning.decide.choice import Known, explain
+from unisono.tuning.machine.parameters import Parameters
 
 PR_SET_PDEATHSIG = 1
 SEED = 1

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from unisono.transports.cuda.calls import Driver
 from unisono.transports.cuda.device import LEGACY_STREAM, Allocation, Event, Stream
 from unisono.transports.cuda.driver import CudaDevice
+from unisono.transports.cuda.driver_errors import Driver
 
 # Everything is issued to the stream that torch and CuPy use where nobody says otherwise.
 STREAM: Stream = LEGACY_STREAM

@@ -22,10 +22,10 @@ from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
 from unisono.transports.cuda.cache import built, user_cache
-from unisono.transports.cuda.calls import Driver
-from unisono.transports.cuda.catalogue import reduction
 from unisono.transports.cuda.compiler import target_for
-from unisono.transports.reductions import numpy_dtype, reduce_into
+from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.kernel_catalogue import reduction
+from unisono.transports.reductions.definition import numpy_dtype, reduce_into
 
 SUM = OPERATIONS["sum"]
 REPETITIONS = 9

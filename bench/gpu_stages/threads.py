@@ -20,8 +20,8 @@ from unisono.operations import OPERATIONS
 from unisono.transports.base import Extent, Signature
 from unisono.transports.cuda.driver import CudaDevice
 from unisono.transports.cuda.ipc import DeviceCollectives
-from unisono.transports.generic import GenericExecutor
-from unisono.transports.local import LocalNetwork
+from unisono.transports.executors.generic import GenericExecutor
+from unisono.transports.message.local import LocalNetwork
 
 DTYPE = DTYPES["float32"]
 TIMEOUT_S = 20.0

@@ -24,7 +24,7 @@ import numpy as np
 from unisono import Communicator, UsageError, Work
 from unisono.frameworks.arrays import Array, same_bits
 from unisono.frameworks.gradients.layout import Gradient
-from unisono.transports.native_codecs import from_wire, to_wire, wire_nbytes
+from unisono.transports.reductions.wire_formats import from_wire, to_wire, wire_nbytes
 
 BLOCK = 256
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

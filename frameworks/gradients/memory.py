@@ -11,9 +11,9 @@ from numpy.typing import DTypeLike
 import unisono
 from unisono.frameworks.arrays import Array, Lent
 from unisono.frameworks.gradients.agreement import Complaint, Flags
-from unisono.frameworks.gradients.chains import Pending
 from unisono.frameworks.gradients.layout import Layout
 from unisono.frameworks.gradients.timeline import Step
+from unisono.frameworks.gradients.two_stage_reduction import Pending
 
 # Below this, mapping memory costs more than it saves.
 _LEAST_MAPPED_NBYTES = 100 << 10

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.gradients.chains import Pending
-from unisono.frameworks.gradients.lanes import Lanes
+from unisono.frameworks.gradients.bucket_comms import Lanes
 from unisono.frameworks.gradients.layout import Gradient, layout_of
 from unisono.frameworks.gradients.memory import Memory, Slots, residuals
 from unisono.frameworks.gradients.timeline import Span
+from unisono.frameworks.gradients.two_stage_reduction import Pending
 
 
 class Pool:

@@ -32,16 +32,16 @@ from unisono.frameworks.data_parallel.sync_check import SyncCheck
 from unisono.frameworks.gradients import agreement, intake, traces
 from unisono.frameworks.gradients.additions import average_new
 from unisono.frameworks.gradients.agreement import Complaint, Flags
+from unisono.frameworks.gradients.bucket_comms import Lanes, Teams, cause, lanes_for
+from unisono.frameworks.gradients.bucket_sizing import Pace, pace_of
 from unisono.frameworks.gradients.compression import check_compressible
-from unisono.frameworks.gradients.findings import Findings, findings, reordered
 from unisono.frameworks.gradients.lag import Lag, lag_of
-from unisono.frameworks.gradients.lanes import Lanes, Teams, cause, lanes_for
 from unisono.frameworks.gradients.layout import Gradient
 from unisono.frameworks.gradients.memory import Memory
-from unisono.frameworks.gradients.order import Order
 from unisono.frameworks.gradients.pool import Pool
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.gradients.sizing import Pace, pace_of
+from unisono.frameworks.gradients.ready_order import Order
+from unisono.frameworks.gradients.replanning import Findings, findings, reordered
 from unisono.frameworks.gradients.timeline import Report, Timeline, now, report_of
 
 _FIRST_BUCKET_NBYTES = 1 << 20

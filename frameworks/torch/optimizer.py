@@ -13,7 +13,7 @@ from unisono import Communicator, GradientReducer, UsageError
 from unisono.data_parallel import HybridGroups, broadcast_parameters
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.priorities import Arriving
-from unisono.frameworks.torch.late import LateUpdates, check_late
+from unisono.frameworks.torch.deferred_updates import LateUpdates, check_late
 from unisono.frameworks.torch.tensors import like
 from unisono.frameworks.torch.trained import TrainedParameters
 

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from unisono import UnisonoError
+from unisono.frameworks.torch.dynamo_skip import untraced
 from unisono.frameworks.torch.errors import translated
-from unisono.frameworks.torch.untraced import untraced
 
 _NO_LIMIT = timedelta(0)
 # Works that are kept although nobody has waited for them, and those that are kept although Python has dropped them.

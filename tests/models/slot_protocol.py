@@ -1,4 +1,4 @@
-"""The protocol of transports/native/shm_channel.cpp, operation by operation, for the checker of `weak_memory`.
+"""The protocol of transports/native/core/shm_channel.cpp, operation by operation, for the checker of `weak_memory`.
 
 Two sides, 0 and 1, have a ring of slots for each direction. Names are those of the C++ code. What can be left out or
 weakened is a `Mutation`, so that the checker is seen to find what it is there to find.

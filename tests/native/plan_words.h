@@ -1,4 +1,4 @@
-// Plans written by hand for the tests, in the form that unisono.algorithms.encode gives them.
+// Plans written by hand for the tests, in the form that unisono.algorithms.ir.encode gives them.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,9 @@
 
 #include "check.h"
 #include "hostile.h"
-#include "leave_policy.h"
 #include "ranks.h"
 #include "shm_channel.h"
+#include "single_copy_policy.h"
 
 using namespace unisono;
 using namespace unisono::testing;

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono.transports.cuda.catalogue import Kernel
 from unisono.transports.cuda.compiler import compile_kernel, fingerprint, is_ptx
+from unisono.transports.cuda.kernel_catalogue import Kernel
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import InternalError
-from unisono.transports.cuda.board import RING, Board, Slab
 from unisono.transports.cuda.device import ALLOCATION_NBYTES, Allocation, Device, Event, Stream
+from unisono.transports.cuda.peer_board import RING, Board, Slab
 
 
 class Channel:

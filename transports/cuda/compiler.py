@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import InternalError, TransportUnavailableError
-from unisono.transports.cuda.catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel
+from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED, SHARED_HEADERS, Kernel
 
 _CAPABILITIES = {(8, 0): "80", (9, 0): "90", (10, 0): "100"}
 MACHINES = tuple(f"sm_{number}" for number in _CAPABILITIES.values())

@@ -21,8 +21,6 @@ from unisono.errors import AbortedError, InternalError, TransportUnavailableErro
 from unisono.operations import Op
 from unisono.transports.base import AnyArray
 from unisono.transports.cuda.cache import user_cache
-from unisono.transports.cuda.calls import Driver
-from unisono.transports.cuda.catalogue import MOST_SOURCES, Kernel, reduction, scaling
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,
     Allocation,
@@ -30,9 +28,11 @@ from unisono.transports.cuda.device import (
     PointerFacts,
     Stream,
 )
-from unisono.transports.cuda.launches import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
-from unisono.transports.cuda.tables import Tables
-from unisono.transports.reductions import factor_of
+from unisono.transports.cuda.device_tables import Tables
+from unisono.transports.cuda.driver_errors import Driver
+from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, Kernel, reduction, scaling
+from unisono.transports.cuda.kernel_launcher import Launcher, Parameter, as_number, as_pointer, as_pointers, as_scalar
+from unisono.transports.reductions.definition import factor_of
 
 _PACK_NBYTES = 16
 _HANDLE_NBYTES = 64

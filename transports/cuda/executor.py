@@ -20,18 +20,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from unisono.algorithms.binding import Shape
-from unisono.algorithms.exposure import exposed_blocks, readings
-from unisono.algorithms.plan import Buffer, Copy, Plan, Read, ReadReduce, Reduce, Signal, Span, Step, Wait
+from unisono.algorithms.ir.binding import Shape
+from unisono.algorithms.ir.exposed_memory import exposed_blocks, readings
+from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Reduce, Signal, Span, Step, Wait
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import MismatchError, PeerLostError
 from unisono.operations import Lower, Op
 from unisono.transports.base import Call, Extent, Signature, Traffic
-from unisono.transports.cuda.board import mark_of
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.layout import Layout, Place
-from unisono.transports.lane import Lane, Posted
+from unisono.transports.cuda.peer_board import mark_of
+from unisono.transports.executors.lane import Lane, Posted
 
 ABLE: tuple[type, ...] = (Copy, Reduce, Read, ReadReduce, Signal, Wait)
 

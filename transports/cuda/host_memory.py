@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from unisono.errors import TransportUnavailableError
-from unisono.transports.system_limits import unavailable
+from unisono.transports.host.system_limits import unavailable
 
 _HANDLE = struct.Struct("<qqqq")
 HANDLE_NBYTES = _HANDLE.size

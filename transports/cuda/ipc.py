@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from unisono.algorithms.plan import Plan
-from unisono.algorithms.registry import algorithms_of, find
+from unisono.algorithms.catalogue.registry import algorithms_of, find
+from unisono.algorithms.ir.plan import Plan
 from unisono.errors import (
     AbortedError,
     CollectiveTimeoutError,
@@ -32,11 +32,11 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.transports.base import Executor, Extent, Signature, Traffic
-from unisono.transports.checks import check_plan, check_reads
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
-from unisono.transports.cuda.meeting import Meeting
-from unisono.transports.polling import pauses_of_polling, wait_by_polling
+from unisono.transports.cuda.peer_exchange import Meeting
+from unisono.transports.executors.plan_checks import check_plan, check_reads
+from unisono.transports.executors.polling import pauses_of_polling, wait_by_polling
 
 NAME = "cuda_ipc"
 SLAB_NBYTES = 64 << 20

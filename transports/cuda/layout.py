@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from unisono.algorithms.binding import Shape, bounds, split
-from unisono.algorithms.plan import Buffer, Plan, Span
+from unisono.algorithms.ir.binding import Shape, bounds, split
+from unisono.algorithms.ir.plan import Buffer, Plan, Span
 
 _ALIGNMENT = 256
 # Kernels take 16 bytes at a time where all operands are aligned alike; so an image is aligned as its block is.

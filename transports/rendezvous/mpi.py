@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from unisono.deadlines import Deadline
-from unisono.transports.hello import KEY_NBYTES
-from unisono.transports.mpi_collectives import MpiCollectives
-from unisono.transports.mpi_library import complete, duplicate, free
+from unisono.transports.links.handshake import KEY_NBYTES
+from unisono.transports.mpi.collectives import MpiCollectives
+from unisono.transports.mpi.library import complete, duplicate, free
 from unisono.transports.rendezvous.roster import Member, Roster, Setting, entry_of, roster_of, roster_record
 
 

@@ -17,10 +17,10 @@ from unisono import __version__
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.records import record
-from unisono.transports.hello import WIRE_VERSIONS
-from unisono.transports.interfaces import is_numeric
-from unisono.transports.listener import Addresses
-from unisono.transports.locality import Surroundings
+from unisono.transports.host.bind_address import is_numeric
+from unisono.transports.host.host_discovery import Surroundings
+from unisono.transports.links.handshake import WIRE_VERSIONS
+from unisono.transports.links.listener import Addresses
 from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
 
 Setting: TypeAlias = str | int | float

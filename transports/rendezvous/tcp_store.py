@@ -20,10 +20,11 @@ from unisono import log
 from unisono.deadlines import LONGEST_WAIT_S, Deadline
 from unisono.errors import RendezvousError, UsageError
 from unisono.forks import closed_in_child
-from unisono.transports.doorkeeper import BACKLOG, Acceptor, Doorkeeper, greet, prepare
-from unisono.transports.event_loop import EventLoop
-from unisono.transports.hello import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
-from unisono.transports.interfaces import lookup
+from unisono.transports.host.bind_address import lookup
+from unisono.transports.host.system_limits import unavailable
+from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake_io import BACKLOG, Acceptor, Doorkeeper, greet, prepare
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -32,7 +33,6 @@ from unisono.transports.rendezvous.stores import (
     encoded_key,
     not_set,
 )
-from unisono.transports.system_limits import unavailable
 
 KEYS_LIMIT = 65_536
 

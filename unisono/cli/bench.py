@@ -18,7 +18,7 @@ from unisono.cli.terminal import console, progress
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.options import parse_transports
-from unisono.transports.cores import PLACEMENTS
+from unisono.transports.host.core_distance import PLACEMENTS
 
 # Collectives whose vector is divided equally among the ranks.
 SHARED = ("allgather", "reduce_scatter", "alltoall")

@@ -12,28 +12,28 @@ import click
 from rich.table import Table
 
 from unisono import __version__
-from unisono.algorithms.variants import Variant
+from unisono.algorithms.catalogue.variants import Variant
 from unisono.bench.sizes import format_size
 from unisono.cli.counts import numbers_of_ranks
 from unisono.cli.load import Load, load_now
 from unisono.cli.loading import load_option, loaded_files
 from unisono.cli.messages import tell
 from unisono.cli.terminal import console
+from unisono.collectives.bootstrap.environment import detect
+from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.environment import detect
-from unisono.collectives.init import init
-from unisono.collectives.probes import calibrated, rounds_calibrated
-from unisono.collectives.trials import Trials
+from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.launchers.launch import launch
 from unisono.options import Options
-from unisono.timers import after
-from unisono.tuning import calibration_files
-from unisono.tuning.calibration_files import Calibration, Origin
-from unisono.tuning.choice import Known, candidate
-from unisono.tuning.identity import describe, fingerprint
-from unisono.tuning.parameters import UNBOUNDED, Parameters, to_json
-from unisono.tuning.race import typical_s
+from unisono.tuning.decide.choice import Known, candidate
+from unisono.tuning.machine.fingerprint import describe, fingerprint
+from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
+from unisono.tuning.measure import calibration_files
+from unisono.tuning.measure.calibration_files import Calibration, Origin
+from unisono.tuning.measure.race import typical_s
+from unisono.watchdog import after
 
 # Whole collectives by which the model is checked, a ring and a butterfly, and their bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))

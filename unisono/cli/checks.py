@@ -20,8 +20,8 @@ from typing import NamedTuple
 from unisono.entry_points import entry_points
 from unisono.options import TRANSPORTS_GROUP
 from unisono.processes import python_command
-from unisono.transports.locality import Surroundings
-from unisono.tuning.identity import cache_folder
+from unisono.transports.host.host_discovery import Surroundings
+from unisono.tuning.machine.fingerprint import cache_folder
 
 PAGE = b"unisono!" * 512
 _DESCRIPTORS = 64  # that a rank needs in a job of few
@@ -51,7 +51,7 @@ class Finding:
 class Check(NamedTuple):
     """A check of something that the system may refuse, and what Unisono does without it.
 
-    docs/environments.md has these as a table, and tests/test_environments.py takes each away from ranks.
+    docs/environments.md has these as a table, and tests/cli/test_environments.py takes each away from ranks.
 
     Attributes:
         subject: what is checked.

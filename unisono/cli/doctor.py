@@ -18,14 +18,14 @@ from rich.table import Table
 from unisono import __version__
 from unisono.cli.checks import Finding, look_for, run_checks, third_party
 from unisono.cli.gpu_checks import gpu_findings
-from unisono.collectives.environment import MPI_WORLD, detect, launchers
-from unisono.collectives.trust import trust_of
+from unisono.collectives.bootstrap.environment import MPI_WORLD, detect, launchers
+from unisono.collectives.bootstrap.trust import trust_of
 from unisono.errors import UsageError
 from unisono.options import FIELDS, Options, strange_variables, variable
-from unisono.transports.locality import Surroundings
-from unisono.tuning import calibration_files
-from unisono.tuning.gpus import gpus, islands
-from unisono.tuning.identity import fingerprint
+from unisono.transports.host.host_discovery import Surroundings
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.gpu_inventory import gpus, islands
+from unisono.tuning.measure import calibration_files
 
 
 @dataclass(frozen=True, slots=True)

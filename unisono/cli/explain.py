@@ -10,21 +10,21 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from unisono.algorithms.contracts import VECTOR_CALLS
-from unisono.algorithms.hosts import Hosts
-from unisono.algorithms.registry import find
-from unisono.algorithms.variants import is_rules
+from unisono.algorithms.catalogue.registry import find
+from unisono.algorithms.catalogue.variants import is_rules
+from unisono.algorithms.composition.host_levels import Hosts
+from unisono.algorithms.ir.contracts import VECTOR_CALLS
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import add_names, console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes
-from unisono.tuning.calibration_files import Origin, parameters_of, read
-from unisono.tuning.choice import Candidate, Choice, Explanation, Known, Question, builder_params, explain
-from unisono.tuning.forcing import forced
-from unisono.tuning.identity import fingerprint
-from unisono.tuning.parameters import LINKS, at_level
-from unisono.tuning.topology import Topology
+from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Known, Question, builder_params, explain
+from unisono.tuning.decide.forced_rules import forced
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.parameters import LINKS, at_level
+from unisono.tuning.machine.topology import Topology
+from unisono.tuning.measure.calibration_files import Origin, parameters_of, read
 
 
 def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -109,7 +109,7 @@ def _explained(asked: Question, topology: Path | None, table: str) -> tuple[Expl
     if topology is None:
         found = explain(asked, _known(Path(table) if table else None))
         return found, _place(asked), _source(found)
-    from unisono.tuning.described import load
+    from unisono.tuning.machine.topology_files import load
 
     return simulated(asked, load(topology).over(asked.size)), f"on {topology}", f"times are simulated on {topology}"
 
@@ -150,7 +150,7 @@ def _source(found: Explanation) -> str:
 
 
 def _known(table: Path | None) -> Known:
-    from unisono.tuning.table import loaded
+    from unisono.tuning.decide.table import loaded
 
     machine = fingerprint()
     return Known(loaded(table) if table else None, parameters_of(machine), machine)
@@ -180,7 +180,7 @@ def simulated(asked: Question, over: Topology) -> Explanation:
 def _simulated(each: Candidate, asked: Question, over: Topology) -> Candidate:
     if each.refusal is not None:
         return each
-    from unisono.tuning.simulate import simulate
+    from unisono.tuning.simulator.simulate import simulate
 
     try:
         hosts = {"hosts": asked.hosts} if each.phases and asked.hosts else {}

@@ -11,7 +11,7 @@ from unisono.errors import UnisonoError
 
 
 def _driver(found: dict[str, Any]) -> str:
-    from unisono.transports.cuda.calls import Driver
+    from unisono.transports.cuda.driver_errors import Driver
 
     found["driver"] = driver = Driver()
     devices = driver("cuDeviceGetCount")
@@ -44,7 +44,7 @@ def _topology(found: dict[str, Any]) -> str:
 
 
 def _sharing(found: dict[str, Any]) -> str:
-    from unisono.transports.cuda.sharing import try_sharing
+    from unisono.transports.cuda.ipc_probe import try_sharing
 
     try_sharing(found["device"])
     return "another process opened memory and events, and saw what was written"

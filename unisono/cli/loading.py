@@ -15,7 +15,7 @@ def _load(context: click.Context, parameter: click.Parameter, files: tuple[str, 
     """Load the files into this process, and let the ranks that the command starts load them by their environment."""
     if not files:
         return
-    from unisono.collectives.user_algorithms import load
+    from unisono.collectives.bootstrap.user_algorithms import load
 
     for file in files:
         load(file)

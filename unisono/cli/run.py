@@ -16,10 +16,10 @@ import click
 
 from unisono.cli.messages import tell
 from unisono.errors import UsageError
-from unisono.launchers.failure import LastError, last_error, root_cause
 from unisono.launchers.job import LocalJob, require_open_files
 from unisono.launchers.output import MergedOutput, Write
 from unisono.launchers.process import Command, Exit, signal_name
+from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
 from unisono.streams import write_all
 

@@ -10,11 +10,11 @@ import click
 from rich.box import ROUNDED
 from rich.table import Table
 
-from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.drawing import Row, legend, lines, moves, rows
-from unisono.algorithms.plan import Plan
-from unisono.algorithms.registry import find
+from unisono.algorithms.builders.arguments import check_ranks
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import find
+from unisono.algorithms.ir.drawing import Row, legend, lines, moves, rows
+from unisono.algorithms.ir.plan import Plan
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import console
 from unisono.errors import UsageError

@@ -9,19 +9,19 @@ from typing import Any
 import click
 from rich.table import Table
 
-from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.checks import check_ranks
-from unisono.algorithms.phases import Composition
-from unisono.algorithms.registry import algorithms_of, find
+from unisono.algorithms.builders.arguments import check_ranks
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import algorithms_of, find
+from unisono.algorithms.composition.phases import Composition
 from unisono.cli.loading import load_option
 from unisono.cli.show import given_parameters
 from unisono.cli.terminal import add_names, console, progress
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
-from unisono.tuning.described import load
-from unisono.tuning.parameters import LINKS
-from unisono.tuning.simulate import ENGINES, Simulation, least_s, simulate
-from unisono.tuning.topology import Topology, flat
+from unisono.tuning.machine.parameters import LINKS
+from unisono.tuning.machine.topology import Topology, flat
+from unisono.tuning.machine.topology_files import load
+from unisono.tuning.simulator.simulate import ENGINES, Simulation, least_s, simulate
 
 
 def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> int:

@@ -16,11 +16,11 @@ from unisono.bench.sizes import format_size
 from unisono.cli.loading import load_option
 from unisono.cli.terminal import add_names, console
 from unisono.errors import UsageError
-from unisono.tuning.calibration_files import parameters_of
-from unisono.tuning.identity import describe, fingerprint
-from unisono.tuning.lint import lint
-from unisono.tuning.store import Measurement, Store, merged
-from unisono.tuning.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
+from unisono.tuning.decide.lint import lint
+from unisono.tuning.decide.table import Table, compiled, differences, dumped, loaded, measured_when, to_json
+from unisono.tuning.machine.fingerprint import describe, fingerprint
+from unisono.tuning.measure.calibration_files import parameters_of
+from unisono.tuning.measure.measurement_log import Measurement, Store, merged
 
 
 def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequence[Path] = ()) -> Table:
@@ -145,7 +145,7 @@ def lint_(path: Path) -> int:
 @load_option
 def report_(path: Path, out: Path) -> None:
     """Draw a table and its measurements: PNG pictures, and one page of HTML that needs no network."""
-    from unisono.tuning.report import write
+    from unisono.tuning.measure.report import write
 
     store = Store(path.with_suffix(".jsonl"))
     measurements = store.read() if store.path.exists() else []

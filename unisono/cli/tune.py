@@ -22,23 +22,23 @@ from unisono.cli.loading import load_option, loaded_files
 from unisono.cli.messages import tell
 from unisono.cli.tables import COMMANDS, compile_table, shown_table
 from unisono.cli.terminal import console, errors_console
+from unisono.collectives.bootstrap.environment import detect
+from unisono.collectives.bootstrap.init import init
 from unisono.collectives.communicator import Communicator
-from unisono.collectives.environment import detect
-from unisono.collectives.init import init
-from unisono.collectives.probes import calibrated, rounds_calibrated
-from unisono.collectives.trials import Trials
+from unisono.collectives.measurement.call_trials import Trials
+from unisono.collectives.measurement.link_probes import calibrated, rounds_calibrated
 from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmError, PeerLostError, UsageError
 from unisono.launchers.launch import launch
 from unisono.options import Options
-from unisono.timers import after
-from unisono.transports.cores import PLACEMENTS
-from unisono.tuning.campaign import Campaign, Settings, patience_s
-from unisono.tuning.choice import Known
-from unisono.tuning.identity import fingerprint
-from unisono.tuning.lint import lint
-from unisono.tuning.parameters import Parameters, at_level
-from unisono.tuning.store import Context, Measurement, Store, identity
-from unisono.tuning.table import Table, compiled
+from unisono.transports.host.core_distance import PLACEMENTS
+from unisono.tuning.decide.choice import Known
+from unisono.tuning.decide.lint import lint
+from unisono.tuning.decide.table import Table, compiled
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.parameters import Parameters, at_level
+from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
+from unisono.tuning.measure.measurement_log import Context, Measurement, Store, identity
+from unisono.watchdog import after
 
 # Points of a table: where, and the bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"
@@ -155,7 +155,7 @@ class _Bar:
 
 
 def _collectives(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    from unisono.algorithms.registry import algorithms_of
+    from unisono.algorithms.catalogue.registry import algorithms_of
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     try:

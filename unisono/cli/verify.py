@@ -11,14 +11,14 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from unisono.algorithms.algorithm import Algorithm
-from unisono.algorithms.drawing import ranges
-from unisono.algorithms.registration import prove
-from unisono.algorithms.registry import ALGORITHMS, algorithms_of
-from unisono.algorithms.verify import Report
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registration import prove
+from unisono.algorithms.catalogue.registry import ALGORITHMS, algorithms_of
+from unisono.algorithms.ir.drawing import ranges
+from unisono.algorithms.verifier.verify import Report
 from unisono.cli.messages import tell
 from unisono.cli.terminal import add_names, console, progress
-from unisono.collectives.user_algorithms import load
+from unisono.collectives.bootstrap.user_algorithms import load
 from unisono.errors import PlanError, UsageError
 
 HEADINGS = ("sizes", "messages", "rounds", "sent", "reduced", "scratch", "bits", "", "seconds")

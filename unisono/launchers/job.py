@@ -26,10 +26,10 @@ from typing import Protocol
 
 from unisono.errors import UsageError
 from unisono.forks import closed_in_child
+from unisono.launchers.job_store import JobStore
 from unisono.launchers.process import Command, Exit, Placement, RankProcess, rank_environment
-from unisono.launchers.store import JobStore
 from unisono.processes import exit_statuses_kept
-from unisono.transports.open_files import lift_limit_of_files
+from unisono.transports.host.fd_limit import lift_limit_of_files
 
 TICK_S = 0.1
 DRAIN_S = 1.0  # How long processes that outlive their rank may go on writing.

@@ -18,8 +18,8 @@ from typing import Any
 from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UsageError
 from unisono.launchers.job import require_open_files
-from unisono.launchers.messages import Setup, Task, by_value, encoded
-from unisono.launchers.team import OnOutput, Team
+from unisono.launchers.pool_processes import OnOutput, Team
+from unisono.launchers.pool_protocol import Setup, Task, by_value, encoded
 from unisono.options import Options
 
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from unisono.launchers.failure import starts_traceback
 from unisono.launchers.process import Exit
+from unisono.launchers.root_cause import starts_traceback
 
 # A process that has imported torch may take seconds from its traceback to its end, on a busy machine.
 HOLD_S = 10.0

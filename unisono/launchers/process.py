@@ -113,7 +113,7 @@ class Placement:
 def rank_environment(
     environ: Mapping[str, str], place: Placement, store: str, job: str, key_fd: int, torch_port: int
 ) -> dict[str, str]:
-    """Return the environment of a rank: `environ`, what `unisono.collectives.environment` reads, and what torch reads.
+    """Return the environment of a rank: `environ`, with the variables that Unisono and torch read.
 
     Where `environ` is that of a rank of another job, of `unisono run` or torchrun, nothing of that job is left in it.
     """

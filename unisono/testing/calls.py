@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.algorithms.contracts import Cut
+from unisono.algorithms.ir.contracts import Cut
 from unisono.testing.cases import MESSAGES, OBJECTS, Case, arguments_of
 from unisono.testing.differences import CheckError, difference
 from unisono.testing.memory import Guarded, laid_out

@@ -9,8 +9,8 @@ from itertools import cycle, islice
 from math import prod
 from typing import Any
 
-from unisono.algorithms.contracts import CONTRACTS, Contract, Cut
-from unisono.algorithms.registry import algorithms_of
+from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import OPERATIONS, Op, operation

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.collectives.foreign import typestr
+from unisono.collectives.arrays.dlpack import typestr
 from unisono.deadlines import Deadline
 from unisono.testing.device_double import Gpu
 from unisono.transports.cuda import devices

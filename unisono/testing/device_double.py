@@ -31,7 +31,7 @@ from unisono.testing.device_segments import Segment
 from unisono.transports.base import AnyArray
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
-from unisono.transports.reductions import lift, numpy_dtype, reduce_into
+from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into
 
 __all__ = ["DeviceDouble", "DeviceTrapError", "Gpu"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from unisono.launchers.launch import Pool
 from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
-from unisono.timers import after
+from unisono.watchdog import after
 
 # How long ranks have to tell where they are before they are killed.
 _GRACE_S = 1.0

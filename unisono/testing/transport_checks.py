@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.collectives.calls import Place
+from unisono.collectives.calls.planning import Place
 from unisono.collectives.communicator import Communicator
 from unisono.errors import AbortedError, MismatchError, PeerLostError
 from unisono.options import Options
@@ -33,7 +33,7 @@ from unisono.testing.transport_ranks import (
     send,
 )
 from unisono.transports.base import MessageTransport, Signature, Traffic
-from unisono.transports.generic import GenericExecutor
+from unisono.transports.executors.generic import GenericExecutor
 
 CYCLES = 1000
 # What a thousand transports may leave in memory: caches, and what the allocators keep.

@@ -15,7 +15,7 @@ from typing import Any
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.testing.differences import CheckError
 from unisono.transports.base import Identity, MessageTransport, Request, Signature
-from unisono.transports.bootstrap import Bootstrap, Factory, open_transport
+from unisono.transports.message.plugin_loading import Bootstrap, Factory, open_transport
 
 _OPENING_S = 20.0
 _PATIENCE_S = 10.0

@@ -16,8 +16,8 @@ from unisono.testing.differences import CheckError
 from unisono.testing.transport_checks import CHECKS, LARGE, Check
 from unisono.testing.transport_ranks import Ranks
 from unisono.transports.base import MessageTransport
-from unisono.transports.bootstrap import Bootstrap, Factory
-from unisono.transports.local import LocalNetwork
+from unisono.transports.message.local import LocalNetwork
+from unisono.transports.message.plugin_loading import Bootstrap, Factory
 
 
 def check_transport(

@@ -6,7 +6,7 @@
 
 #include "fuzz.h"
 #include "hostile.h"
-#include "leave_policy.h"
+#include "single_copy_policy.h"
 #include "ranks.h"
 
 using namespace unisono;

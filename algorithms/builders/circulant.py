@@ -1,0 +1,124 @@
+"""Circulant graphs: every rank talks to the ranks at a few distances, about half as far each time, at any size.
+
+In the reduce-scatter, a rank holds partial results of the blocks of its own rank and of those after it: first of all p
+blocks, then of ⌈p/2⌉, of half of these, and so on. In each round it sends the further half to the rank that the first
+of them is about, and combines what it receives with the nearer half. After ⌈log2 p⌉ rounds, of any number of ranks, it
+has the result of its own block. The allgather is the same exchanges backwards. Both move the least possible volume, and
+none of the ranks stands aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unisono.algorithms.builders.arguments import check_ranks
+from unisono.algorithms.builders.lane_pieces import alone, share_own
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Send,
+    Span,
+    Step,
+    even,
+    input_block,
+    output_block,
+    scratch_like,
+    shares,
+)
+
+
+def allreduce_circulant(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce as reduce-scatter and allgather on a circulant graph, for any number of ranks.
+
+    INPUT and OUTPUT are cut into `size` blocks and may be the same memory; there is no SCRATCH. Each block is combined
+    once, in an order that depends on the block, so that all ranks get the same bits.
+    """
+    check_ranks(size, rank, root)
+    combine = _reduce_scatter(size, rank, Buffer.OUTPUT, output_block(rank))
+    return Plan(
+        collective="allreduce",
+        algorithm="circulant",
+        size=size,
+        rank=rank,
+        root=root,
+        input=even(size),
+        output=even(size),
+        lanes=((*combine, *_allgather(size, rank)),),
+    )
+
+
+def reduce_scatter_circulant(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter on a circulant graph, for any number of ranks.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT. SCRATCH is like INPUT.
+    """
+    check_ranks(size, rank, root)
+    vector = shares(size, varying)
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="circulant",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=even(1),
+        scratch=scratch_like(Buffer.INPUT, vector) if size > 2 else Partition(0),
+        lanes=(_reduce_scatter(size, rank, Buffer.SCRATCH, output_block()),),
+    )
+
+
+def allgather_circulant(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an allgather on a circulant graph, for any number of ranks.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    lane = share_own(rank, _allgather(size, rank))
+    return Plan("allgather", "circulant", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+
+
+def _halvings(size: int) -> Iterator[tuple[int, int]]:
+    """Yield, for each round of the reduce-scatter, how many blocks a rank holds before and after it."""
+    held = size
+    while held > 1:
+        kept = (held + 1) // 2
+        yield held, kept
+        held = kept
+
+
+def _reduce_scatter(size: int, rank: int, partial: Buffer, result: Span) -> Lane:
+    """Return the rounds that leave the result of block `rank` in `result`, with partial results in `partial`."""
+    lane: Lane = () if size > 1 else alone()
+    current = Buffer.INPUT
+    for held, kept in _halvings(size):
+        moved = held - kept
+        send = Send((rank + kept) % size, Span(current, rank + kept, moved))
+        into = Span(partial, rank, moved) if kept > 1 else result
+        steps: list[Step] = [send, RecvReduce((rank - kept) % size, into, Span(current, rank, moved), lower=kept == 1)]
+        if current is Buffer.INPUT and moved < kept:
+            # Nothing arrives for the last block that is kept; it joins the others, so that one span names them all.
+            steps.append(Copy(Span(partial, rank + moved), input_block(rank + moved)))
+        lane = (*lane, Group(tuple(steps)))
+        current = partial
+    return lane
+
+
+def _allgather(size: int, rank: int) -> Lane:
+    """Return the rounds that carry block `rank` of every rank's OUTPUT to all others."""
+    return tuple(
+        Group(
+            (
+                Send((rank - kept) % size, output_block(rank, count=held - kept)),
+                Recv((rank + kept) % size, output_block(rank + kept, count=held - kept)),
+            )
+        )
+        for held, kept in reversed(list(_halvings(size)))
+    )

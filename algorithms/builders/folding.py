@@ -1,0 +1,63 @@
+"""Folding: how algorithms for a power of some radix run on any number of ranks.
+
+The ranks are laid on the largest power of the radix that is not above their number, as near-equal runs of consecutive
+ranks, one per *position*. The last rank of each run *leads* it: the others hand it their contributions, stand aside,
+and are told the result. As runs are consecutive, their contributions can be combined in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from unisono.algorithms.ir.binding import split
+from unisono.records import record
+
+
+@record
+class Folding:
+    """`size` ranks on positions = radix ** rounds positions.
+
+    Attributes:
+        root: leads its run if it is given, so that a result at the root needs no further message.
+    """
+
+    size: int
+    radix: int
+    rounds: int
+    positions: int
+    root: int | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no rank stands aside."""
+        return self.positions == self.size
+
+    def run(self, position: int) -> range:
+        """Return the ranks at a position."""
+        first, length = split(self.size, self.positions, position)
+        return range(first, first + length)
+
+    def position(self, rank: int) -> int:
+        """Return the position of a rank."""
+        length, longer = divmod(self.size, self.positions)
+        beyond = rank - longer * (length + 1)
+        return rank // (length + 1) if beyond < 0 else longer + beyond // length
+
+    def leader(self, position: int) -> int:
+        """Return the rank that takes part for all at a position."""
+        run = self.run(position)
+        return self.root if self.root is not None and self.root in run else run[-1]
+
+    def leads(self, rank: int) -> bool:
+        """Return whether a rank takes part itself."""
+        return self.leader(self.position(rank)) == rank
+
+    def aside(self, rank: int) -> list[int]:
+        """Return the ranks that stand aside for the leader `rank`, ascending."""
+        return [other for other in self.run(self.position(rank)) if other != rank]
+
+
+def fold(size: int, radix: int = 2, root: int | None = None) -> Folding:
+    """Return the folding of `size` ranks on the largest power of `radix` that is not above it."""
+    rounds, positions = 0, 1
+    while positions * radix <= size:
+        rounds, positions = rounds + 1, positions * radix
+    return Folding(size, radix, rounds, positions, root)

@@ -1,0 +1,105 @@
+"""Pieces of lanes that builders of several files use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from unisono.algorithms.ir.plan import (
+    Copy,
+    Group,
+    Lane,
+    Recv,
+    Repeat,
+    Send,
+    Span,
+    Step,
+    input_block,
+    output_block,
+)
+
+
+def distances(size: int, radix: int) -> Iterator[int]:
+    """Yield 1, k, k², … below `size`, where k is the radix: the distances that logarithmic algorithms cover."""
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= radix
+
+
+def idle(groups: int) -> Lane:
+    """Return `groups` empty groups, which keep the numbers of the groups that follow in step with other ranks."""
+    return (Repeat(groups, (Group(()),)),) if groups > 0 else ()
+
+
+def alone(blocks: int = 1) -> Lane:
+    """Return the lane of a single rank in a reduction: its contribution, lowered, is the result."""
+    return (Group((Copy(output_block(0, count=blocks), input_block(0, count=blocks), lower=True),)),)
+
+
+def at_groups(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
+    """Return the lane whose group number g has `steps[g]`, with empty groups where there are none."""
+    lane: Lane = ()
+    following = 0
+    for number in sorted(steps):
+        lane = (*lane, *idle(number - following), Group(steps[number]))
+        following = number + 1
+    return lane
+
+
+def place_own(rank: int) -> Group:
+    """Return the group in which a rank copies its INPUT, one block, to its place in OUTPUT, as in an allgather."""
+    return Group((Copy(output_block(rank), input_block()),))
+
+
+def share_own(rank: int, lane: Lane) -> Lane:
+    """Return the lane of an allgather whose first group sends the rank's block of OUTPUT, with that put into its place.
+
+    The first group sends it straight from INPUT, so that it need not wait for the copy, nor read what the copy has
+    written, which for a large block would be fetched from memory once more.
+    """
+    if not lane:
+        return (place_own(rank),)
+    first, *others = lane
+    assert isinstance(first, Group)
+    exchange = (Send(step.peer, input_block()) if isinstance(step, Send) else step for step in first.steps)
+    return (Group((*exchange, *place_own(rank).steps)), *others)
+
+
+def in_windows(count: int, window: int, batch: Callable[[int, int], Group], start: int = 0) -> Lane:
+    """Return the lane that carries out those of `count` like exchanges from `start` on, at most `window` at a time.
+
+    `batch(first, number)` returns the group of the exchanges first … first + number - 1, whose peers and spans advance
+    by `window` exchanges.
+    """
+    full, rest = divmod(count - start, window)
+    lane: Lane = (Repeat(full, (batch(start, window),)),) if full else ()
+    return (*lane, batch(start + full * window, rest)) if rest else lane
+
+
+def exchange(
+    size: int,
+    rank: int,
+    window: int,
+    sent: Callable[[int], Span],
+    received: Callable[[int], Span],
+    own: tuple[Step, ...] = (),
+) -> Lane:
+    """Return the lane that exchanges with all other ranks, with `window` of them at a time.
+
+    A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`,
+    so that none of them is everybody's first destination. The spans advance by `window` distances. The first group has
+    the steps `own` too, by which the rank puts its own blocks into their places.
+    """
+
+    def batch(first: int, number: int) -> Group:
+        steps: list[Step] = []
+        for distance in range(first + 1, first + 1 + number):
+            steps.append(Send((rank + distance) % size, sent(distance), peer_advance=window))
+            steps.append(Recv((rank - distance) % size, received(distance), peer_advance=-window))
+        return Group(tuple(steps))
+
+    if not own:
+        return in_windows(size - 1, window, batch)
+    number = min(window, size - 1)
+    first = Group((*batch(0, number).steps, *own))
+    return (first, *in_windows(size - 1, window, batch, start=number))

@@ -1,0 +1,241 @@
+"""Mapped memory: ranks read what they need out of each other's memory, and meet by flags before and after.
+
+Nobody may read a peer's memory before the peer has begun, nor while it is being written; and no rank may end while a
+peer still reads its memory. So all ranks *meet* (each raises its flag at every other and waits for theirs) between the
+phases of an algorithm, and that is all the latency there is; in a broadcast, they meet the root. With a window of ranks
+at a time plans stay small, and one window holds the ranks of most hosts.
+
+Contributions are combined in one n-ary `ReadReduce`, in ascending rank order, hence rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unisono.algorithms.builders.arguments import check_at_least, check_ranks
+from unisono.algorithms.builders.lane_pieces import at_groups, idle, in_windows, place_own
+from unisono.algorithms.builders.tree import at_root
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Partition,
+    Plan,
+    Read,
+    ReadReduce,
+    Signal,
+    Span,
+    Wait,
+    even,
+    input_block,
+    output_block,
+    scratch_block,
+    scratch_like,
+    shares,
+)
+from unisono.algorithms.verifier.unrolled import as_written
+
+
+def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce in which every rank reads and combines the INPUTs of all.
+
+    INPUT and OUTPUT are one block each and may be the same memory: SCRATCH holds the result until all ranks have read.
+    `window` flags at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(1)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(scratch_block(), _of_all(size, input_block()), lower=True),))
+    keep = Group((Copy(output_block(), scratch_block()),))
+    return Plan(
+        collective="allreduce",
+        algorithm="one_shot",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        scratch=scratch_like(Buffer.INPUT, vector),
+        lanes=((*meet, combine, *meet, keep),),
+    )
+
+
+def allreduce_two_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an allreduce in which every rank combines one block of all INPUTs, then reads the others'.
+
+    INPUT and OUTPUT are `size` blocks each and may be the same memory, because block r of an INPUT is read by rank r
+    only. `window` flags and reads at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(size)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(output_block(rank), _of_all(size, input_block(rank)), lower=True),))
+    gather = _read_others(size, rank, window, lambda peer: output_block(peer, advance=window))
+    lane = (*meet, combine, *meet, *gather, *meet)
+    return Plan("allreduce", "two_shot", size, rank, root, vector, vector, lanes=(lane,))
+
+
+def reduce_scatter_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a reduce-scatter in which every rank reads and combines its block of all INPUTs.
+
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT, which no other rank reads. `window` flags at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    combine = Group((ReadReduce(output_block(), _of_all(size, input_block(rank)), lower=True),))
+    lane = (*meet, combine, *meet)
+    return Plan("reduce_scatter", "read", size, rank, root, shares(size, varying), even(1), lanes=(lane,))
+
+
+def reduce_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a reduce in which the root reads and combines the INPUTs of all.
+
+    INPUT, and OUTPUT of the root, are one block each, and may be the same memory. `window` flags in a group.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    vector = even(1)
+    combine = Group((ReadReduce(output_block(), _of_all(size, input_block()), lower=True),))
+    lane = _to_root(size, rank, root, window, (combine,))
+    return Plan("reduce", "read", size, rank, root, vector, at_root(rank, root, vector), lanes=(lane,))
+
+
+def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of an allgather in which every rank reads the INPUTs of all others; `window` of them at a time.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    gather = _read_others(size, rank, window, lambda peer: input_block())
+    lane = (place_own(rank), *meet, *gather, *meet)
+    return Plan("allgather", "read", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
+
+
+def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a broadcast in which every rank reads the INPUT of the root.
+
+    INPUT, of the root, and OUTPUT are one block each and may be the same memory. The root tells all others that it has
+    begun, and ends when all have told it that they have read; `window` flags in a group.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    lane = _from_root(size, rank, root, window, input_block())
+    vector = even(1)
+    return Plan("broadcast", "read", size, rank, root, at_root(rank, root, vector), vector, lanes=(lane,))
+
+
+def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
+    """Return the plan of a gather in which the root reads the INPUTs of all others; `window` of them at a time.
+
+    INPUT is one block. OUTPUT, in the root alone, is `size` blocks: equal ones or, if `varying`, by the counts of the
+    ranks; INPUT of the root may be the memory of its block.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    reads = (place_own(root), *_read_others(size, root, window, lambda peer: input_block()))
+    lane = _to_root(size, rank, root, window, reads)
+    whole = at_root(rank, root, shares(size, varying))
+    return Plan("gather", "read", size, rank, root, even(1), whole, lanes=(lane,))
+
+
+def alltoall_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of an alltoall in which every rank reads its block of the INPUTs of all others.
+
+    INPUT and OUTPUT are `size` equal blocks, and must not share memory. `window` of them at a time.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    meet = _meet(size, rank, window)
+    own = Group((Copy(output_block(rank), input_block(rank)),))
+    gather = _read_others(size, rank, window, lambda peer: input_block(rank))
+    return Plan("alltoall", "read", size, rank, root, even(size), even(size), lanes=((own, *meet, *gather, *meet),))
+
+
+def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
+    """Return the plan of a barrier in which all ranks meet, `window` flags at a time.
+
+    INPUT is the token of every barrier, which is not used here; there is no OUTPUT.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("window", window, 1)
+    return Plan("barrier", "flags", size, rank, root, even(1), Partition(0), lanes=(_meet(size, rank, window),))
+
+
+def _meet(size: int, rank: int, window: int) -> Lane:
+    """Return the groups in which all ranks tell each other that they have come so far."""
+
+    def batch(first: int, number: int) -> Group:
+        distances = range(first + 1, first + 1 + number)
+        signals = [Signal((rank + distance) % size, peer_advance=window) for distance in distances]
+        return Group((*signals, *[Wait((rank - distance) % size, peer_advance=-window) for distance in distances]))
+
+    return in_windows(size - 1, window, batch)
+
+
+def _from_root(size: int, rank: int, root: int, window: int, block: Span) -> Lane:
+    """Return the lane in which every rank sets OUTPUT to `block` of the INPUT of the root.
+
+    The root tells all others that it has begun, and ends when all have told it that they have read.
+    """
+    if rank == root:
+        own = Group((Copy(output_block(), block),))
+        tell, hear = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
+        return (own, *tell, *idle(1), *hear)
+    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
+    read = Read(root, output_block(), block)
+    return at_groups({1 + turn: (Wait(root),), groups + 1: (read,), groups + 2 + turn: (Signal(root),)})
+
+
+def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
+    """Return the lane in which the root, when all others have told it that they have begun, carries out `reads`.
+
+    Then it tells them that they may end.
+    """
+    if rank == root:
+        hear, tell = (_flags_of_root(size, root, window, flag) for flag in (Wait, Signal))
+        return (*hear, *reads, *tell)
+    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
+    number = sum(times * len(of_item) for times, of_item in map(as_written, reads))
+    return at_groups({turn: (Signal(root),), groups + number + turn: (Wait(root),)})
+
+
+def _turn(size: int, rank: int, root: int, window: int) -> int:
+    """Return in which window of the root's flags `rank` is."""
+    return ((rank - root) % size - 1) // window
+
+
+def _flags_of_root(size: int, root: int, window: int, flag: type[Signal | Wait]) -> Lane:
+    """Return the groups in which the root raises flags at all others, or waits for theirs, in the order of ranks."""
+
+    def batch(first: int, number: int) -> Group:
+        distances = range(first + 1, first + 1 + number)
+        return Group(tuple(flag((root + distance) % size, peer_advance=window) for distance in distances))
+
+    return in_windows(size - 1, window, batch)
+
+
+def _of_all(size: int, span: Span) -> tuple[tuple[int, Span], ...]:
+    """Return the same span of the memory of every rank, in ascending order."""
+    return tuple((peer, span) for peer in range(size))
+
+
+def _read_others(size: int, rank: int, window: int, theirs: Callable[[int], Span]) -> Lane:
+    """Return the groups that read the block of every other rank in OUTPUT out of `theirs(peer)`, in its memory.
+
+    A rank begins with the one after it, so that none is read by everybody first.
+    """
+
+    def batch(first: int, number: int) -> Group:
+        peers = [(rank + distance) % size for distance in range(first + 1, first + 1 + number)]
+        own = {peer: output_block(peer, advance=window) for peer in peers}
+        return Group(tuple(Read(peer, own[peer], theirs(peer), peer_advance=window) for peer in peers))
+
+    return in_windows(size - 1, window, batch)

@@ -1,0 +1,205 @@
+"""Rabenseifner's algorithms: recursive halving to combine, and the same exchanges backwards to collect the result.
+
+In each round of recursive halving, pairs of ranks split what they both have partial results of: each gives one half
+away and combines the other. After log2 p rounds every rank has its part of the result, and has sent less than the
+vector; the exchanges backwards carry the parts to all ranks, or to the root. Of a number of ranks that is not a power
+of two, some stand aside (`algorithms.folding`), which costs up to two vectors more.
+
+Allreduce and reduce pair neighbours first. The ranks behind a partial result are then always consecutive, so that the
+operation need not be commutative. Reduce-scatter pairs the most distant ranks first: what a rank has is then always
+consecutive in memory, and it ends with the block of its own rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from unisono.algorithms.builders.arguments import check_ranks
+from unisono.algorithms.builders.folding import Folding, fold
+from unisono.algorithms.builders.lane_pieces import alone, idle
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Send,
+    Span,
+    Step,
+    even,
+    output_block,
+    scratch_block,
+    scratch_like,
+    shares,
+)
+
+# The blocks of a buffer that belong to some consecutive positions.
+_Blocks: TypeAlias = Callable[[Buffer, range], Span]
+
+
+class _Exchange(NamedTuple):
+    """A round of recursive halving: with which rank, and the positions whose blocks are kept and given away."""
+
+    partner: int
+    kept: range
+    given: range
+
+
+def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce by recursive halving and recursive doubling, for any number of ranks.
+
+    INPUT and OUTPUT are one block per rank that takes part, and may be the same memory; there is no SCRATCH. The order
+    of combination is a tree over the ranks in ascending order, the same for all blocks.
+    """
+    check_ranks(size, rank, root)
+    folding = fold(size)
+    vector = even(folding.positions)
+    return Plan(
+        collective="allreduce",
+        algorithm="rabenseifner",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        lanes=(alone() if size == 1 else _allreduce(folding, rank),),
+    )
+
+
+def reduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of a reduce by recursive halving and a gather down the same pairs, for any size and root.
+
+    INPUT, and OUTPUT of the root, are one block per rank that takes part, and may be the same memory; the others that
+    take part have as much SCRATCH. The order of combination is a tree over the ranks in ascending order.
+    """
+    check_ranks(size, rank, root)
+    folding = fold(size, root=root)
+    vector = even(folding.positions)
+    return Plan(
+        collective="reduce",
+        algorithm="rabenseifner",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector if rank == root else Partition(0),
+        scratch=scratch_like(Buffer.INPUT, vector) if rank != root and folding.leads(rank) else Partition(0),
+        lanes=(alone() if size == 1 else _reduce(folding, rank, root),),
+    )
+
+
+def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter by recursive halving, for any number of ranks.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT. The ranks that take part have SCRATCH like INPUT.
+    """
+    check_ranks(size, rank, root)
+    folding = fold(size)
+    vector = shares(size, varying)
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="recursive_halving",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=even(1),
+        scratch=scratch_like(Buffer.INPUT, vector) if size > 1 and folding.leads(rank) else Partition(0),
+        lanes=(alone() if size == 1 else _reduce_scatter(folding, rank),),
+    )
+
+
+def _allreduce(folding: Folding, rank: int) -> Lane:
+    whole = range(folding.positions)
+    if not folding.leads(rank):
+        take = Recv(_leader(folding, rank), _by_position(Buffer.OUTPUT, whole))
+        return (_hand_over(folding, rank, _by_position), *idle(2 * folding.rounds), Group((take,)))
+    exchanges = _exchanges(folding, rank, range(folding.rounds))
+    collect = [
+        Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, given))))
+        for partner, kept, given in reversed(exchanges)
+    ]
+    tell = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.aside(rank)]
+    return (*_combine(folding, rank, exchanges, Buffer.OUTPUT, _by_position), *collect, *tell)
+
+
+def _reduce(folding: Folding, rank: int, root: int) -> Lane:
+    """Return the lane: in the gather, of two ranks the one on the root's side receives, and goes on."""
+    if not folding.leads(rank):
+        return (_hand_over(folding, rank, _by_position),)
+    partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
+    exchanges = _exchanges(folding, rank, range(folding.rounds))
+    lane = _combine(folding, rank, exchanges, partial, _by_position)
+    apart = folding.position(rank) ^ folding.position(root)
+    for bit, (partner, kept, given) in reversed(list(enumerate(exchanges))):
+        if apart >> bit & 1:
+            return (*lane, Group((Send(partner, _by_position(partial, kept)),)))
+        lane = (*lane, Group((Recv(partner, _by_position(partial, given)),)))
+    return lane
+
+
+def _reduce_scatter(folding: Folding, rank: int) -> Lane:
+    def by_rank(buffer: Buffer, positions: range) -> Span:
+        first, last = folding.run(positions[0])[0], folding.run(positions[-1])[-1]
+        return Span(buffer, first, last - first + 1)
+
+    if not folding.leads(rank):
+        take = Recv(_leader(folding, rank), output_block())
+        return (_hand_over(folding, rank, by_rank), *idle(folding.rounds), Group((take,)))
+    exchanges = _exchanges(folding, rank, reversed(range(folding.rounds)))
+    finish: list[Step] = [Send(other, scratch_block(other)) for other in folding.aside(rank)]
+    finish.append(Copy(output_block(), scratch_block(rank)))
+    return (*_combine(folding, rank, exchanges, Buffer.SCRATCH, by_rank), Group(tuple(finish)))
+
+
+def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[_Exchange]:
+    """Return the rounds of recursive halving, which pair positions that differ in one of `bits` after the other."""
+    position, held, found = folding.position(rank), range(folding.positions), list[_Exchange]()
+    for bit in bits:
+        middle = len(held) // 2
+        lower, upper = held[:middle], held[middle:]
+        kept, given = (upper, lower) if position >> bit & 1 else (lower, upper)
+        found.append(_Exchange(folding.leader(position ^ (1 << bit)), kept, given))
+        held = kept
+    return found
+
+
+def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partial: Buffer, blocks: _Blocks) -> Lane:
+    """Return the groups that fold and halve, with partial results in `partial`; the last one lowers."""
+    current, whole = Buffer.INPUT, range(folding.positions)
+    lane: Lane = ()
+    if not folding.is_exact:
+        aside = folding.aside(rank)
+        into, own = blocks(partial, whole), blocks(current, whole)
+        lane = (Group(tuple(RecvReduce(other, into, own, received_first=other < rank) for other in aside)),)
+        current = partial if aside else current
+    for partner, kept, given in exchanges:
+        arriving = RecvReduce(
+            partner,
+            dst=blocks(partial, kept),
+            src=blocks(current, kept),
+            received_first=partner < rank,
+            lower=len(kept) == 1,
+        )
+        lane = (*lane, Group((Send(partner, blocks(current, given)), arriving)))
+        current = partial
+    return lane
+
+
+def _hand_over(folding: Folding, rank: int, blocks: _Blocks) -> Group:
+    """Return the group in which a rank that stands aside gives its contribution to its leader."""
+    return Group((Send(_leader(folding, rank), blocks(Buffer.INPUT, range(folding.positions))),))
+
+
+def _leader(folding: Folding, rank: int) -> int:
+    return folding.leader(folding.position(rank))
+
+
+def _by_position(buffer: Buffer, positions: range) -> Span:
+    """Return the blocks of a vector that is cut into one block per position."""
+    return Span(buffer, positions.start, len(positions))

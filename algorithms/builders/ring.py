@@ -1,0 +1,167 @@
+"""Ring algorithms: every rank talks to its two neighbours only, and every link carries the same load in every round.
+
+The vector is cut into one block per rank. In the reduce-scatter, partial results travel once around the ring, each
+rank adding its contribution as they pass; in the allgather, the results travel once more. Both phases move the least
+possible volume at any number of ranks; the price is a latency per rank and phase.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unisono.algorithms.builders.arguments import check_at_least, check_ranks
+from unisono.algorithms.builders.lane_pieces import share_own
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Repeat,
+    Send,
+    Span,
+    even,
+    output_block,
+    scratch_like,
+    shares,
+)
+
+
+class _Track(NamedTuple):
+    """One of `tracks` rings side by side, in a direction (1 or -1), on every `tracks`-th block of the vector."""
+
+    number: int = 0
+    tracks: int = 1
+    direction: int = 1
+
+    def span(self, buffer: Buffer, position: int, advance: int = 0) -> Span:
+        """Return the block of this ring that counts as number `position`; `advance` counts in the same way."""
+        return Span(buffer, self.tracks * position + self.number, advance=self.tracks * advance)
+
+
+_ONLY = _Track()
+
+
+def allreduce_ring(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce as ring reduce-scatter and ring allgather.
+
+    INPUT and OUTPUT are cut into `size` blocks and may be the same memory; there is no SCRATCH. The contributions to
+    block b are combined in the order b, b + 1, …, modulo `size`, once, so that all ranks get the same bits.
+    """
+    check_ranks(size, rank, root)
+    return _allreduce("ring", size, rank, root, (_ONLY,))
+
+
+def allreduce_bidirectional_ring(size: int, rank: int, root: int = 0) -> Plan:
+    """Return the plan of an allreduce on two rings, one in each direction, so that links are used both ways.
+
+    INPUT and OUTPUT are cut into 2·`size` blocks, even ones for one ring and odd ones for the other; otherwise as
+    `allreduce_ring`.
+    """
+    check_ranks(size, rank, root)
+    return _allreduce("bidirectional_ring", size, rank, root, (_Track(0, 2, 1), _Track(1, 2, -1)))
+
+
+def allreduce_multi_lane_ring(size: int, rank: int, root: int = 0, lanes: int = 2) -> Plan:
+    """Return the plan of an allreduce on `lanes` equal rings side by side, for links that one stream does not fill.
+
+    INPUT and OUTPUT are cut into `lanes`·`size` blocks, which the rings share out in turn; otherwise as
+    `allreduce_ring`.
+    """
+    check_ranks(size, rank, root)
+    check_at_least("lanes", lanes, 1)
+    return _allreduce("multi_lane_ring", size, rank, root, tuple(_Track(number, lanes) for number in range(lanes)))
+
+
+def reduce_scatter_ring(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of a reduce-scatter around the ring.
+
+    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
+    `rank` of INPUT. SCRATCH is like INPUT.
+    """
+    check_ranks(size, rank, root)
+    vector = shares(size, varying)
+    return Plan(
+        collective="reduce_scatter",
+        algorithm="ring",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=even(1),
+        scratch=scratch_like(Buffer.INPUT, vector) if size > 2 else Partition(0),
+        lanes=(_reduce_scatter(size, rank, rank - 1, Buffer.SCRATCH, output_block()),),
+    )
+
+
+def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+    """Return the plan of an allgather around the ring.
+
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks.
+    """
+    check_ranks(size, rank, root)
+    lane = (*_pass_around(1, size, rank, rank), *_pass_around(size - 2, size, rank, rank - 1)) if size > 1 else ()
+    return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
+
+
+def _allreduce(algorithm: str, size: int, rank: int, root: int, tracks: tuple[_Track, ...]) -> Plan:
+    """Return the plan on several rings, which are lanes; on each, a rank has the result of the block after its own."""
+    lanes = []
+    for track in tracks:
+        own = rank + track.direction
+        combine = _reduce_scatter(size, rank, rank, Buffer.OUTPUT, track.span(Buffer.OUTPUT, own), track=track)
+        lanes.append((*combine, *allgather_lane(size, rank, own, track)))
+    vector = even(size * len(tracks))
+    return Plan(
+        algorithm=algorithm,
+        collective="allreduce",
+        size=size,
+        rank=rank,
+        root=root,
+        input=vector,
+        output=vector,
+        lanes=tuple(lanes),
+    )
+
+
+def _reduce_scatter(size: int, rank: int, first: int, partial: Buffer, result: Span, *, track: _Track = _ONLY) -> Lane:
+    """Return size - 1 groups that start with sending block `first`, and leave the block before it in `result`.
+
+    "Before" is against the direction. The first group sends the rank's own contribution, straight from INPUT; the last
+    one lowers.
+    """
+    if size == 1:
+        return (Group((Copy(result, track.span(Buffer.INPUT, 0), lower=True),)),)
+    step, last = -track.direction, size - 2
+    after, before = (rank + track.direction) % size, (rank - track.direction) % size
+
+    def pass_on(number: int, advance: int = 0) -> Group:
+        """Return group `number`, which sends a partial result on and adds to the one that comes after it."""
+        leaving, arriving = first + number * step, first + (number + 1) * step
+        source = Buffer.INPUT if number == 0 else partial
+        target = result if number == last else track.span(partial, arriving, advance)
+        own = track.span(Buffer.INPUT, arriving, advance)
+        combine = RecvReduce(before, target, own, received_first=True, lower=number == last)
+        return Group((Send(after, track.span(source, leaving, advance)), combine))
+
+    lane: Lane = (pass_on(0),)
+    lane += (Repeat(last - 1, (pass_on(1, advance=step),)),) if last > 1 else ()
+    return (*lane, pass_on(last)) if last > 0 else lane
+
+
+def allgather_lane(size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
+    """Return size - 1 groups that carry block `first` of every rank's OUTPUT, rank plus a constant, to all others."""
+    return _pass_around(size - 1, size, rank, first, track)
+
+
+def _pass_around(times: int, size: int, rank: int, first: int, track: _Track = _ONLY) -> Lane:
+    """Return `times` groups that pass blocks of OUTPUT on, `first` and those before it, as they have arrived."""
+    step = track.direction
+    send = Send((rank + step) % size, track.span(Buffer.OUTPUT, first, -step))
+    receive = Recv((rank - step) % size, track.span(Buffer.OUTPUT, first - step, -step))
+    group = Group((send, receive))
+    return (group,) if times == 1 else (Repeat(times, (group,)),) if times > 1 else ()

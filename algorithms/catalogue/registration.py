@@ -1,0 +1,241 @@
+"""Users' algorithms: proved when they are registered, and candidates like any other from then on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import replace as with_fields
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, get_args
+
+from unisono.algorithms.catalogue.algorithm import Algorithm, Build, Cost, Order, suggestion
+from unisono.algorithms.catalogue.host_crossing import Crossing, along
+from unisono.algorithms.catalogue.registry import REGISTERED, algorithms_of
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.algorithms.ir.plan import Plan
+from unisono.algorithms.verifier.combine_order import check_order
+from unisono.algorithms.verifier.verify import Report, verify_sizes
+from unisono.errors import PlanError, UsageError
+
+# The numbers of ranks that an algorithm for any number is proved for: all small ones, then odd, prime and even ones.
+PROVED_SIZES = (*range(1, 17), 21, 31, 32, 48)
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_RESERVED = ("auto",)
+
+_Builder = TypeVar("_Builder", bound=Build)
+
+
+def algorithm(
+    collective: str,
+    name: str,
+    *,
+    cost: Callable[..., Cost] | None = None,
+    reference: str | None = None,
+    sizes: Collection[int] | None = None,
+    supports: Callable[[int], str | None] = lambda size: None,
+    commutative_only: bool = True,
+    order: Order | None = None,
+    same_bits: bool = True,
+    in_place: bool = True,
+    segmentable: bool = True,
+    steady: bool = False,
+    mapped: bool = False,
+    is_cost_exact: bool = True,
+    by_name_only: bool = False,
+    crossing: Callable[[int, int], Crossing] = along,
+    replace: bool = False,
+) -> Callable[[_Builder], _Builder]:
+    """Return a decorator that proves a builder and registers it as algorithm `name` of `collective`.
+
+    From then on `algorithm=name` runs it, and the tuner weighs it against the others by its cost; without a cost it
+    runs only where it is named. The builder is returned as it is; it is proved with its parameters at their defaults.
+
+    All ranks of a job must register the same, between the same two calls. A kind of call (collective, shape, dtype,
+    operation, root and so on) that a communicator has made, and remembers, keeps the algorithm that it has: what is
+    registered later is weighed for other kinds of calls, and by communicators made later. Ranks that registered at
+    different times may choose differently, which is a `MismatchError` on every rank.
+
+    Args:
+        collective: "allreduce", "broadcast", …
+        name: lower-case letters, digits and underscores; the plans must have it too.
+        cost: as in `Algorithm`.
+        reference: where the algorithm is from; by default, the name of the builder.
+        sizes: the only numbers of ranks that it is for, each of which is proved; None: all that `supports` does not
+            refuse, of which `PROVED_SIZES` are proved.
+        supports: as in `Algorithm`.
+        commutative_only: as in `Algorithm`; if it is False, the proof keeps to the order of ranks.
+        order: as in `Algorithm`; "rank" and "canonical" are proved. None: "fixed", or "none" if nothing is reduced.
+        same_bits: as in `Algorithm`.
+        in_place: as in `Algorithm`.
+        segmentable: as in `Algorithm`.
+        steady: as in `Algorithm`.
+        mapped: as in `Algorithm`.
+        is_cost_exact: as in `Algorithm`; if it is False, the plans may cost less than declared, and never more.
+        by_name_only: as in `Algorithm`; the cost is proved and shown, and the tuner does not go by it.
+        crossing: as in `Algorithm`; it is not proved. By default, one rank of a host at a time sends to other hosts.
+        replace: whether this may take the place of an algorithm of this name that was registered before, as when a
+            cell of a notebook is run again. Kinds of calls that a communicator has made keep the earlier one. The
+            algorithms that Unisono comes with cannot be replaced.
+
+    Raises:
+        NoAlgorithmError: there is no such collective.
+        UsageError: the name is taken or is none, what is declared contradicts itself, the builder cannot be called as
+            `Build` says, or no number of ranks is left to prove.
+        PlanError: the builder is wrong, or costs or combines other than declared; says where. Raised by the decorator,
+            which then registers nothing.
+    """
+    _check_name(collective, name, replace=replace)
+    _check_order(collective, order)
+    _check_has_cost(cost, is_cost_exact=is_cost_exact, by_name_only=by_name_only)
+    proved = PROVED_SIZES if sizes is None else _numbers_of_ranks(sizes)
+
+    def register(build: _Builder) -> _Builder:
+        _check_builder(build)
+        declared = Algorithm(
+            collective=collective,
+            name=name,
+            build=build,
+            cost=cost,
+            reference=reference or f"{build.__module__}.{build.__qualname__}",
+            commutative_only=commutative_only,
+            order=order or _least_order(collective),
+            same_bits=same_bits,
+            in_place=in_place,
+            segmentable=segmentable,
+            steady=steady,
+            mapped=mapped,
+            varying="varying" in signature(build).parameters,
+            is_cost_exact=is_cost_exact,
+            by_name_only=by_name_only,
+            crossing=crossing,
+            supports=supports if sizes is None else _only(proved, supports),
+        )
+        _check_refusals(declared, proved)
+        _check_cost_form(declared, proved)
+        reports = [prove(declared, size) for size in proved]
+        if not any(reports):
+            raise UsageError(f"{collective} {name!r} supports no number of ranks that it could be proved for")
+        REGISTERED.setdefault(collective, {})[name] = declared
+        return build
+
+    return register
+
+
+def prove(declared: Algorithm, size: int) -> Report | None:
+    """Prove an algorithm for `size` ranks, as `verify_sizes` and `check_order` do; None if it does not support so many.
+
+    Raises:
+        PlanError: it is wrong, or its builder raises; names the algorithm and the number of ranks before all else.
+    """
+    watched = with_fields(declared, build=_watched(declared.build))
+    try:
+        report = verify_sizes(watched, [size]).get(size)
+        if report is not None:
+            check_order(watched, size)
+    except PlanError as error:
+        named, told = f"{declared.collective} {declared.name} on {size} ranks: ", str(error)
+        raise PlanError(told if told.startswith(named) else named + told) from error.__cause__
+    return report
+
+
+def _watched(build: Build) -> Build:
+    """Return a builder of which every failure is a `PlanError` that names the rank."""
+
+    @wraps(build)
+    def watched(size: int, rank: int, *arguments: Any, **params: Any) -> Plan:
+        try:
+            plan = build(size, rank, *arguments, **params)
+        except Exception as error:
+            raise PlanError(f"rank {rank}: the builder raises {type(error).__name__}: {error}") from error
+        if not isinstance(plan, Plan):
+            raise PlanError(f"rank {rank}: the builder returns {plan!r}, which is no Plan")
+        return plan
+
+    return watched
+
+
+def registered() -> list[Algorithm]:
+    """Return the algorithms that have been registered so far, by collective."""
+    return [declared for of_collective in REGISTERED.values() for declared in of_collective.values()]
+
+
+def _check_name(collective: str, name: str, *, replace: bool) -> None:
+    taken, of_users = algorithms_of(collective), REGISTERED.get(collective, {})
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise UsageError(f"an algorithm cannot be called {name!r}: lower-case letters, digits and underscores only")
+    if name in of_users and not replace:
+        raise UsageError(f"{collective} has an algorithm {name!r} already: choose another name, or give replace=True")
+    if name in taken and name not in of_users:
+        raise UsageError(f"{collective} has an algorithm {name!r} already; it has {', '.join(taken)}")
+
+
+def _check_order(collective: str, order: Order | None) -> None:
+    orders = get_args(Order)
+    if order not in (None, *orders):
+        raise UsageError(f"an order is one of {', '.join(orders)}, not {order!r}{suggestion(str(order), orders)}")
+    if order is not None and (order == "none") == CONTRACTS[collective].reduces:
+        combines = "combines contributions" if order == "none" else "combines nothing"
+        raise UsageError(f"{collective} {combines}, so its order cannot be {order!r}")
+
+
+def _least_order(collective: str) -> Order:
+    return "fixed" if CONTRACTS[collective].reduces else "none"
+
+
+def _check_has_cost(cost: Callable[..., Cost] | None, **about_cost: bool) -> None:
+    """Check that what is declared about a cost is declared with one."""
+    if cost is None and (not about_cost["is_cost_exact"] or about_cost["by_name_only"]):
+        name = "by_name_only" if about_cost["by_name_only"] else "is_cost_exact"
+        raise UsageError(f"{name} is about a cost, and none is declared: the algorithm runs where it is named only")
+
+
+def _numbers_of_ranks(sizes: Collection[int]) -> tuple[int, ...]:
+    found = tuple(sizes) if isinstance(sizes, Collection) else (sizes,)
+    if not isinstance(sizes, Collection) or not all(type(size) is int and size > 0 for size in found):
+        raise UsageError(f"sizes are numbers of ranks, as [2, 4, 8], not {sizes!r}")
+    return found
+
+
+def _check_builder(build: Build) -> None:
+    """Check that a builder can be called with the number of ranks, a rank and a root, and with nothing else."""
+    parameters = signature(build)
+    try:
+        parameters.bind(size=1, rank=0, root=0)
+        parameters.bind(1, 0, 0)
+    except TypeError as error:
+        raise UsageError(
+            f"a builder is called as build(size, rank, root, **params), with a default for each of params; "
+            f"{build.__qualname__}{parameters}: {error}"
+        ) from None
+
+
+def _check_refusals(declared: Algorithm, sizes: Collection[int]) -> None:
+    """Check that `supports` returns words or None: True would be taken for a refusal."""
+    for size in sizes:
+        refusal = declared.supports(size)
+        if refusal is not None and not isinstance(refusal, str):
+            raise UsageError(f"supports({size}) returns {refusal!r}: it must be None, or why not, in words")
+
+
+def _check_cost_form(declared: Algorithm, sizes: Collection[int]) -> None:
+    """Check that `cost` is a function that returns a Cost for each number of ranks that is supported."""
+    if declared.cost is None:
+        return
+    form = "give a function of the number of ranks that returns a Cost, as cost=lambda size: Cost(rounds=1, ...)"
+    if not callable(declared.cost):
+        raise UsageError(f"cost is {declared.cost!r}, which cannot be called: {form}")
+    for size in sizes:
+        if declared.supports(size) is None and not isinstance(cost := declared.cost(size), Cost):
+            raise UsageError(f"cost({size}) returns {cost!r}: {form}")
+
+
+def _only(sizes: Collection[int], supports: Callable[[int], str | None]) -> Callable[[int], str | None]:
+    """Return `supports` with a refusal of all numbers of ranks but `sizes`."""
+    listed = ", ".join(map(str, sorted(sizes)))
+
+    def refusal(size: int) -> str | None:
+        return supports(size) if size in sizes else f"it is for {listed} ranks only"
+
+    return refusal

@@ -1,0 +1,377 @@
+"""Composition: one plan out of plans of groups of ranks, each of which carries out a phase on a part of the vector.
+
+A phase is an ordinary plan of some builder, for the ranks of a group numbered from 0 and for buffers of its own. To
+*embed* it is to rename: its ranks are ranks of the whole, and each of its blocks is a `Window` of blocks of the whole.
+The phases of a rank stand one after the other in lanes of their own, the first groups of a phase waiting for the last
+ones of the phase before. So groups of a phase have the same numbers at both ends of every message, whatever the ranks
+did before, and over many segments the phases overlap.
+
+Nothing here says how messages travel: a channel belongs to a pair of ranks, and a group inside a host has other pairs
+than a group across hosts. So each level uses its own transport without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Group,
+    Lane,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    Span,
+    Step,
+)
+from unisono.errors import UsageError
+
+
+class Window(NamedTuple):
+    """Where the blocks of a phase lie: block i is `width` blocks of `buffer`, `stride` apart, from start + i·step.
+
+    Where `edges` are given, the blocks are runs of different widths instead: block i is from edges[i] to edges[i + 1].
+    """
+
+    buffer: Buffer
+    start: int
+    width: int
+    step: int
+    stride: int = 1
+    edges: tuple[int, ...] = ()
+
+
+def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
+    """Return the window whose blocks are runs of `width` consecutive blocks, one after the other from `start`."""
+    return Window(buffer, start, width, width)
+
+
+def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
+    """Return the window whose blocks are the runs between neighbouring `edges`, which ascend."""
+    widths = {after - before for before, after in pairwise(edges)}
+    if len(widths) == 1:
+        return run_of_blocks(buffer, edges[0], widths.pop())
+    return Window(buffer, edges[0], 0, 0, edges=edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A plan that a group of ranks carries out, as a phase of another plan.
+
+    Attributes:
+        plan: the plan of this rank among them.
+        ranks: the members of the group, in the order of the plan's ranks.
+        input, output: where the plan's INPUT and OUTPUT lie.
+        lower: whether the results of the phase are results of the whole; otherwise they remain states.
+    """
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    input: Window
+    output: Window
+    lower: bool = False
+
+    @property
+    def scratch_copies(self) -> int:
+        """Return how many copies of the vector the phase needs as SCRATCH."""
+        return self.plan.scratch.copies if self.plan.scratch.blocks else 0
+
+
+class Stage(NamedTuple):
+    """What a rank does in a phase, in `width` lanes: nothing, a `Phase`, or groups of its own."""
+
+    width: int
+    work: Phase | Group | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of the plan of the whole: a vector of `blocks` blocks, and copies of it in SCRATCH.
+
+    The first `kept` of the `copies` hold what outlives a phase; all phases use the others, one after the other.
+    """
+
+    blocks: int
+    copies: int = 0
+    kept: int = 0
+
+    def size_of(self, buffer: Buffer) -> int:
+        """Return the number of blocks of a buffer."""
+        return self.blocks * self.copies if buffer is Buffer.SCRATCH else self.blocks
+
+
+def scratch_copies(stages: Sequence[Stage], kept: int = 0) -> int:
+    """Return how many copies of the vector all stages need as SCRATCH, `kept` included."""
+    return kept + max((stage.work.scratch_copies for stage in stages if isinstance(stage.work, Phase)), default=0)
+
+
+def in_sequence(stages: Sequence[Stage], memory: Memory) -> tuple[Lane, ...]:
+    """Return the lanes that carry out `stages` one after the other.
+
+    Raises:
+        UsageError: a phase names blocks that no span of the whole can name.
+    """
+    lanes: list[Lane] = []
+    ended: tuple[tuple[int, int], ...] = ()
+    for width, work in stages:
+        first = len(lanes)
+        own: tuple[Lane, ...] = ((work,),) if isinstance(work, Group) else embed(work, memory) if work else ()
+        lanes += [_behind(lane, ended, first) for lane in own] + [()] * (width - len(own))
+        ended = tuple((first + index, _groups(lane) - 1) for index, lane in enumerate(own) if lane) or ended
+    return tuple(lanes)
+
+
+def _behind(lane: Lane, ended: tuple[tuple[int, int], ...], first_lane: int) -> Lane:
+    """Return a lane of a phase whose lanes start at `first_lane`, which waits for the groups `ended`."""
+
+    def moved(group: Group, before: tuple[tuple[int, int], ...]) -> Group:
+        return Group(group.steps, (*before, *((first_lane + other, number) for other, number in group.after)))
+
+    items: list[Group | Repeat] = []
+    for item in lane:
+        before = () if items else ended
+        if isinstance(item, Group):
+            items.append(moved(item, before))
+        else:
+            groups = (moved(item.groups[0], before), *(moved(group, ()) for group in item.groups[1:]))
+            items.append(Repeat(item.times, groups))
+    return tuple(items)
+
+
+def _groups(lane: Lane) -> int:
+    return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in lane)
+
+
+def embed(phase: Phase, memory: Memory) -> tuple[Lane, ...]:
+    """Return the lanes of a phase with its ranks, blocks and buffers renamed to those of the whole.
+
+    A `Repeat` stays one as long as what it names advances evenly in the whole, too.
+
+    Raises:
+        UsageError: the phase names blocks that no span of the whole can name, or its blocks are permuted.
+    """
+    if phase.plan.permutation:
+        raise UsageError(f"{_named(phase.plan)} cannot be a phase here: its blocks are permuted in memory")
+    renaming = _Renaming(phase, _frames(phase, memory))
+    return tuple(tuple(item for written in lane for item in renaming.items(written)) for lane in phase.plan.lanes)
+
+
+class _Frame(NamedTuple):
+    """A buffer of a phase in the whole: copies of `blocks` blocks in a window, `pitch` blocks of the whole apart."""
+
+    window: Window
+    blocks: int
+    copies: int
+    pitch: int
+    is_cyclic: bool
+
+    @property
+    def period(self) -> int:
+        """Return how many blocks follow evenly on each other in the whole: one, those of a copy, or all of them."""
+        if self.window.edges:
+            return 1
+        return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
+
+    def placed(self, span: Span) -> Span | None:
+        """Return the span of the whole that names the blocks of `span`; None if there is none."""
+        window, first = self.window, span.start % (self.blocks * self.copies)
+        copy, block = divmod(first, self.blocks)
+        if window.edges:
+            return self._between_edges(span, copy, block)
+        start = window.start + copy * self.pitch + block * window.step
+        at = Span(window.buffer, start, advance=span.advance * window.step)
+        if span.count == 1:
+            return replace(at, count=window.width, stride=window.stride)
+        is_straight = first // self.period == (first + (span.count - 1) * span.stride) // self.period
+        if window.width == 1 and is_straight:
+            return replace(at, count=span.count, stride=span.stride * window.step)
+        if span.stride == window.stride == 1 and window.step == window.width and (is_straight or self.is_cyclic):
+            return replace(at, count=span.count * window.width)
+        return None
+
+    def _between_edges(self, span: Span, copy: int, block: int) -> Span | None:
+        """Return the span of the whole of a run of blocks of different widths, which may wrap around the end."""
+        edges, end = self.window.edges, block + span.count
+        if span.count > 1 and (span.stride != 1 or (end > self.blocks and not self.is_cyclic)):
+            return None
+        wrapped = edges[end - self.blocks] - edges[0] if end > self.blocks else 0
+        count = edges[min(end, self.blocks)] - edges[block] + wrapped
+        return Span(self.window.buffer, edges[block] + copy * self.pitch, count)
+
+
+def _frames(phase: Phase, memory: Memory) -> dict[Buffer, _Frame]:
+    """Return where the buffers of a phase lie; its SCRATCH is on the same blocks of copies of the whole vector."""
+    windows, scratch = {Buffer.INPUT: phase.input, Buffer.OUTPUT: phase.output}, phase.plan.scratch
+    found: dict[Buffer, _Frame] = {}
+    for buffer, window in windows.items():
+        blocks = phase.plan.partition(buffer).blocks
+        found[buffer] = _Frame(window, blocks, 1, blocks * window.step, _is_whole(window, blocks, memory))
+    if scratch.blocks:
+        blocks = scratch.blocks // scratch.copies
+        like = _shared(phase.plan) if scratch.like is None else scratch.like
+        window = _in_scratch(windows[like], scratch.block, memory)
+        is_whole = _is_whole(window, scratch.blocks, memory)
+        found[Buffer.SCRATCH] = _Frame(window, blocks, scratch.copies, memory.blocks, is_whole)
+    return found
+
+
+def _is_whole(window: Window, blocks: int, memory: Memory) -> bool:
+    length = window.edges[-1] - window.edges[0] if window.edges else blocks * window.width
+    return length == memory.size_of(window.buffer)
+
+
+def _shared(plan: Plan) -> Buffer:
+    """Return the buffer that has the shares of all ranks, by whose counts SCRATCH is cut; this rank may have none."""
+    return Buffer.INPUT if plan.input.blocks in (0, plan.scratch.blocks) else Buffer.OUTPUT
+
+
+def _in_scratch(window: Window, block: int | None, memory: Memory) -> Window:
+    """Return the same blocks of the vector, or the only one of them that is named, in the first copy for phases."""
+    if block is not None and window.edges:
+        window = run_of_blocks(window.buffer, window.edges[block], window.edges[block + 1] - window.edges[block])
+    elif block is not None:
+        window = window._replace(start=window.start + block * window.step)
+    moved = memory.kept * memory.blocks + window.start % memory.blocks - window.start
+    edges = tuple(edge + moved for edge in window.edges)
+    return window._replace(buffer=Buffer.SCRATCH, start=window.start + moved, edges=edges)
+
+
+class _Advance(NamedTuple):
+    """A number in a `Repeat`, `first` and then `step` more each time, which jumps in the whole after each `period`."""
+
+    first: int
+    step: int
+    period: int
+
+    def iterations_left(self, iteration: int) -> int:
+        """Return how many iterations there are from this one until the number has jumped."""
+        gone = (self.first + iteration * self.step) % self.period
+        return -(-(self.period - gone) // self.step) if self.step > 0 else gone // -self.step + 1
+
+
+class _Renaming:
+    """Names in a phase and in the whole."""
+
+    def __init__(self, phase: Phase, frames: dict[Buffer, _Frame]) -> None:
+        self._phase = phase
+        self._frames = frames
+        ranks = phase.ranks
+        distance = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        # The distance from each member of the group to the next, or 0 if that is not always the same.
+        self._distance = distance if all(b - a == distance for a, b in pairwise(ranks)) else 0
+
+    def items(self, written: Group | Repeat) -> Iterator[Group | Repeat]:
+        """Yield what an item of a lane is in the whole."""
+        if isinstance(written, Group):
+            yield self._group(written, 0)
+            return
+        for first, times in self._runs(written):
+            groups = tuple(self._group(group, first) for group in written.groups)
+            yield from (Repeat(times, groups),) if times > 1 else groups
+
+    def _runs(self, repeat: Repeat) -> Iterator[tuple[int, int]]:
+        """Yield (first, number) of the runs of iterations in which all that the steps name advances evenly."""
+        advances = [advance for group in repeat.groups for step in group.steps for advance in self._advances(step)]
+        first = 0
+        while first < repeat.times:
+            number = min((advance.iterations_left(first) for advance in advances), default=repeat.times)
+            number = min(number, repeat.times - first)
+            yield first, number
+            first += number
+
+    def _advances(self, step: Step) -> Iterator[_Advance]:
+        """Yield the numbers that advance in a step, and where they jump in the whole."""
+        if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
+            # Where the ranks of a group are not evenly spaced, every one is a jump.
+            yield _Advance(step.peer, step.peer_advance, len(self._phase.ranks) if self._distance else 1)
+        for span in _spans(step).values():
+            if span.advance:
+                period = self._frames[span.buffer].period
+                for block in (span.start, span.start + (span.count - 1) * span.stride):
+                    yield _Advance(block, span.advance, period)
+
+    def _group(self, group: Group, iteration: int) -> Group:
+        steps = [renamed for step in group.steps for renamed in self._steps(step, iteration)]
+        return Group(tuple(step for step in steps if not _is_vain(step)), group.after)
+
+    def _steps(self, step: Step, iteration: int) -> Sequence[Step]:
+        """Return what a step is in the whole; what is local is done block by block if one step cannot name them all."""
+        renamed = self._renamed(step, iteration)
+        if renamed is not None:
+            return (renamed,)
+        parts = [self._renamed(part, iteration) for part in _by_block(step)]
+        found = [part for part in parts if part is not None]
+        if not found:
+            raise UsageError(
+                f"{_named(self._phase.plan)} cannot be a phase here: one of its messages has blocks that do "
+                "not follow each other in the whole vector"
+            )
+        return found
+
+    def _renamed(self, step: Step, iteration: int) -> Step | None:
+        changes: dict[str, Any] = {}
+        sources = []
+        for name, span in _spans(step).items():
+            moved = replace(span, start=span.start + iteration * span.advance)
+            placed = self._frames[span.buffer].placed(moved)
+            if placed is None:
+                return None
+            if name in ("src", "dst"):
+                changes[name] = placed
+            else:
+                sources.append(placed)
+        if isinstance(step, Reduce):
+            changes["sources"] = tuple(sources)
+        if isinstance(step, (Send, Recv, RecvReduce)):
+            ranks = self._phase.ranks
+            changes["peer"] = ranks[(step.peer + iteration * step.peer_advance) % len(ranks)]
+            changes["peer_advance"] = step.peer_advance * self._distance
+        if isinstance(step, (RecvReduce, Copy, Reduce)):
+            changes["lower"] = step.lower and self._phase.lower
+        return replace(step, **changes)
+
+
+def _named(plan: Plan) -> str:
+    return f"{plan.collective} {plan.algorithm}"
+
+
+def _spans(step: Step) -> dict[str, Span]:
+    """Return the spans of a step by name; the sources of a `Reduce` have numbers."""
+    if isinstance(step, Send):
+        return {"src": step.src}
+    if isinstance(step, Recv):
+        return {"dst": step.dst}
+    if isinstance(step, (RecvReduce, Copy)):
+        return {"dst": step.dst, "src": step.src}
+    if isinstance(step, Reduce):
+        return {"dst": step.dst, **{str(index): source for index, source in enumerate(step.sources)}}
+    raise UsageError(
+        f"a phase cannot use mapped memory, as {type(step).__name__} does: it knows no names in that of peers"
+    )
+
+
+def _by_block(step: Step) -> Iterator[Step]:
+    """Yield a local step block by block; nothing for a message."""
+    if not isinstance(step, (Copy, Reduce)):
+        return
+    for index in range(step.dst.count):
+
+        def block(span: Span, index: int = index) -> Span:
+            return replace(span, start=span.start + index * span.stride, count=1)
+
+        if isinstance(step, Copy):
+            yield replace(step, dst=block(step.dst), src=block(step.src))
+        else:
+            yield replace(step, dst=block(step.dst), sources=tuple(map(block, step.sources)))
+
+
+def _is_vain(step: Step) -> bool:
+    """Return whether a step copies blocks to where they are, because two buffers of the phase are one of the whole."""
+    return isinstance(step, Copy) and step.dst == step.src and not step.lower

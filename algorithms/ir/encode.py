@@ -1,0 +1,136 @@
+"""Plans as arrays of 64-bit integers: what the native core interprets.
+
+The array is a header of 19 words, then tables, one after the other::
+
+    version size rank lanes items groups dependencies steps operands permutation
+    input.blocks input.counts output.blocks output.counts scratch.blocks scratch.counts
+    scratch.like (-1: counts of its own) scratch.copies scratch.block (-1: all)
+    lane        first item, items
+    item        times, first group, groups                       (a Group by itself is run once)
+    group       first step, steps, first dependency, dependencies
+    dependency  lane, group as run
+    step        opcode, flags (1: received first, 2: lower), peer, peer advance, dst (operand or -1), first source,
+                sources
+    operand     peer (-1: own), buffer, start, count, stride, advance
+    permutation one word per block
+
+Counts refer to tables by index; the reader checks every one of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from unisono.algorithms.ir.plan import (
+    Copy,
+    Group,
+    Partition,
+    Plan,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    Signal,
+    Span,
+    Step,
+    Wait,
+    Write,
+)
+
+VERSION = 3
+
+_STEP_WORDS = 7
+_OPERAND_WORDS = 6
+
+OPCODES: dict[type[object], int] = {
+    Send: 0,
+    Recv: 1,
+    RecvReduce: 2,
+    Copy: 3,
+    Reduce: 4,
+    Read: 5,
+    ReadReduce: 6,
+    Write: 7,
+    Signal: 8,
+    Wait: 9,
+}
+
+
+class _Tables:
+    def __init__(self) -> None:
+        self.items: list[int] = []
+        self.groups: list[int] = []
+        self.dependencies: list[int] = []
+        self.steps: list[int] = []
+        self.operands: list[int] = []
+
+    def add_item(self, item: Group | Repeat) -> None:
+        times, groups = (1, (item,)) if isinstance(item, Group) else (item.times, item.groups)
+        self.items += [times, len(self.groups) // 4, len(groups)]
+        for group in groups:
+            self._add_group(group)
+
+    def _add_group(self, group: Group) -> None:
+        self.groups += [len(self.steps) // _STEP_WORDS, len(group.steps), len(self.dependencies) // 2, len(group.after)]
+        for lane, index in group.after:
+            self.dependencies += [lane, index]
+        for step in group.steps:
+            self._add_step(step)
+
+    def _add_step(self, step: Step) -> None:
+        dst = getattr(step, "dst", None)
+        dst_index = self._add_operand(-1, dst) if dst is not None else -1
+        first_source = len(self.operands) // _OPERAND_WORDS
+        sources = list(_sources(step))
+        for peer, span in sources:
+            self._add_operand(peer, span)
+        flags = bool(getattr(step, "received_first", False)) + 2 * bool(getattr(step, "lower", False))
+        peer, peer_advance = getattr(step, "peer", 0), getattr(step, "peer_advance", 0)
+        self.steps += [OPCODES[type(step)], flags, peer, peer_advance, dst_index, first_source, len(sources)]
+
+    def _add_operand(self, peer: int, span: Span) -> int:
+        self.operands += [peer, int(span.buffer), span.start, span.count, span.stride, span.advance]
+        return len(self.operands) // _OPERAND_WORDS - 1
+
+
+def _sources(step: Step) -> Iterable[tuple[int, Span]]:
+    if isinstance(step, ReadReduce):
+        return step.sources
+    if isinstance(step, Reduce):
+        return ((-1, span) for span in step.sources)
+    src = getattr(step, "src", None)
+    peer = step.peer if isinstance(step, Read) else -1
+    return () if src is None else ((peer, src),)
+
+
+def encode(plan: Plan) -> array[int]:
+    """Return `plan` as an array of signed 64-bit integers, in the form described by this module."""
+    tables = _Tables()
+    lanes: list[int] = []
+    for lane in plan.lanes:
+        lanes += [len(tables.items) // 3, len(lane)]
+        for item in lane:
+            tables.add_item(item)
+    header = [
+        *(VERSION, plan.size, plan.rank, len(plan.lanes), len(tables.items) // 3, len(tables.groups) // 4),
+        *(
+            len(tables.dependencies) // 2,
+            len(tables.steps) // _STEP_WORDS,
+            len(tables.operands) // _OPERAND_WORDS,
+            len(plan.permutation),
+        ),
+        *(plan.input.blocks, int(plan.input.counts), plan.output.blocks, int(plan.output.counts)),
+        *_scratch(plan.scratch),
+    ]
+    body = [*lanes, *tables.items, *tables.groups, *tables.dependencies, *tables.steps, *tables.operands]
+    return array("q", [*header, *body, *plan.permutation])
+
+
+def _scratch(partition: Partition) -> tuple[int, ...]:
+    like = -1 if partition.like is None else int(partition.like)
+    block = -1 if partition.block is None else partition.block
+    return partition.blocks, int(partition.counts), like, partition.copies, block

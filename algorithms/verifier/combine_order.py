@@ -1,0 +1,137 @@
+"""The order in which contributions are combined, derived from the plans of all ranks and compared with the declaration.
+
+Two algorithms that combine by the same expression give the same bits. An expression is known by a number: that of a
+contribution is its rank, that of a combination is negative, and equal combinations have equal numbers. What is combined
+in one step is rounded once, so that it is another expression than the same contributions step after step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
+from unisono.algorithms.verifier.block_meaning import Family
+from unisono.algorithms.verifier.progress import Delivered, run
+from unisono.algorithms.verifier.unrolled import Action, Operand, first_cell, unroll
+from unisono.errors import PlanError
+
+
+class Expressions:
+    """All combinations that occur, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._operands: list[tuple[int, ...]] = []
+
+    def together(self, operands: Sequence[int]) -> int:
+        """Return the combination of all operands at once, in this order; of one, that operand itself."""
+        return self._numbered(tuple(operands)) if len(operands) > 1 else operands[0]
+
+    def lowered_apart(self, operand: int) -> int:
+        """Return a combination that is lowered, as an average is divided, in a later step, which rounds once more."""
+        return self._numbered((operand,))
+
+    def in_sequence(self, operands: Sequence[int]) -> int:
+        """Return the combination of the operands one after the other."""
+        return reduce(lambda sofar, operand: self.together((sofar, operand)), operands)
+
+    def in_pairs(self, operands: Sequence[int]) -> int:
+        """Return the combination of neighbours in pairs, then of neighbouring pairs, and so on."""
+        level = list(operands)
+        while len(level) > 1:
+            pairs = [level[index : index + 2] for index in range(0, len(level), 2)]
+            level = [self.together(pair) for pair in pairs]
+        return level[0]
+
+    def text(self, number: int) -> str:
+        """Return an expression as people write it.
+
+        >>> expressions = Expressions()
+        >>> expressions.text(expressions.in_pairs([0, 1, 2])), expressions.text(expressions.in_sequence([0, 1, 2]))
+        ('(0∘1)∘2', '(0∘1)∘2')
+        >>> expressions.text(expressions.in_pairs([4, 5, 6, 7])), expressions.text(expressions.together([0, 1, 2]))
+        ('(4∘5)∘(6∘7)', '0∘1∘2')
+        """
+        if number >= 0:
+            return str(number)
+        parts = self._operands[-number - 1]
+        text = "∘".join(f"({self.text(part)})" if part < 0 else str(part) for part in parts)
+        return text if len(parts) > 1 else f"lowered {text}"
+
+    def _numbered(self, operands: tuple[int, ...]) -> int:
+        if operands not in self._numbers:
+            self._operands.append(operands)
+            self._numbers[operands] = -len(self._operands)
+        return self._numbers[operands]
+
+
+# What a result is in the orders that are proved.
+_EXPECTED: dict[str, Callable[[Expressions, Sequence[int]], int]] = {
+    "rank": Expressions.in_sequence,
+    "at_once": Expressions.together,
+    "canonical": Expressions.in_pairs,
+}
+
+
+def check_order(algorithm: Algorithm, size: int) -> None:
+    """Check that `algorithm` combines in the order that it declares, on `size` ranks, which it must support.
+
+    Its plans must have been proved. The order "fixed" promises nothing that plans could break.
+
+    Raises:
+        PlanError: it combines in another order; shows the first result that is.
+    """
+    if algorithm.order not in _EXPECTED:
+        return
+    roots = {0, size // 2, size - 1} if CONTRACTS[algorithm.collective].output_at_root else {0}
+    for root in sorted(roots):
+        for form in ({}, {"varying": True}) if algorithm.varying else ({},):
+            _check(algorithm.order, [algorithm.build(size, rank, root, **form) for rank in range(size)])
+
+
+def _check(order: str, plans: Sequence[Plan]) -> None:
+    family, expressions = Family(plans), Expressions()
+    memory = _evaluate(family, expressions)
+    for plan in plans:
+        first = first_cell(plan, Buffer.OUTPUT)
+        for block in range(plan.output.blocks):
+            ranks = family.promise(plan.rank, block).ranks
+            if not ranks:
+                continue
+            expected = _EXPECTED[order](expressions, [rank for rank in range(family.size) if ranks >> rank & 1])
+            found = memory[plan.rank][first + block]
+            if found != expected:
+                name = f"rank {plan.rank}: block {block} of OUTPUT is {expressions.text(found)}"
+                raise PlanError(f"{name}, and in the order {order!r} it is {expressions.text(expected)}")
+
+
+def _evaluate(family: Family, expressions: Expressions) -> list[dict[int, int]]:
+    """Return the expression in every cell of every rank that something has been written to, when all have ended."""
+    programs = unroll(family.plans, family.length_numbers())
+    memory = [dict.fromkeys(range(plan.input.blocks), plan.rank) for plan in family.plans]
+    # A prefix has no average, and no other lowering rounds.
+    lowering_rounds = len({family.promise(plan.rank, 0).ranks for plan in family.plans}) == 1
+
+    def read(operand: Operand) -> list[int]:
+        return [memory[operand.owner][cell] for cell in operand.cells]
+
+    def write(action: Action, operands: Sequence[list[int]]) -> None:
+        target = action.writes[0]
+        results = [expressions.together(each) for each in zip(*operands, strict=True)]
+        if lowering_rounds and len(operands) == 1 and getattr(action.step, "lower", False):
+            results = [expressions.lowered_apart(each) if each < 0 else each for each in results]
+        memory[target.owner].update(zip(target.cells, results, strict=True))
+
+    for event in run(programs):
+        if not isinstance(event, Delivered):
+            for action in programs[event.rank].lanes[event.lane][event.group].alone:
+                write(action, [read(operand) for operand in action.reads])
+        elif not isinstance(event.receiving.step, Wait):
+            sent, own = read(event.sending.reads[0]), [read(operand) for operand in event.receiving.reads]
+            step = event.receiving.step
+            received_last = isinstance(step, RecvReduce) and not step.received_first
+            write(event.receiving, [*own, sent] if received_last else [sent, *own])
+    return memory

@@ -1,0 +1,327 @@
+"""What the launcher has told this process: its rank, the store, and where the job's key is.
+
+Several launchers may have left variables: the first in the order of `_launchers` counts. Without any, the job has one
+rank. ``UNISONO_STORE``, if it is set, says where the ranks of any launcher meet. Nothing here opens a connection.
+Launchers are not asked which ranks share a host, as some have been wrong: ranks find out (`transports.locality`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from functools import partial
+from io import FileIO
+from typing import TYPE_CHECKING, TypeAlias
+
+from unisono.errors import RendezvousError, UsageError
+from unisono.options import variable
+from unisono.records import record
+from unisono.transports.links.handshake import JOB_NBYTES, KEY_NBYTES
+from unisono.transports.rendezvous import host_and_port
+from unisono.transports.rendezvous.stores import Store, StoreTimeoutError
+
+if TYPE_CHECKING:
+    from unisono.collectives.bootstrap.launcher_variables import Variables
+
+_Applies: TypeAlias = Callable[[Mapping[str, str]], bool]
+
+_RANK, _SIZE = variable("rank"), variable("size")
+_STORE, _JOB = variable("store"), variable("job")
+_KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
+
+# What torch calls env://: a program is told these by hand, by a script or by an operator of Kubernetes.
+_ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
+_TORCHRUN = (*_ENV, _TORCHRUN_ID)
+# The launcher of a job that has been told `_ENV` alone.
+ENV = "env://"
+# Stands for a store where the ranks meet by MPI itself.
+MPI_WORLD = "mpi://world"
+
+_TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
+_LARGEST = 1 << 31
+
+# Keys that were read from inherited descriptors, by job: a pipe can be read once, `init` may be called again.
+_inherited_keys: dict[bytes, bytes] = {}
+
+
+@record
+class Launch:
+    """What a process knows of its job before it meets the others.
+
+    Attributes:
+        rank, size: this rank and the number of ranks.
+        store: URL of the store, `MPI_WORLD`, or None for a job of one rank.
+        job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
+        key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
+        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", `ENV`, "srun", the
+            `launcher` of `places.OPEN_MPI` or `places.HYDRA`, "none", or in other words who calls `init` with a store
+            of its own.
+    """
+
+    rank: int
+    size: int
+    store: str | None
+    job: bytes
+    key: bytes | None
+    launcher: str
+
+    @property
+    def served_host(self) -> str | None:
+        """The host on which this process must serve the store, empty for all interfaces; None if it need not.
+
+        Rank 0 must, when nobody who launched it does.
+        """
+        if self.launcher == "unisono" or self.rank != 0 or not str(self.store).startswith("tcp://"):
+            return None
+        # What MASTER_ADDR is to others (a service of Kubernetes, a name) need not be an address of rank 0.
+        is_anywhere = self.launcher == ENV and self.key is not None
+        return "" if is_anywhere else host_and_port(str(self.store))[0]
+
+
+_Read: TypeAlias = Callable[[Mapping[str, str]], Launch]
+
+
+def detect(environ: Mapping[str, str]) -> Launch:
+    """Return what `environ` says about this process's place in its job.
+
+    A key in a descriptor is read here, once, and the descriptor is closed; later calls remember it.
+
+    Raises:
+        UsageError: a variable is missing or has a value that it cannot have; the message names it.
+    """
+    if _RANK in environ or _SIZE in environ:
+        return _from_unisono(environ)
+    for _, applies, read in _launchers():
+        if applies(environ):
+            return read(environ)
+    return _from_some(environ)
+
+
+def launchers(environ: Mapping[str, str]) -> list[str]:
+    """Return the launchers that have left their variables in `environ`; `detect` takes the first."""
+    ours = ["Unisono's variables"] if _RANK in environ or _SIZE in environ else []
+    return ours + [name for name, applies, _ in _launchers() if applies(environ)]
+
+
+def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
+    """Return a key that rank 0 makes and hands to the others through `store`, whose readers are so trusted.
+
+    Raises:
+        RendezvousError: rank 0 did not set the key in time, or the store has failed.
+    """
+    if rank == 0:
+        store.set("key", os.urandom(KEY_NBYTES))
+    try:
+        key = store.get("key", timeout_s)
+    except StoreTimeoutError:
+        raise RendezvousError(f"rank 0 did not arrive within {timeout_s:g} s") from None
+    if len(key) != KEY_NBYTES:
+        raise RendezvousError(f"the key in the store has {len(key)} bytes, not {KEY_NBYTES}")
+    return key
+
+
+def _from_unisono(environ: Mapping[str, str]) -> Launch:
+    _require(environ, (_RANK, _SIZE, _STORE))
+    store = environ[_STORE]
+    job = _job(environ[_JOB]) if _JOB in environ else _digest(store)
+    return Launch(
+        *_place(environ, _RANK, _SIZE),
+        store=store,
+        job=job,
+        key=_key(environ, job),
+        launcher="unisono" if _KEY_FD in environ else "environment",
+    )
+
+
+def _master(environ: Mapping[str, str]) -> str:
+    """Return the host and the port that torch's variables name, as a URL has them."""
+    host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _from_env(environ: Mapping[str, str]) -> Launch:
+    _require(environ, _ENV)
+    rank, size = _place(environ, "RANK", "WORLD_SIZE")
+    if size == 1:
+        return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV)
+    key = key_of_file(environ)
+    if _STORE in environ:
+        return Launch(rank, size, environ[_STORE], _digest(environ[_STORE]), key, "environment")
+    master, port = _master(environ), environ["MASTER_PORT"]
+    if rank == 0 and key is not None:
+        master = f"localhost:{port}"  # see `Launch.served_host`
+    # Ranks may have different names for rank 0, which some operators tell that it is localhost.
+    return Launch(rank, size, f"tcp://{master}", _digest(f"{ENV} {port} {size}"), key, ENV)
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Launch:
+    from urllib.parse import quote
+
+    _require(environ, _TORCHRUN)
+    run, restart = quote(environ["TORCHELASTIC_RUN_ID"], safe=""), environ.get(_TORCHRUN_RESTART, "0")
+    store = environ.get(_STORE, f"torch://{_master(environ)}/{run}/{quote(restart, safe='')}")
+    job = _digest(f"{store} {run} {restart}")
+    return Launch(
+        *_place(environ, "RANK", "WORLD_SIZE"),
+        store=store,
+        job=job,
+        key=_key(environ, job),
+        launcher="torchrun",
+    )
+
+
+def _from_mpi(variables: Variables, environ: Mapping[str, str]) -> Launch:
+    _require(environ, variables[1:])
+    rank, size = _place(environ, variables.rank, variables.size)
+    store = environ.get(_STORE, MPI_WORLD)
+    job = b"" if store == MPI_WORLD else _digest(store)
+    if size == 1:
+        return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, variables.launcher)
+    return Launch(rank, size, store, job, key_of_file(environ), variables.launcher)
+
+
+def _from_srun(environ: Mapping[str, str]) -> Launch:
+    from unisono.collectives.bootstrap.launcher_variables import SRUN, STEP_RANK, STEP_SIZE, STEP_VARIABLES, step
+
+    _require(environ, STEP_VARIABLES)
+    rank, size = _place(environ, STEP_RANK, STEP_SIZE)
+    facts = step(environ)
+    job = _digest(facts.name)
+    key = key_of_file(environ)
+    if size == 1:
+        return Launch(0, 1, None, job, None, SRUN)
+    if _STORE not in environ and key is None and len(facts.nodes) > 1:
+        raise UsageError(
+            f"srun has placed the ranks on {len(facts.nodes)} nodes, where a store without a key would be open to "
+            f"anyone: make a key, (umask 077; head -c 32 /dev/urandom > key), and set {_KEY_FILE} to its path on all "
+            f"nodes, or set {_STORE}=file:///path to a folder that all nodes see"
+        )
+    return Launch(rank, size, environ.get(_STORE, facts.store), job, key, SRUN)
+
+
+def _launchers() -> tuple[tuple[str, _Applies, _Read], ...]:
+    """Return (name, whether it has started this process, what it says) of all launchers but Unisono's own, in order."""
+    from unisono.collectives.bootstrap.launcher_variables import HYDRA, OPEN_MPI, SRUN, is_of_step
+
+    return (
+        # Launchers of one node, as torchrun's, are often started by srun or mpirun: they know more of their processes.
+        ("torchrun", lambda environ: _TORCHRUN_ID in environ, _from_torchrun),
+        (ENV, lambda environ: all(name in environ for name in _ENV), _from_env),
+        (OPEN_MPI.launcher, lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
+        (SRUN, is_of_step, _from_srun),
+        # After srun, which may serve MPI as Hydra does.
+        (HYDRA.launcher, lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
+    )
+
+
+def _from_some(environ: Mapping[str, str]) -> Launch:
+    """Return what a part of the variables says: a job of one, or an error that names what is missing."""
+    if _STORE in environ:
+        return _from_unisono(environ)
+    if environ.get("WORLD_SIZE") != "1" and ("RANK" in environ or "WORLD_SIZE" in environ):
+        return _from_env(environ)
+    return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV if "WORLD_SIZE" in environ else "none")
+
+
+def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        present = next(name for name in names if name in environ)
+        raise UsageError(
+            f"{present} is set but {', '.join(missing)} is not: start the ranks with `unisono run`, torchrun, mpirun "
+            f"or srun, or set {', '.join(names)} for each"
+        )
+
+
+def _place(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
+    extent = _number(environ, size, 1, _LARGEST)
+    place = _number(environ, rank, 0, _LARGEST)
+    if place >= extent:
+        raise UsageError(f"{rank}={place} cannot be used: it must be less than {size}={extent}")
+    return place, extent
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, end: int) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdigit() and least <= int(text[:20]) < end):
+        raise UsageError(f"{name}={text!r} cannot be used: it must be a whole number, at least {least}")
+    return int(text)
+
+
+def _job(text: str) -> bytes:
+    try:
+        job = bytes.fromhex(text)
+    except ValueError:
+        job = b""
+    if len(job) != JOB_NBYTES:
+        raise UsageError(f"{_JOB}={text!r} cannot be used: it must be {2 * JOB_NBYTES} hexadecimal digits")
+    return job
+
+
+def key_of_file(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key in the file that `environ` names, or None if it names none.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    return _key_from_file(environ[_KEY_FILE]) if _KEY_FILE in environ else None
+
+
+def job_of_key(key: bytes) -> bytes:
+    """Return the id of a job that has no other; it tells nothing of the key."""
+    return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:JOB_NBYTES]
+
+
+def _key(environ: Mapping[str, str], job: bytes) -> bytes | None:
+    if _KEY_FD in environ:
+        if job not in _inherited_keys:
+            _inherited_keys[job] = _key_from_descriptor(_number(environ, _KEY_FD, 0, _LARGEST))
+        return _inherited_keys[job]
+    return key_of_file(environ)
+
+
+def _key_from_descriptor(descriptor: int) -> bytes:
+    setting = f"{_KEY_FD}={descriptor}"
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a pipe")
+        with open(descriptor, "rb", buffering=0) as pipe:  # unbuffered: ranks may share the pipe
+            return _checked(_read_fully(pipe, KEY_NBYTES), setting)
+    except OSError as error:
+        raise UsageError(
+            f"{setting} cannot be used: {error.strerror or error}; "
+            "a process that a rank starts cannot be that rank as well"
+        ) from None
+
+
+def _read_fully(pipe: FileIO, nbytes: int) -> bytes:
+    received = b""
+    while len(received) < nbytes and (data := pipe.read(nbytes - len(received))):
+        received += data
+    return received
+
+
+def _key_from_file(path: str) -> bytes:
+    setting = f"{_KEY_FILE}={path!r}"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            facts = os.fstat(file.fileno())
+            key = file.read(KEY_NBYTES + 1) if stat.S_ISREG(facts.st_mode) else b""
+    except OSError as error:
+        raise UsageError(f"{setting} cannot be used: {error.strerror or error}") from None
+    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise UsageError(f"{setting} cannot be used: the file must belong to you, and to you alone (chmod 600)")
+    return _checked(key, setting)
+
+
+def _checked(key: bytes, setting: str) -> bytes:
+    if len(key) != KEY_NBYTES:
+        raise UsageError(f"{setting} cannot be used: it must hold {KEY_NBYTES} bytes")
+    return key

@@ -1,0 +1,136 @@
+"""Going on after a loss: the survivors of a communicator agree on who they are, meet again, and get a new one."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from unisono import log
+from unisono.collectives.bootstrap.init import join_world
+from unisono.collectives.bootstrap.rendezvous import Alone, AtStore, Meeting
+from unisono.deadlines import Deadline
+from unisono.errors import RendezvousError, UnisonoError, UsageError
+from unisono.options import Options
+from unisono.transports.base import Executor
+from unisono.transports.executors.native import NativeExecutor
+from unisono.transports.links.session import Identity, Session
+from unisono.transports.links.survivors import Search, Verdict
+from unisono.transports.rendezvous import host_and_port
+from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
+
+if TYPE_CHECKING:
+    from unisono.collectives.communicator import Communicator
+
+_log = log.get(log.NAME)
+
+_ANSWER_S = 5.0
+_FAREWELL = "the survivors begin again"
+
+
+def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicator:
+    """Return a communicator of the survivors of `executor`; see `Communicator.shrink`."""
+    if not isinstance(executor, NativeExecutor):
+        raise UsageError("only communicators over transports of Unisono can shrink: meet again by un.init()")
+    if executor.session.control.failure()[0] == 0:
+        raise UsageError("nothing has failed: dup() makes another communicator of the same ranks, and split() of some")
+    deadline = Deadline(timeout_s)
+    epoch = executor.session.identity.epoch
+    while True:
+        with contextlib.ExitStack() as opened:
+            attempt = _Attempt(executor, options, epoch, deadline, opened)
+            verdict = attempt.agree()
+            epoch = verdict.epoch
+            try:
+                world = attempt.meet(verdict)
+            except UnisonoError as error:
+                if deadline.has_passed():
+                    raise RendezvousError(f"the survivors did not meet in time: {error.message}") from None
+                _log.info("the survivors begin again: %s", error.message)
+                continue
+            opened.pop_all()
+            executor.session.survivors.end(executor.communicator)
+            return world
+
+
+class _Attempt:
+    """One attempt to find the survivors and to meet them; what it opens is closed by `opened`."""
+
+    def __init__(
+        self, executor: NativeExecutor, options: Options, epoch: int, deadline: Deadline, opened: contextlib.ExitStack
+    ) -> None:
+        self._session = executor.session
+        self._options = options
+        self._deadline = deadline
+        self._opened = opened
+        self._server: StoreServer | None = None
+        me = self._session.identity
+        self._search = Search(
+            me.rank,
+            executor.communicator,
+            executor.members,
+            epoch,
+            self._session.survivors,
+            self._session.reach,
+            self._serve,
+        )
+        opened.callback(self._search.close)
+
+    def agree(self) -> Verdict:
+        """Return who goes on."""
+        return self._search.agree(self._deadline)
+
+    def meet(self, verdict: Verdict) -> Communicator:
+        """Meet the others and return the communicator, once all have done so.
+
+        Raises:
+            UnisonoError: one of them was lost meanwhile.
+        """
+        me = self._session.identity
+        rank, size = verdict.members.index(me.rank), len(verdict.members)
+        identity, options = Identity(me.key, me.job, verdict.epoch, rank, size, me.meeting), self._options
+        session = Session(identity, options.bind_address, options.heartbeat_timeout_s, options.rendezvous_timeout_s)
+        self._opened.callback(session.close, _FAREWELL)
+
+        def lost(reason: str) -> None:
+            session.give_up(reason)
+            if self._server is not None:
+                self._server.fail(reason)
+
+        with self._search.watch(lost):
+            meeting, store = self._meeting(verdict, rank, size)
+            world = join_world(session, meeting, self._options, self._server)
+            self._opened.callback(world.close)
+            if store is not None:
+                _await_all(store, rank, size, self._deadline)
+        return world
+
+    def _meeting(self, verdict: Verdict, rank: int, size: int) -> tuple[Meeting, TcpStore | None]:
+        if size == 1:
+            if self._server is not None:
+                self._server.close()
+            return Alone(), None
+        me = self._session.identity
+        left_s = self._deadline.left_s()
+        # It has been served since before the verdict: if it does not answer, the leader is gone.
+        place = host_and_port(verdict.store)
+        store = TcpStore(*place, key=me.key, job=me.job, timeout_s=min(left_s, _ANSWER_S), is_served=True)
+        self._opened.callback(store.close)
+        return AtStore(store, rank, size, me.key, left_s), store
+
+    def _serve(self) -> str:
+        me = self._session.identity
+        self._server = StoreServer(self._session.addresses.tcp_host, 0, key=me.key, job=me.job)
+        self._opened.callback(self._server.close)
+        return self._server.url
+
+
+def _await_all(store: TcpStore, rank: int, size: int, deadline: Deadline) -> None:
+    """Return when all ranks have met, so that none goes on where another begins again."""
+    left_s = deadline.left_s()
+    if rank == 0:
+        for other in range(1, size):
+            store.get(f"met/{other}", left_s)
+        store.set("all met", b"")
+    else:
+        store.set(f"met/{rank}", b"")
+        store.get("all met", left_s)

@@ -1,0 +1,28 @@
+"""What keeps strangers out of a job, by how it was launched and where its key comes from."""
+
+from __future__ import annotations
+
+from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, Launch
+
+_BY_FILE = "This job's key comes from a file that only you can read; who reads it can join the job."
+_BY_STORE = "Rank 0 makes this job's key and hands it out in the store: who reaches that before all have met can join."
+_BY_TORCH = _BY_STORE.replace("the store", "torch's store")
+_BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: who reads MPI's network can join."
+
+# By launcher, where the key did not come with it; other launchers are told a store as those of "environment" are.
+_TRUST = {
+    "none": "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
+    "unisono": "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
+    "torchrun": _BY_TORCH,
+    ENV: _BY_STORE,
+    "a program with a store": _BY_TORCH,
+}
+
+
+def trust_of(launch: Launch) -> str:
+    """Return whom a job trusts besides its ranks."""
+    if launch.store == MPI_WORLD:
+        return _BY_MPI
+    if launch.key is not None and launch.launcher != "unisono":
+        return _BY_FILE
+    return _TRUST.get(launch.launcher, _BY_STORE)

@@ -1,0 +1,244 @@
+"""What holds for all algorithms together: one is another one backwards, or two others, or seen from one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+from support.builder_calls import ROOTED, assert_right, call_on_integers
+from support.deadlines import DEADLINE_S
+from support.harness import LocalRanks, call_of
+
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.binding import Shape, bounds, pieces, split
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Counts,
+    Group,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Span,
+    Step,
+    even,
+    input_block,
+    output_block,
+    peers,
+    scratch_block,
+    scratch_like,
+)
+from unisono.algorithms.verifier.verify import verify_plans
+
+ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+MESSAGES = [algorithm for algorithm in ALL if not algorithm.mapped]
+ALLGATHERS = list(ALGORITHMS["allgather"])
+# The parameters of builders that may be chosen, with values worth trying.
+CHOICES = {"radix": (2, 3, 4, 7), "window": (1, 3, 32), "lanes": (1, 2, 3, 5)}
+bounded = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def plans(draw: st.DrawFn, algorithms: Sequence[Algorithm] = MESSAGES, most: int = 40) -> tuple[Algorithm, list[Plan]]:
+    """Draw an algorithm and its plans for any number of ranks, root, parameter and form."""
+    algorithm = draw(st.sampled_from(algorithms))
+    size = draw(st.sampled_from([size for size in range(1, most + 1) if algorithm.supports(size) is None]))
+    root = draw(st.integers(0, size - 1)) if algorithm.collective in ROOTED else 0
+    chosen = [name for name in signature(algorithm.build).parameters if name in CHOICES]
+    params: dict[str, int] = {name: draw(st.sampled_from(CHOICES[name])) for name in chosen}
+    if algorithm.varying and draw(st.booleans()):
+        params["varying"] = True
+    return algorithm, [algorithm.build(size, rank, root, **params) for rank in range(size)]
+
+
+# What every algorithm promises, it keeps.
+
+
+@bounded
+@given(drawn=plans(ALL), segments=st.sampled_from([1, 1, 2, 5]))
+def test_every_algorithm_is_proved_for_any_ranks_root_parameter_form_and_segments(
+    drawn: tuple[Algorithm, list[Plan]], segments: int
+) -> None:
+    algorithm, found = drawn
+    few = segments if len(found) <= 24 else 1
+    report = verify_plans(found, few, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
+    assert report.same_bits or not algorithm.same_bits
+
+
+@bounded
+@given(
+    algorithm=st.sampled_from(MESSAGES),
+    size=st.integers(1, 12),
+    root=st.integers(0, 11),
+    segments_and_elements=st.tuples(st.integers(1, 4), st.integers(0, 40)),
+    form=st.tuples(st.booleans(), st.booleans()),
+)
+def test_any_number_of_elements_is_reduced_and_moved_even_fewer_than_ranks(
+    algorithm: Algorithm, size: int, root: int, segments_and_elements: tuple[int, int], form: tuple[bool, bool]
+) -> None:
+    assume(algorithm.supports(size) is None)
+    varying, in_place = form[0] and algorithm.varying, form[1] and algorithm.in_place
+    call = call_on_integers(algorithm, size, root % size, *segments_and_elements, varying=varying, in_place=in_place)
+    assert_right(LocalRanks(size).run(call.run))
+
+
+# The plan of a rank is one view of what all ranks do.
+
+
+@bounded
+@given(drawn=plans())
+def test_what_a_rank_receives_is_what_its_peers_send_it_at_the_same_place(drawn: tuple[Algorithm, list[Plan]]) -> None:
+    _, found = drawn
+    sent = {place: blocks for plan in found for place, blocks in messages(plan, Send).items()}
+    received = {
+        (sender, receiver, lane, group): blocks
+        for plan in found
+        for (receiver, sender, lane, group), blocks in messages(plan, Recv, RecvReduce).items()
+    }
+    assert sent == received
+    for plan in found:
+        of_rank = {(lane, peer) for rank, peer, lane, _ in [*messages(plan, Send), *messages(plan, Recv, RecvReduce)]}
+        assert peers(plan) == sorted(of_rank)
+
+
+def messages(plan: Plan, *kinds: type) -> dict[tuple[int, int, int, int], int]:
+    """Return the number of blocks of each message of a kind, by (rank, peer, lane, group as run)."""
+    return {
+        (plan.rank, step.peer, lane, number): (step.src if isinstance(step, Send) else step.dst).count
+        for lane in range(len(plan.lanes))
+        for number, group in enumerate(plan.groups(lane))
+        for step in group.steps
+        if isinstance(step, kinds)
+    }
+
+
+# One is the other backwards, or two others one after the other.
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("binomial", {}), *(("knomial", {"radix": radix}) for radix in (2, 3, 4, 7)), ("binary", {})]
+)
+def test_a_broadcast_down_a_tree_in_which_time_runs_backwards_is_a_reduce(name: str, params: dict[str, int]) -> None:
+    broadcast = find("broadcast", name)
+    for size in range(1, 25):
+        for root in {0, size // 3, size - 1}:
+            told = [broadcast.build(size, rank, root, **params) for rank in range(size)]
+            last = max(plan.group_count(0) for plan in told)
+            report = verify_plans([backwards(plan, last) for plan in told])
+            assert (report.rounds, report.messages) == (broadcast.cost_of(size, params).rounds, size - 1)
+
+
+@pytest.mark.parametrize(("name", "params"), [("binomial", {}), ("knomial", {"radix": 3}), ("knomial", {"radix": 4})])
+def test_a_reduce_up_a_tree_costs_what_its_broadcast_does_backwards(name: str, params: dict[str, int]) -> None:
+    for size in range(1, 40):
+        up, down = (find(collective, name).cost_of(size, params) for collective in ("reduce", "broadcast"))
+        assert (up.rounds, up.reduced) == (down.rounds, down.sent)
+
+
+def backwards(broadcast: Plan, groups: int) -> Plan:
+    """Return the reduce in which a rank receives where it sent in `broadcast`, and sends where it received.
+
+    The broadcast ends after so many `groups`; each becomes two, of which the second combines what has arrived. What a
+    rank has so far is in INPUT until something has been combined with it, and then in the last block of SCRATCH.
+    """
+    reversed_ = list(reversed(list(broadcast.groups(0))))
+    stages = max(sum(isinstance(step, Send) for step in group.steps) for group in reversed_) if reversed_ else 0
+    own = input_block()
+    lane = [Group(())] * 2 * (groups - len(reversed_))
+    for group in reversed_:
+        sends = [Send(step.peer, own) for step in group.steps if isinstance(step, Recv)]
+        peers_below = [step.peer for step in group.steps if isinstance(step, Send)]
+        arriving: list[Step] = [Recv(peer, scratch_block(stage)) for stage, peer in enumerate(peers_below)]
+        operands = (own, *(scratch_block(stage) for stage in range(len(peers_below))))
+        combine: tuple[Step, ...] = (Reduce(scratch_block(stages), operands),) if peers_below else ()
+        own = scratch_block(stages) if peers_below else own
+        lane += [Group((*sends, *arriving)), Group(combine)]
+    is_root = broadcast.rank == broadcast.root
+    finish = Group((Copy(output_block(), own, lower=True),) if is_root else ())
+    return replace(
+        broadcast,
+        collective="reduce",
+        input=even(1),
+        output=even(1) if is_root else Partition(0),
+        scratch=scratch_like(Buffer.INPUT, even(1), copies=stages + 1),
+        lanes=((*lane, finish),),
+    )
+
+
+@pytest.mark.parametrize("gathering", ALLGATHERS)
+@pytest.mark.parametrize("reducing", ALGORITHMS["reduce_scatter"])
+def test_a_reduce_scatter_and_then_an_allgather_are_an_allreduce(reducing: str, gathering: str) -> None:
+    for size in (1, 2, 4, 6):
+        if find("allgather", gathering).supports(size) is None:
+            wanted = sum(np.arange(21) * (rank + 1) for rank in range(size)).tolist()
+            assert LocalRanks(size).run(reduce_scatter_and_allgather, reducing, gathering) == [wanted] * size
+
+
+def reduce_scatter_and_allgather(executor: Any, reducing: str, gathering: str) -> list[int]:
+    """Leave the share of the rank where it belongs in the whole, and gather the whole in place."""
+    rank, size = executor.rank, executor.size
+    vector, counts = np.arange(21) * (rank + 1), [split(21, size, part)[1] for part in range(size)]
+    own = vector[sum(counts[:rank]) :][: counts[rank]]
+    scatter = find("reduce_scatter", reducing).build(size, rank)
+    executor.start(call_of(scatter, "int64", (21, own.size), op="sum"), vector, own).wait(DEADLINE_S)
+    gather = find("allgather", gathering).build(size, rank, varying=True)
+    call = call_of(gather, "int64", (own.size, 21), counts={Counts.RANKS: counts})
+    executor.start(call, own, vector).wait(DEADLINE_S)
+    return [int(element) for element in vector]
+
+
+@pytest.mark.parametrize(
+    ("reducing", "gathering", "whole"), [("ring", "ring", "ring"), ("circulant", "circulant", "circulant")]
+)
+def test_a_reduce_scatter_and_an_allgather_cost_what_the_allreduce_of_their_kind_costs(
+    reducing: str, gathering: str, whole: str
+) -> None:
+    for size in (1, 2, 5, 8, 13, 24):
+        first, second, both = (
+            find(collective, name).cost(size)
+            for collective, name in (("reduce_scatter", reducing), ("allgather", gathering), ("allreduce", whole))
+        )
+        assert first.rounds + second.rounds == both.rounds
+        assert (first.sent + second.sent, first.reduced) == (pytest.approx(both.sent), pytest.approx(both.reduced))
+
+
+# Blocks cut vectors.
+
+
+@bounded
+@given(drawn=plans(most=24), elements=st.integers(0, 60), segments=st.integers(1, 6))
+def test_the_segments_of_the_blocks_of_a_buffer_are_all_of_it_once(
+    drawn: tuple[Algorithm, list[Plan]], elements: int, segments: int
+) -> None:
+    _, found = drawn
+    plan = found[-1]
+    differing = [(3 * rank + elements) % 4 for rank in range(plan.size)]
+    counts: dict[Counts, Sequence[int]] = dict.fromkeys(Counts, differing)
+    for buffer in Buffer:
+        total = plan.partition(buffer).blocks
+        blocks = bounds(plan, buffer, Shape((elements, elements), counts))
+        span = Span(buffer, count=total)
+        covered = [
+            element
+            for segment in range(segments)
+            for offset, length in pieces(plan, span, blocks, segment, segments)
+            for element in range(offset, offset + length)
+        ]
+        assert sorted(covered) == list(range(sum(length for _, length in blocks)))
+
+
+@given(length=st.integers(0, 1 << 40), parts=st.integers(1, 50))
+def test_parts_are_near_equal_adjacent_and_the_whole(length: int, parts: int) -> None:
+    cut = [split(length, parts, part) for part in range(parts)]
+    assert [offset for offset, _ in cut] == [sum(size for _, size in cut[:part]) for part in range(parts)]
+    assert sum(size for _, size in cut) == length
+    assert max(size for _, size in cut) - min(size for _, size in cut) <= 1

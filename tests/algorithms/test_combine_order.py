@@ -1,0 +1,125 @@
+"""The order in which algorithms combine contributions: as declared, derived from their plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.plan_edits import changed, flat_plans, groups_of, step_at, with_groups, with_step
+
+from unisono.algorithms.catalogue.algorithm import Algorithm, Order
+from unisono.algorithms.catalogue.registration import prove
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.algorithms.ir.plan import Copy, Group, Plan, Reduce
+from unisono.algorithms.verifier.combine_order import Expressions, check_order
+from unisono.errors import PlanError
+
+ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+
+
+def cases(*orders: Order) -> list[Any]:
+    return [
+        pytest.param(each, id=f"{each.collective}_{each.name}")
+        for each in ALL
+        if each.order in orders and CONTRACTS[each.collective].reduces
+    ]
+
+
+def keeps(algorithm: Algorithm, order: Order, most: int) -> bool:
+    """Return whether the algorithm combines in an order for every number of ranks up to the most."""
+    try:
+        for size in range(1, most + 1):
+            check_order(replace(algorithm, order=order), size)
+    except PlanError:
+        return False
+    return True
+
+
+def lowered_later(plan: Plan) -> Plan:
+    """Return the plan with the combination that is lowered in two steps."""
+    groups: list[Group] = []
+    for group in groups_of(plan):
+        step = group.steps[0]
+        is_last = isinstance(step, Reduce) and step.lower
+        groups.append(Group((replace(step, lower=False),)) if is_last else group)
+        groups += [Group((Copy(step.dst, step.dst, lower=True),))] if is_last else []
+    return with_groups(plan, groups)
+
+
+def test_what_reduces_declares_an_order_and_what_only_moves_declares_none() -> None:
+    assert {each.name for each in ALL if (each.order == "none") == CONTRACTS[each.collective].reduces} == set()
+
+
+@pytest.mark.parametrize("algorithm", cases("rank", "at_once", "canonical"))
+def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algorithm) -> None:
+    for size in (*range(1, 18), 31, 32):
+        check_order(algorithm, size)
+
+
+@pytest.mark.parametrize("algorithm", cases("fixed"))
+def test_no_algorithm_keeps_a_better_order_than_it_declares(algorithm: Algorithm) -> None:
+    for better in ("rank", "at_once", "canonical"):
+        assert not keeps(algorithm, better, 9)
+
+
+@pytest.mark.parametrize(
+    ("order", "collectives"),
+    [
+        ("canonical", {"allreduce", "reduce", "reduce_scatter"}),
+        ("at_once", {"allreduce", "reduce", "reduce_scatter", "scan", "exscan"}),
+        ("rank", {"scan", "exscan"}),
+    ],
+)
+def test_what_reduces_can_be_had_in_these_orders_by_messages(order: Order, collectives: set[str]) -> None:
+    assert {each.collective for each in ALL if each.order == order and not each.mapped} == collectives
+
+
+def test_the_canonical_order_is_one_balanced_tree_that_does_not_depend_on_who_combines() -> None:
+    expressions = Expressions()
+    assert expressions.text(expressions.in_pairs(range(7))) == "((0∘1)∘(2∘3))∘((4∘5)∘6)"
+    assert expressions.in_pairs(range(6)) != expressions.in_sequence(range(6))
+    assert expressions.in_pairs([3]) == 3
+
+
+@pytest.mark.parametrize("other", ["rank", "canonical"])
+def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> None:
+    direct = find("allreduce", "direct")
+    check_order(direct, 3)
+    with pytest.raises(
+        PlanError, match=rf"rank 0: block 0 of OUTPUT is 0∘1∘2, and in the order '{other}' it is \(0∘1\)∘2"
+    ):
+        check_order(replace(direct, order=other), 3)
+
+
+@pytest.mark.parametrize("name", ["direct", "balanced_tree"])
+def test_what_is_lowered_after_the_last_combination_is_rounded_once_more(name: str) -> None:
+    plans = [lowered_later(plan) for plan in flat_plans(find("allreduce", name), 2)]
+    with pytest.raises(PlanError, match=r"rank 0: block 0 of OUTPUT is lowered \(0∘1\), and in the order .* it is 0∘1"):
+        check_order(replace(find("allreduce", name), build=lambda size, rank, root: plans[rank]), 2)
+
+
+def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
+    doubling = replace(find("allreduce", "recursive_doubling"), order="canonical")
+    for size in (1, 2, 4, 8, 16):
+        check_order(doubling, size)
+    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), and .* \(\(0∘1\)∘\(2∘3\)\)∘4"
+    with pytest.raises(PlanError, match=told):
+        prove(doubling, 5)
+
+
+def test_an_order_that_holds_for_one_root_only_is_wrong() -> None:
+    with pytest.raises(PlanError, match="rank 1: block 0 of OUTPUT is 1∘0"):
+        check_order(replace(find("reduce", "chain"), order="rank"), 2)
+
+
+def test_one_rank_that_combines_in_another_order_is_found() -> None:
+    direct = find("allreduce", "direct")
+    plans = flat_plans(direct, 4)
+    last = step_at(plans, 2, 1, 0)
+    assert isinstance(last, Reduce)
+    turned = replace(last, sources=(last.sources[1], last.sources[0], *last.sources[2:]))
+    plans = changed(plans, 2, lambda plan: with_step(plan, 1, 0, turned))
+    with pytest.raises(PlanError, match=r"rank 2: block 0 of OUTPUT is 1∘0∘2∘3"):
+        check_order(replace(direct, build=lambda size, rank, root: plans[rank]), 4)

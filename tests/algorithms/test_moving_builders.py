@@ -1,0 +1,134 @@
+"""The builders of the collectives that only move data: small, and run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from support.builder_calls import Move, assert_right, differing
+from support.harness import LocalRanks
+
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.encode import encode
+from unisono.algorithms.ir.plan import Plan, Send
+from unisono.algorithms.verifier.verify import verify_plans
+from unisono.transports.message.faulty import Faults
+
+MOVING = ("broadcast", "gather", "scatter", "allgather", "alltoall", "barrier")
+ALL = [algorithm for collective in MOVING for algorithm in ALGORITHMS[collective].values()]
+EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
+EVERY_ALGORITHM_WITH_COUNTS = [
+    pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL if algorithm.varying
+]
+PARAMETERS = [
+    ("broadcast", "knomial", "radix", 3),
+    ("broadcast", "knomial", "radix", 7),
+    ("allgather", "bruck", "radix", 3),
+    ("allgather", "bruck", "radix", 5),
+    ("allgather", "direct", "window", 1),
+    ("allgather", "direct", "window", 3),
+    ("gather", "linear", "window", 3),
+    ("scatter", "linear", "window", 3),
+    ("alltoall", "direct", "window", 3),
+    ("alltoall", "bruck", "radix", 3),
+    ("alltoall", "bruck", "radix", 7),
+    ("barrier", "dissemination", "radix", 3),
+    ("barrier", "tree", "radix", 4),
+]
+
+
+def plans_of(algorithm: Algorithm, size: int, root: int = 0, **params: Any) -> list[Plan]:
+    return [algorithm.build(size, rank, root, **params) for rank in range(size)]
+
+
+def sizes_of(algorithm: Algorithm, sizes: range) -> list[int]:
+    return [size for size in sizes if algorithm.supports(size) is None]
+
+
+# They are proved with other parameters than those of `test_verifier`.
+
+
+@pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
+def test_every_radix_and_window_is_proved_and_costs_what_is_declared(
+    collective: str, name: str, parameter: str, value: int
+) -> None:
+    algorithm, params = find(collective, name), {parameter: value}
+    for size in range(1, 29):
+        report = verify_plans(plans_of(algorithm, size, size - 1, **params), in_place=algorithm.in_place)
+        cost = algorithm.cost(size, **params)
+        assert (report.rounds, float(report.sent)) == (cost.rounds, cost.sent), size
+
+
+# They have the shape that their ideas promise.
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
+    size = 16384
+    for rank in (0, 1, size // 2, size - 1):
+        if algorithm.supports(size) is None:
+            assert 8 * len(encode(algorithm.build(size, rank, root=5))) < 100 * 1024
+
+
+def test_algorithms_that_declare_shares_of_different_lengths_are_those_whose_builders_take_them() -> None:
+    for algorithm in (algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()):
+        assert algorithm.varying == ("varying" in inspect.signature(algorithm.build).parameters), algorithm.name
+
+
+def test_a_binomial_broadcast_is_the_k_nomial_one_of_radix_two() -> None:
+    for rank in range(6):
+        binomial, knomial = (find("broadcast", name) for name in ("binomial", "knomial"))
+        assert binomial.build(6, rank, 1).lanes == knomial.build(6, rank, 1, radix=2).lanes
+
+
+def test_an_interior_rank_of_one_of_the_two_trees_is_a_leaf_of_the_other() -> None:
+    for size in range(2, 40):
+        for rank in range(1, size):
+            plan = find("broadcast", "double_binary_tree").build(size, rank)
+            steps = [(lane, step) for lane in (0, 1) for group in plan.groups(lane) for step in group.steps]
+            sending = [lane for lane, step in steps if isinstance(step, Send)]
+            assert len(set(sending)) <= 1
+            assert len(sending) <= 2
+
+
+def test_a_rank_of_a_binomial_gather_has_scratch_for_those_that_it_heads_only() -> None:
+    plans = plans_of(find("gather", "binomial"), 8, root=3)
+    assert [plan.scratch.blocks for plan in plans] == [0, 2, 0, 0, 0, 2, 0, 4]
+
+
+# They move the data.
+
+
+def check(move: Move, faults: Faults | None = None) -> None:
+    assert_right(LocalRanks(move.size, faults=faults).run(move.run))
+
+
+MOVING_DATA = [case for case in EVERY_ALGORITHM if case.id and not case.id.startswith("barrier")]
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("algorithm", MOVING_DATA)
+def test_the_generic_executor_moves_equal_shares(algorithm: Algorithm, segments: int) -> None:
+    for size in sizes_of(algorithm, range(1, 8)):
+        check(Move(algorithm, size, root=size // 2, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", [case for case in MOVING_DATA if case.values[0].in_place])
+def test_the_generic_executor_moves_data_in_place(algorithm: Algorithm) -> None:
+    for size in sizes_of(algorithm, range(1, 8)):
+        check(Move(algorithm, size, root=size - 1, segments=2, in_place=True))
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM_WITH_COUNTS)
+def test_the_generic_executor_moves_shares_of_any_length_even_none(algorithm: Algorithm, segments: int) -> None:
+    for size in sizes_of(algorithm, range(1, 8)):
+        check(Move(algorithm, size, root=size // 2, segments=segments, counts=differing))
+
+
+@pytest.mark.parametrize("algorithm", MOVING_DATA)
+def test_the_generic_executor_moves_data_in_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+    for seed, size in enumerate(sizes_of(algorithm, range(4, 9))):
+        check(Move(algorithm, size, root=1, segments=3), Faults(seed, delay=0.5))

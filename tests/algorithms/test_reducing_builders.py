@@ -1,0 +1,289 @@
+"""The builders of the collectives that reduce: small, and run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import reduce as fold_left
+from typing import Any
+
+import numpy as np
+import pytest
+from support.builder_calls import REDUCING, Reduction, assert_right
+from support.deadlines import DEADLINE_S
+from support.harness import LocalRanks, call_of
+
+from unisono.algorithms.builders.folding import fold
+from unisono.algorithms.builders.in_order_tree import in_order_height, in_order_node, in_order_top
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.contracts import CONTRACTS, Cut
+from unisono.algorithms.ir.encode import encode
+from unisono.algorithms.ir.plan import Plan, Send, peers
+from unisono.algorithms.verifier.verify import verify_plans
+from unisono.transports.message.faulty import Faults
+
+ALL = [algorithm for collective in REDUCING for algorithm in ALGORITHMS[collective].values()]
+
+
+def cases(algorithms: Sequence[Algorithm]) -> list[Any]:
+    return [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in algorithms]
+
+
+EVERY_ALGORITHM = cases(ALL)
+EVERY_REDUCE_SCATTER = cases([*ALGORITHMS["reduce_scatter"].values()])
+PARAMETERS = [
+    ("allreduce", "recursive_multiplying", "radix", 2),
+    ("allreduce", "recursive_multiplying", "radix", 3),
+    ("allreduce", "recursive_multiplying", "radix", 7),
+    ("allreduce", "multi_lane_ring", "lanes", 1),
+    ("allreduce", "multi_lane_ring", "lanes", 3),
+    ("allreduce", "direct", "window", 1),
+    ("allreduce", "direct", "window", 5),
+    ("allreduce", "balanced_tree", "window", 5),
+    ("allreduce", "all_pairs", "window", 5),
+    ("reduce", "all_pairs", "window", 5),
+    ("reduce", "knomial", "radix", 2),
+    ("reduce", "knomial", "radix", 3),
+    ("reduce", "knomial", "radix", 7),
+    ("reduce_scatter", "direct", "window", 5),
+    ("reduce_scatter", "balanced_tree", "window", 5),
+    ("scan", "direct", "window", 5),
+    ("exscan", "direct", "window", 1),
+]
+
+
+def plans_of(algorithm: Algorithm, size: int, root: int = 0, **params: Any) -> list[Plan]:
+    return [algorithm.build(size, rank, root, **params) for rank in range(size)]
+
+
+def links(plans: Sequence[Plan]) -> Counter[tuple[int, int]]:
+    """Return the (sender, receiver) of all messages."""
+    return Counter(
+        (plan.rank, step.peer)
+        for plan in plans
+        for lane in range(len(plan.lanes))
+        for group in plan.groups(lane)
+        for step in group.steps
+        if isinstance(step, Send)
+    )
+
+
+# They are proved with other parameters than those of `test_verifier`.
+
+
+@pytest.mark.parametrize(("collective", "name", "parameter", "value"), PARAMETERS)
+def test_every_radix_window_and_number_of_lanes_is_proved_and_costs_what_is_declared(
+    collective: str, name: str, parameter: str, value: int
+) -> None:
+    algorithm, params = find(collective, name), {parameter: value}
+    for size in range(1, 29):
+        report = verify_plans(plans_of(algorithm, size, **params), commutative=algorithm.commutative_only)
+        cost = algorithm.cost(size, **params)
+        assert (report.rounds, float(report.sent), float(report.reduced)) == (cost.rounds, cost.sent, cost.reduced)
+        assert report.same_bits
+
+
+# They have the shape that their ideas promise.
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_plans_stay_small_at_any_number_of_ranks(algorithm: Algorithm) -> None:
+    size = 16384
+    # A plan that combines all contributions at once names each of them.
+    limit = 100 * 1024 if algorithm.order != "at_once" else 64 * size + 100 * 1024
+    for rank in (0, 1, size // 2, size - 1):
+        assert 8 * len(encode(algorithm.build(size, rank, root=5))) < limit
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "is_for_any_root"),
+    [
+        ("binomial", {}, False),
+        *(("knomial", {"radix": radix}, False) for radix in (2, 3, 4, 7)),
+        ("chain", {}, True),
+        ("double_binary_tree", {}, True),
+    ],
+)
+def test_a_reduce_is_the_broadcast_of_its_name_backwards(
+    name: str, params: dict[str, int], is_for_any_root: bool
+) -> None:
+    # A reduce up a k-nomial tree keeps to the order of ranks for any root, so it is the mirror for rank 0 only.
+    for size in (1, 2, 5, 8, 13, 27):
+        for root in range(size) if is_for_any_root else (0,):
+            reduce, broadcast = (
+                links(plans_of(find(collective, name), size, root, **params)) for collective in ("reduce", "broadcast")
+            )
+            assert reduce == Counter({(receiver, sender): times for (sender, receiver), times in broadcast.items()})
+
+
+def test_a_binomial_reduce_is_the_k_nomial_one_of_radix_two() -> None:
+    for size in range(1, 20):
+        for root in range(size):
+            binomial, knomial = (find("reduce", name) for name in ("binomial", "knomial"))
+            assert links(plans_of(binomial, size, root)) == links(plans_of(knomial, size, root, radix=2))
+
+
+def test_a_rabenseifner_reduce_begins_as_the_allreduce_and_gathers_at_the_root_over_the_same_pairs() -> None:
+    for size in (2, 4, 8, 16):
+        for root in range(size):
+            reduce, allreduce = (
+                plans_of(find(collective, "rabenseifner"), size, root) for collective in ("reduce", "allreduce")
+            )
+            rounds = size.bit_length() - 1
+            halving = Counter({pair: times // 2 for pair, times in links(allreduce).items()})
+            gathered = links(reduce) - halving
+            assert all(plan.group_count(0) <= 2 * rounds for plan in reduce)
+            assert halving - links(reduce) == Counter()
+            assert sorted(sender for sender, _ in gathered) == [rank for rank in range(size) if rank != root]
+            assert gathered.keys() <= halving.keys()
+
+
+def test_an_allreduce_on_a_circulant_graph_is_its_reduce_scatter_and_its_allgather() -> None:
+    for size in (1, 2, 5, 8, 13):
+        whole, *halves = (
+            links(plans_of(find(collective, "circulant"), size))
+            for collective in ("allreduce", "reduce_scatter", "allgather")
+        )
+        assert whole == halves[0] + halves[1]
+
+
+def test_no_rank_stands_aside_in_a_circulant_graph() -> None:
+    for size in range(2, 40):
+        for rank in range(size):
+            groups = find("allreduce", "circulant").build(size, rank).groups(0)
+            assert all(any(isinstance(step, Send) for step in group.steps) for group in groups)
+
+
+def test_a_bidirectional_ring_uses_the_links_of_both_neighbours_both_ways() -> None:
+    plans = plans_of(find("allreduce", "bidirectional_ring"), 6)
+    assert peers(plans[2]) == [(0, 1), (0, 3), (1, 1), (1, 3)]
+    assert set(links(plans).values()) == {10}
+
+
+def test_every_rank_but_the_top_of_a_tree_sends_its_contribution_once_in_a_reduce() -> None:
+    for name in ("binomial", "knomial", "binary", "chain"):
+        for size in range(1, 20):
+            for root in (0, size // 2, size - 1):
+                sent = Counter(sender for sender, _ in links(plans_of(find("reduce", name), size, root)).elements())
+                assert sent == Counter(rank for rank in range(size) if rank != root)
+
+
+def test_an_in_order_tree_has_smaller_positions_on_the_left_and_larger_ones_on_the_right() -> None:
+    for size in range(1, 70):
+        nodes = [in_order_node(size, position) for position in range(size)]
+        assert max(node.depth for node in nodes) == in_order_height(size)
+        assert [position for position in range(size) if not nodes[position].links.above] == [in_order_top(size)]
+        for position, node in enumerate(nodes):
+            assert len(node.links.below) == len({below > position for below in node.links.below})
+            for below in node.links.below:
+                assert nodes[below].links.above == (position,)
+                assert nodes[below].depth == node.depth + 1
+
+
+def test_folded_runs_are_consecutive_and_cover_all_ranks() -> None:
+    for radix in (2, 3, 5):
+        for size in range(1, 40):
+            folding = fold(size, radix, root=size // 2)
+            runs = [folding.run(position) for position in range(folding.positions)]
+            assert [rank for run in runs for rank in run] == [*range(size)]
+            assert all(folding.position(rank) == position for position, run in enumerate(runs) for rank in run)
+            assert folding.leads(size // 2)
+            assert folding.positions <= size < folding.positions * radix
+
+
+# They reduce the data.
+
+
+def check(reduction: Reduction, faults: Faults | None = None) -> None:
+    assert_right(LocalRanks(reduction.size, faults=faults).run(reduction.run))
+
+
+@pytest.mark.parametrize(("elements", "segments"), [(23, 1), (3, 1), (64, 3)])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces(algorithm: Algorithm, elements: int, segments: int) -> None:
+    for size in range(1, 9):
+        check(Reduction(algorithm, size, elements, root=size // 2, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces_in_place(algorithm: Algorithm) -> None:
+    for size in range(1, 8):
+        check(Reduction(algorithm, size, 23, root=size - 1, segments=2, in_place=True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("algorithm", EVERY_REDUCE_SCATTER)
+def test_the_generic_executor_reduces_and_scatters_shares_of_any_length_even_none(
+    algorithm: Algorithm, in_place: bool
+) -> None:
+    for size in range(1, 8):
+        counts = tuple((5 * rank + 2) % 4 for rank in range(size))
+        check(Reduction(algorithm, size, sum(counts), counts=counts, in_place=in_place))
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_the_generic_executor_reduces_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
+    for seed, size in enumerate((3, 6, 8)):
+        check(Reduction(algorithm, size, 30, root=1, segments=3), Faults(seed, delay=0.5))
+
+
+# They round as their order says.
+
+
+def ascending(values: list[Any]) -> Any:
+    return fold_left(np.add, values)
+
+
+def descending(values: list[Any]) -> Any:
+    return fold_left(lambda total, value: value + total, reversed(values))
+
+
+def balanced(values: list[Any]) -> Any:
+    """Return the sum in the canonical order: neighbours in pairs, then neighbouring pairs, and so on."""
+    while len(values) > 1:
+        values = [fold_left(np.add, values[index : index + 2]) for index in range(0, len(values), 2)]
+    return values[0]
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "in_order"),
+    [
+        ("allreduce", "balanced_tree", balanced),
+        ("reduce", "binomial", balanced),
+        ("allreduce", "chain", descending),
+        ("reduce", "chain", descending),
+        ("scan", "linear", ascending),
+    ],
+)
+def test_floating_point_sums_are_rounded_in_the_order_of_the_algorithm(
+    collective: str, name: str, in_order: Callable[[list[Any]], Any]
+) -> None:
+    for size in range(1, 12):
+        values = list(np.random.default_rng(size).standard_normal((size, 50)).astype(np.float32))
+
+        def last_result(executor: Any, values: list[Any] = values) -> Any:
+            target = np.zeros(50, np.float32)
+            plan = find(collective, name).build(len(values), executor.rank)
+            executor.start(call_of(plan, "float32", (50, 50), op="sum"), values[executor.rank], target).wait(DEADLINE_S)
+            return target
+
+        results = LocalRanks(size).run(last_result)
+        assert results[-1 if collective == "scan" else 0].tolist() == in_order(values).tolist()
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_algorithms_of_the_canonical_order_give_the_same_bits(dtype: str, op: str) -> None:
+    canonical = [each for each in ALL if each.order == "canonical" and CONTRACTS[each.collective].output is Cut.VECTOR]
+    assert len(canonical) > 1
+    for size in (2, 3, 5, 7, 8, 13):
+        values = np.random.default_rng(size).standard_normal((size, 40)).astype(dtype)
+
+        def result(executor: Any, algorithm: Algorithm, values: Any = values) -> bytes:
+            target = np.zeros(40, dtype)
+            call = call_of(algorithm.build(len(values), executor.rank), dtype, (40, 40), op=op, segments=2)
+            executor.start(call, values[executor.rank], target).wait(DEADLINE_S)
+            return target.tobytes()
+
+        assert len({LocalRanks(size).run(result, algorithm)[0] for algorithm in canonical}) == 1

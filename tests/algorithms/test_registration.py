@@ -1,0 +1,382 @@
+"""Users' algorithms: what is right is registered and chosen, what is wrong is refused and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from importlib.metadata import EntryPoint
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.harness import LocalRanks, make_call
+
+import unisono as un
+from unisono.algorithms.builders.arguments import needs_power_of_two
+from unisono.algorithms.catalogue import registry
+from unisono.algorithms.catalogue.algorithm import Algorithm, Cost
+from unisono.algorithms.catalogue.registration import PROVED_SIZES, algorithm, registered
+from unisono.algorithms.catalogue.registry import ALGORITHMS, algorithms_of, find
+from unisono.algorithms.ir.plan import Group, Plan
+from unisono.errors import NoAlgorithmError, PlanError, UsageError
+from unisono.transports.executors.generic import GenericExecutor
+from unisono.tuning.decide.choice import Question, choose, explain
+
+RING = find("allreduce", "ring")
+BALANCED = find("allreduce", "balanced_tree")
+ASKED = Question("allreduce", nbytes=1 << 20, size=4, link="shm")
+
+
+def my_ring(size: int, rank: int, root: int = 0) -> Plan:
+    return replace(RING.build(size, rank, root), algorithm="my_ring")
+
+
+def two_exchanges(size: int, rank: int, root: int = 0) -> Plan:
+    return replace(BALANCED.build(size, rank, root), algorithm="two_exchanges")
+
+
+def forgetful_ring(size: int, rank: int, root: int = 0) -> Plan:
+    """The ring, in which the last rank of four does nothing in its first round."""
+    plan = my_ring(size, rank, root)
+    if (size, rank) != (4, 3):
+        return plan
+    groups = list(plan.groups(0))
+    return replace(plan, lanes=((Group(()), *groups[1:]),))
+
+
+def free_cost(size: int) -> Cost:
+    return Cost(rounds=0, sent=0, reduced=0)
+
+
+# What is right is a candidate.
+
+
+def test_a_registered_builder_is_returned_as_it_is_and_found_by_its_name() -> None:
+    assert un.algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring) is my_ring
+    found = find("allreduce", "my_ring")
+    assert (found.build, found.cost, found.reference) == (my_ring, RING.cost, f"{__name__}.my_ring")
+    assert registered() == [found]
+    assert list(algorithms_of("allreduce")) == [*ALGORITHMS["allreduce"], "my_ring"]
+    assert "my_ring" not in algorithms_of("broadcast")
+
+
+def test_the_tuner_weighs_it_against_the_others_by_its_cost() -> None:
+    cheap = {name: replace(each, supports=lambda size: "not today") for name, each in ALGORITHMS["allreduce"].items()}
+    algorithm("allreduce", "my_ring", cost=RING.cost)(my_ring)
+    candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
+    assert candidates["my_ring"].predicted_s == candidates["ring"].predicted_s
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALGORITHMS, "allreduce", cheap)
+        assert choose(ASKED).algorithm == "my_ring"
+
+
+def test_without_a_cost_it_runs_where_it_is_named_only() -> None:
+    algorithm("allreduce", "my_ring")(my_ring)
+    explanation = explain(ASKED)
+    candidate = next(each for each in explanation.candidates if each.algorithm == "my_ring")
+    assert (candidate.predicted_s, candidate.refusal) == (None, "declares no cost, so it runs where it is named only")
+    forced = explain(replace(ASKED, algorithm="my_ring"))
+    assert (forced.choice.algorithm, forced.choice.tier, forced.choice.segments) == ("my_ring", "forced", 1)
+    assert "my_ring              not predicted" in str(forced)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_it_runs_on_the_generic_executor_forced_by_name(size: int) -> None:
+    algorithm("allreduce", "my_ring")(my_ring)
+    assert sums_of(size, "my_ring", segments=2) == [expected_sums(size)] * size
+
+
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_it_runs_on_the_generic_executor_where_the_tuner_chooses_it(size: int) -> None:
+    algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, segmentable=False, order="canonical")(two_exchanges)
+    choice = choose(Question("allreduce", nbytes=1 << 20, size=size, link="local"))
+    assert (choice.algorithm, choice.tier, choice.segments) == ("two_exchanges", "model", 1)
+    assert sums_of(size, choice.algorithm, choice.segments) == [expected_sums(size)] * size
+
+
+def sums_of(size: int, name: str, segments: int) -> list[list[int]]:
+    """Return what each rank has after an allreduce, in place, of 5 numbers that differ by rank."""
+
+    def reduce(executor: GenericExecutor) -> list[int]:
+        facts = {"dtype": "int64", "count": 5, "op": "sum", "segments": segments}
+        target = np.arange(5) + 10**executor.rank
+        executor.run(make_call("allreduce", name, size, executor.rank, **facts), target, target, timeout_s=DEADLINE_S)
+        return list(target)
+
+    return LocalRanks(size).run(reduce)
+
+
+def expected_sums(size: int) -> list[int]:
+    return [int(total) for total in sum(np.arange(5) + 10**rank for rank in range(size))]
+
+
+def test_sizes_are_the_only_numbers_of_ranks_that_it_is_for() -> None:
+    algorithm("allreduce", "my_ring", sizes=(2, 4, 100))(my_ring)
+    supports = find("allreduce", "my_ring").supports
+    assert [supports(size) for size in (2, 4, 100)] == [None] * 3
+    with pytest.raises(NoAlgorithmError, match="my_ring does not run on 3 ranks: it is for 2, 4, 100 ranks only"):
+        choose(replace(ASKED, size=3, algorithm="my_ring"))
+
+
+def test_what_it_does_not_support_is_not_proved() -> None:
+    built = []
+
+    @algorithm("allreduce", "my_ring", supports=needs_power_of_two)
+    def watched(size: int, rank: int, root: int = 0) -> Plan:
+        built.append(size)
+        return my_ring(size, rank, root)
+
+    assert set(built) == {1, 2, 4, 8, 16, 32}
+    assert set(built) < set(PROVED_SIZES)
+
+
+def test_a_builder_with_counts_per_rank_is_noticed() -> None:
+    @algorithm("allgather", "mine")
+    def mine(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
+        return replace(find("allgather", "ring").build(size, rank, root, varying=varying), algorithm="mine")
+
+    assert find("allgather", "mine").varying
+
+
+def test_every_declaration_of_an_algorithm_can_be_declared_or_is_found_out() -> None:
+    options = set(signature(algorithm).parameters) - {"sizes"}
+    assert options - {"replace"} == {field.name for field in fields(Algorithm)} - {"build", "varying", "vendor"}
+
+
+def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
+    def bound(size: int) -> Cost:
+        return replace(RING.cost(size), rounds=2 * size)
+
+    with pytest.raises(PlanError, match="my_ring on 1 ranks: rounds is 0, declared 2"):
+        algorithm("allreduce", "my_ring", cost=bound)(my_ring)
+    with pytest.raises(PlanError, match="my_ring on 2 ranks: rounds is 2, declared 0"):
+        algorithm("allreduce", "my_ring", cost=free_cost, is_cost_exact=False)(my_ring)
+    algorithm("allreduce", "my_ring", cost=bound, is_cost_exact=False)(my_ring)
+    assert not find("allreduce", "my_ring").is_cost_exact
+
+
+def test_the_tuner_leaves_it_to_those_who_name_it_if_so_declared() -> None:
+    algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, by_name_only=True)(two_exchanges)
+    candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
+    assert candidates["two_exchanges"].refusal == "runs where it is named only"
+    assert candidates["two_exchanges"].predicted_s is not None
+    assert choose(replace(ASKED, algorithm="two_exchanges")).algorithm == "two_exchanges"
+
+
+def test_the_order_is_fixed_unless_declared_and_is_proved() -> None:
+    algorithm("allreduce", "my_ring")(my_ring)
+    algorithm("broadcast", "my_chain")(my_chain)
+    algorithm("allreduce", "two_exchanges", order="canonical")(two_exchanges)
+    orders = [find(*names).order for names in (("allreduce", "my_ring"), ("broadcast", "my_chain"))]
+    assert orders == ["fixed", "none"]
+    assert find("allreduce", "two_exchanges").order == "canonical"
+
+
+def my_chain(size: int, rank: int, root: int = 0) -> Plan:
+    return replace(find("broadcast", "chain").build(size, rank, root), algorithm="my_chain")
+
+
+# What is wrong is refused.
+
+
+def test_a_wrong_builder_is_refused_with_the_place_and_the_picture() -> None:
+    with pytest.raises(PlanError, match="allreduce my_ring on 4 ranks: rank"):
+        algorithm("allreduce", "my_ring")(forgetful_ring)
+    direct = find("allreduce", "direct")
+
+    def stingy(size: int, rank: int, root: int = 0) -> Plan:
+        plan = replace(direct.build(size, rank, root), algorithm="stingy")
+        if (size, rank) != (3, 1):
+            return plan
+        exchange, finish = plan.groups(0)
+        short = replace(finish.steps[0], sources=finish.steps[0].sources[:2])
+        return replace(plan, lanes=((exchange, Group((short,))),))
+
+    with pytest.raises(PlanError, match=r"without the contribution of rank 2(?s:.*)rank 1  \+\+\?"):
+        algorithm("allreduce", "stingy")(stingy)
+    assert registered() == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"cost": free_cost}, "allreduce my_ring on 2 ranks: rounds is 2, declared 0"),
+        ({"commutative_only": False}, "rank"),
+        ({"order": "rank"}, "allreduce my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and in the order 'rank'"),
+        ({"order": "canonical"}, "my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and .* 'canonical' it is 0∘1"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declared: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        algorithm("allreduce", "my_ring", **declared)(my_ring)  # type: ignore[arg-type]
+    assert registered() == []
+
+
+def test_a_builder_of_plans_with_another_name_is_refused() -> None:
+    with pytest.raises(
+        PlanError,
+        match=r"registered as \('allreduce', 'other'\), .* returns Plan\('allreduce', 'my_ring', …\)",
+    ):
+        algorithm("allreduce", "other")(my_ring)
+
+
+def gives_up(size: int, rank: int, root: int = 0) -> Plan:
+    if rank == 2:
+        raise UsageError("I am for two ranks")
+    return my_ring(size, rank, root)
+
+
+def returns_nothing(size: int, rank: int, root: int = 0) -> Plan:
+    if rank < 2:
+        return my_ring(size, rank, root)
+    return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (gives_up, "allreduce my_ring on 3 ranks: rank 2: the builder raises UsageError: I am for two ranks"),
+        (returns_nothing, "allreduce my_ring on 3 ranks: rank 2: the builder returns None, which is no Plan"),
+    ],
+)
+def test_a_builder_that_fails_is_refused_with_the_rank(build: Any, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        algorithm("allreduce", "my_ring")(build)
+    assert str(caught.value) == message
+    assert (caught.value.__cause__ is not None) == (build is gives_up)
+    assert registered() == []
+
+
+def without_root(size: int, rank: int) -> Plan:
+    return my_ring(size, rank)
+
+
+def with_a_demand(size: int, rank: int, root: int = 0, *, radix: int) -> Plan:
+    return my_ring(size, rank, root)
+
+
+@pytest.mark.parametrize(("build", "told"), [(without_root, "argument 'root'"), (with_a_demand, "argument: 'radix'")])
+def test_a_builder_that_cannot_be_called_is_refused(build: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=f"a builder is called as build.*{build.__name__}.*{told}"):
+        algorithm("allreduce", "my_ring")(build)
+
+
+@pytest.mark.parametrize(
+    ("collective", "declared", "message"),
+    [
+        ("allreduce", {"order": "ranks"}, "an order is one of none, rank, .*, not 'ranks'; did you mean 'rank'?"),
+        ("allreduce", {"order": "none"}, "allreduce combines contributions, so its order cannot be 'none'"),
+        ("broadcast", {"order": "rank"}, "broadcast combines nothing, so its order cannot be 'rank'"),
+        ("allreduce", {"is_cost_exact": False}, "is_cost_exact is about a cost, and none is declared"),
+        ("allreduce", {"by_name_only": True}, "by_name_only is about a cost, and none is declared"),
+        ("allreduce", {"sizes": 8}, r"sizes are numbers of ranks, as \[2, 4, 8\], not 8"),
+        ("allreduce", {"sizes": [0, 2]}, r"sizes are numbers of ranks, .*, not \[0, 2\]"),
+        ("allreduce", {"sizes": ["2"]}, r"sizes are numbers of ranks, .*, not \['2'\]"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(collective: str, declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        algorithm(collective, "mine", **declared)
+
+
+def test_a_refusal_that_is_no_words_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"supports\(1\) returns False: it must be None, or why not, in words"):
+        algorithm("allreduce", "my_ring", supports=lambda size: size % 2 == 0)(my_ring)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "My_Ring", "my ring", "2nd", "mpi.native", "auto"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="an algorithm cannot be called"):
+        algorithm("allreduce", name)
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(UsageError, match="allreduce has an algorithm 'ring' already; it has direct, "):
+        algorithm("allreduce", "ring")
+    algorithm("allreduce", "my_ring")(my_ring)
+    with pytest.raises(UsageError, match="allreduce has an algorithm 'my_ring' already"):
+        algorithm("allreduce", "my_ring")
+
+
+def test_registering_again_with_replace_takes_the_place_of_the_earlier_one() -> None:
+    algorithm("allreduce", "my_ring", reference="first")(my_ring)
+    algorithm("allreduce", "my_ring", reference="second", replace=True)(my_ring)
+    assert [each.reference for each in registered()] == ["second"]
+    with pytest.raises(UsageError, match="allreduce has an algorithm 'ring' already; it has direct, "):
+        algorithm("allreduce", "ring", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (lambda size: 5, r"cost\(1\) returns 5: give a function of the number of ranks that returns a Cost"),
+        (lambda size: None, r"cost\(1\) returns None: give a function"),
+        (5, "cost is 5, which cannot be called: give a function"),
+    ],
+)
+def test_cost_of_another_type_is_refused(cost: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        algorithm("allreduce", "my_ring", cost=cost)(my_ring)
+    assert registered() == []
+
+
+def test_an_unknown_collective_is_refused() -> None:
+    told = "no algorithm carries out 'allreduse': there are allreduce, .*; did you mean 'allreduce'?"
+    with pytest.raises(NoAlgorithmError, match=told):
+        algorithm("allreduse", "mine")
+
+
+def test_an_algorithm_that_supports_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="supports no number of ranks that it could be proved for"):
+        algorithm("allreduce", "my_ring", supports=lambda size: "never")(my_ring)
+    with pytest.raises(UsageError, match="supports no number of ranks"):
+        algorithm("allreduce", "my_ring", sizes=())(my_ring)
+
+
+# Installed packages.
+
+PACKAGE = """
+from dataclasses import replace
+import unisono as un
+from unisono.algorithms.catalogue.registry import find
+
+@un.algorithm("allreduce", "packaged", sizes=range(1, 5))
+def packaged(size, rank, root=0):
+    return replace(find("allreduce", "ring").build(size, rank, root), algorithm="packaged")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Let the entry points be those of one package, `packaged_algorithms`; yield the groups that are asked for."""
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return [EntryPoint("mine", "packaged_algorithms", group)]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_groups_to_load", ["unisono.algorithms"])
+    yield asked
+    sys.modules.pop("packaged_algorithms", None)
+
+
+def test_algorithms_of_installed_packages_are_loaded_once_when_first_asked_for(
+    install: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "packaged_algorithms.py").write_text(PACKAGE)
+    assert install == []
+    assert [find("allreduce", "packaged").name for _ in range(2)] == ["packaged"] * 2
+    assert install == ["unisono.algorithms"]
+
+
+def test_a_package_that_cannot_be_loaded_is_an_error_every_time(install: list[str], tmp_path: Path) -> None:
+    (tmp_path / "packaged_algorithms.py").write_text(PACKAGE.replace('"packaged")', '"ring")'))
+    for _ in range(2):
+        with pytest.raises(PlanError, match=r"returns Plan\('allreduce', 'ring', …\): use one name"):
+            algorithms_of("broadcast")

@@ -1,0 +1,354 @@
+"""What collectives promise, and what the verifier says of plans that break it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from support.plan_edits import changed, flat_plans, groups_of, step_at, with_groups, with_step
+
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Counts,
+    Group,
+    Partition,
+    Plan,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Repeat,
+    Send,
+    Step,
+    even,
+    input_block,
+    output_block,
+    scratch_block,
+    scratch_like,
+    scratch_like_block,
+)
+from unisono.algorithms.verifier.block_meaning import PROMISES, Family, Length, Origin, Promise, are_proved_by
+from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
+from unisono.algorithms.verifier.verify import verify, verify_plans, verify_sizes
+from unisono.errors import PlanError
+
+ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+
+
+def plans_of(
+    collective: str,
+    groups_of_each: Sequence[Sequence[Sequence[Step]]],
+    input_: Partition,
+    output: Partition,
+    scratch: Partition | None = None,
+) -> list[Plan]:
+    """Return plans of one lane, with the steps of each group of each rank."""
+    size = len(groups_of_each)
+    lanes = [(tuple(Group(tuple(steps)) for steps in groups),) for groups in groups_of_each]
+    scratch = scratch or Partition(0)
+    return [Plan(collective, "test", size, rank, 0, input_, output, scratch, lanes[rank]) for rank in range(size)]
+
+
+# The table.
+
+
+def test_every_collective_has_a_contract_and_lower_bounds_and_every_algorithm_a_contract() -> None:
+    assert BOUNDS.keys() == CONTRACTS.keys() == PROMISES.keys() >= ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("collective", "promise"),
+    [
+        ("allreduce", Promise(Origin(-1, 1), 0b111)),
+        ("reduce", Promise(Origin(-1, 1), 0b111)),
+        ("reduce_scatter", Promise(Origin(-1, 2), 0b111)),
+        ("scan", Promise(Origin(-1, 1), 0b111)),
+        ("exscan", Promise(Origin(-1, 1), 0b011)),
+        ("broadcast", Promise(Origin(0, 1), 0b001)),
+        ("scatter", Promise(Origin(0, 2), 0b001)),
+        ("gather", Promise(Origin(1, 0), 0b010)),
+        ("allgather", Promise(Origin(1, 0), 0b010)),
+        ("alltoall", Promise(Origin(1, 2), 0b010)),
+    ],
+)
+def test_block_1_of_rank_2_of_three_is_promised(collective: str, promise: Promise) -> None:
+    assert PROMISES[collective](3, 2, 0, 1) == promise
+
+
+# Partitions and lengths.
+
+
+def test_a_rank_that_is_not_the_root_has_no_output_in_a_gather() -> None:
+    plans = flat_plans(find("gather", "linear"), 3)
+    with pytest.raises(PlanError, match="rank 2: gather with an OUTPUT of 3 blocks, expected 0 blocks"):
+        verify_plans(changed(plans, 2, lambda plan: replace(plan, output=even(3))))
+
+
+def test_counts_vary_on_all_ranks_or_on_none() -> None:
+    plans = flat_plans(find("allgather", "ring"), 3)
+    with pytest.raises(PlanError, match=r"rank 0: .* OUTPUT of 3 blocks, expected 3 blocks by Counts.RANKS"):
+        verify_plans(changed(plans, 1, lambda plan: replace(plan, output=Partition(3, Counts.RANKS))))
+
+
+def test_shares_have_the_count_of_their_rank_or_pair_if_counts_vary_and_one_length_otherwise() -> None:
+    def lengths(collective: str, name: str, **params: bool) -> list[Length]:
+        plans = [find(collective, name).build(2, rank, **params) for rank in range(2)]
+        return Family(plans).lengths(1)[: plans[1].input.blocks + plans[1].output.blocks]
+
+    share, count = Length("share"), "count of rank"
+    assert lengths("allgather", "ring") == [share] * 3
+    assert lengths("allgather", "ring", varying=True) == [Length(count, 1), Length(count, 0), Length(count, 1)]
+    assert lengths("alltoall", "pairwise") == [share] * 4
+    pairs = [Length("count of pair", *pair) for pair in ((1, 0), (1, 1), (0, 1), (1, 1))]
+    assert lengths("alltoall", "pairwise", varying=True) == pairs
+    parts = [Length("part", 2, 0), Length("part", 2, 1)]
+    assert lengths("reduce_scatter", "ring") == [*parts, parts[1]]
+    assert lengths("allreduce", "ring") == parts * 2
+
+
+def test_a_share_may_pass_through_a_block_of_another_rank_only_if_all_are_equally_long() -> None:
+    def swapped(counts: Counts) -> list[Plan]:
+        """Rank 0 receives the share of rank 1 into block 0 of SCRATCH, which is as long as its own."""
+        groups: list[list[list[Step]]] = [
+            [
+                [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+                [Copy(output_block(rank), input_block()), Copy(output_block(1 - rank), scratch_block())],
+            ]
+            for rank in range(2)
+        ]
+        return plans_of("allgather", groups, even(1), Partition(2, counts), scratch_like(Buffer.INPUT, even(1)))
+
+    assert verify_plans(swapped(Counts.OWN)).messages == 2
+    with pytest.raises(PlanError, match="writes block 0 of INPUT of rank 0 to block 0 of SCRATCH of rank 1, which"):
+        verify_plans(swapped(Counts.RANKS))
+
+
+def test_scratch_is_so_many_copies_of_what_it_is_like() -> None:
+    plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), Partition(3, Counts.OWN, Buffer.INPUT, 2))
+    with pytest.raises(PlanError, match="rank 0: SCRATCH of 3 blocks, expected 2 times 2"):
+        verify_plans([plan])
+
+
+def test_scratch_may_be_copies_of_one_block_that_exists() -> None:
+    scratch = scratch_like_block(Buffer.INPUT, even(2), block=1, copies=3)
+    plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), scratch)
+    assert Family([plan]).lengths(0)[4:] == [Length("part", 2, 1)] * 3
+    with pytest.raises(PlanError, match="rank 0: SCRATCH is like block 2, which does not exist"):
+        verify_plans([replace(plan, scratch=replace(scratch, block=2))])
+
+
+# Results.
+
+
+def test_the_right_data_in_the_wrong_block_is_named() -> None:
+    plans = flat_plans(find("alltoall", "direct"), 3)
+    group, index = next(
+        (number, index)
+        for number, group in enumerate(groups_of(plans[2]))
+        for index, step in enumerate(group.steps)
+        if isinstance(step, Send) and step.peer == 0
+    )
+    wrong = changed(plans, 2, lambda plan: with_step(plan, group, index, Send(0, input_block(1))))
+    with pytest.raises(PlanError, match="block 2 of OUTPUT holds block 1 of rank 2, not block 0 of rank 2"):
+        verify_plans(wrong, in_place=False)
+
+
+def test_exscan_leaves_the_output_of_rank_0_untouched() -> None:
+    groups: list[list[list[Step]]] = [
+        [[Send(1, input_block())], [Copy(output_block(), input_block(), lower=True)]],
+        [[Recv(0, scratch_block())], [Copy(output_block(), scratch_block(), lower=True)]],
+    ]
+    plans = plans_of("exscan", groups, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, and is to"):
+        verify_plans(plans)
+    assert verify_plans(changed(plans, 0, lambda plan: with_groups(plan, groups_of(plan)[:1]))).rounds == 1
+
+
+def test_a_scan_has_no_contribution_of_later_ranks() -> None:
+    exchange: list[list[list[Step]]] = [
+        [
+            [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+            [Reduce(output_block(), (input_block(), scratch_block()), lower=True)],
+        ]
+        for rank in range(2)
+    ]
+    plans = plans_of("scan", exchange, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
+    with pytest.raises(PlanError) as caught:
+        verify_plans(plans)
+    assert str(caught.value) == (
+        "rank 0, lane 0, group 1, step 0: block 0 of OUTPUT has the contribution of rank 1 too many\n"
+        "  contributions to block 0 of OUTPUT, by rank\n"
+        "    rank 0  +!"
+    )
+
+
+def test_a_contribution_that_is_combined_twice_is_shown() -> None:
+    plans = flat_plans(find("allreduce", "direct"), 3)
+    finish = step_at(plans, 0, 1, 0)
+    assert isinstance(finish, Reduce)
+    doubled = replace(finish, sources=(*finish.sources[:2], finish.sources[1]))
+    with pytest.raises(PlanError) as caught:
+        verify_plans(changed(plans, 0, lambda plan: with_step(plan, 1, 0, doubled)))
+    assert str(caught.value) == (
+        "rank 0, lane 0, group 1, step 0: the contribution of rank 1 to block 0 is combined twice\n"
+        "  contributions, by rank\n"
+        "    so far         +!.\n"
+        "    combined with  .!."
+    )
+
+
+# In place.
+
+
+def test_the_share_of_an_allgather_must_not_be_read_when_its_block_of_output_was_used_for_another() -> None:
+    def groups(rank: int) -> list[list[Step]]:
+        return [
+            [Send(1 - rank, input_block()), Recv(1 - rank, scratch_block())],
+            [Copy(output_block(rank), scratch_block())],
+            [Copy(output_block(1 - rank), output_block(rank))],
+            [Copy(output_block(rank), input_block())],
+        ]
+
+    scratch = scratch_like(Buffer.INPUT, even(1))
+    plans = plans_of("allgather", [groups(0), groups(1)], even(1), even(2), scratch)
+    assert verify_plans(plans, in_place=False).messages == 2
+    message = "rank 0, lane 0, group 3, step 0: reads block 0 of INPUT, which in place has become block 0 of OUTPUT"
+    with pytest.raises(PlanError, match=message):
+        verify_plans(plans)
+
+
+def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_any_more() -> None:
+    def groups(rank: int, *, early: bool) -> list[list[Step]]:
+        peer = 1 - rank
+        give = Send(peer, input_block(peer))
+        take = RecvReduce(peer, output_block(), input_block(rank), received_first=rank == 1, lower=True)
+        again: list[Step] = [Send(peer, input_block(rank)), Recv(peer, scratch_block(peer))]
+        return [[give, take], again] if early else [[give, take]]
+
+    scratch = scratch_like(Buffer.INPUT, even(2))
+    late = plans_of("reduce_scatter", [groups(rank, early=False) for rank in range(2)], even(2), even(1), scratch)
+    assert verify_plans(late, commutative=False).messages == 2
+    early = plans_of("reduce_scatter", [groups(rank, early=True) for rank in range(2)], even(2), even(1), scratch)
+    assert verify_plans(early, in_place=False).messages == 4
+    with pytest.raises(PlanError, match="group 1, step 0: reads block 0 of INPUT, which in place has become block 0"):
+        verify_plans(early)
+
+
+def test_receiving_into_the_share_of_output_that_is_being_sent_is_a_hazard_in_place_only() -> None:
+    """Block r of OUTPUT is the memory of the INPUT of rank r in an allgather; the others are no hazard."""
+
+    def groups(rank: int, into: int) -> list[list[Step]]:
+        move = [Copy(output_block(1 - rank), output_block(into))] if into == rank else []
+        own: list[Step] = [Copy(output_block(rank), input_block())]
+        return [[Send(1 - rank, input_block()), Recv(1 - rank, output_block(into))], [*move], own]
+
+    right = plans_of("allgather", [groups(0, into=1), groups(1, into=0)], even(1), even(2))
+    assert verify_plans(right).messages == 2
+    wrong = plans_of("allgather", [groups(0, into=0), groups(1, into=0)], even(1), even(2))
+    assert verify_plans(wrong, in_place=False).messages == 2
+    message = (
+        "rank 0, lane 0, group 0, step 0: hazard: reads block 0 of INPUT while rank 0, lane 0, group 0, step 1 write"
+    )
+    with pytest.raises(PlanError, match=message):
+        verify_plans(wrong)
+
+
+def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> None:
+    """The hazards of a group that is repeated are those of its first time only if all of it moves on alike."""
+    finish = Group((Copy(output_block(0, 4), input_block(0, 4), lower=True),))
+
+    def alone(*steps: Step) -> list[Plan]:
+        scratch = scratch_like(Buffer.INPUT, even(4))
+        plan = Plan("allreduce", "test", 1, 0, 0, even(4), even(4), scratch)
+        return [replace(plan, lanes=((Repeat(4, (Group(steps),)), finish),))]
+
+    # One that stays, and one that comes to it the third time.
+    stays, comes = Copy(scratch_block(2), input_block(2)), Copy(scratch_block(0, advance=1), input_block(0, advance=1))
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 2, step 1: hazard: writes block 2 of SCRATCH while"):
+        verify_plans(alone(stays, comes))
+    # Both move on, and never meet; or they are in each other's way from the first time on.
+    apart = Copy(scratch_block(2, advance=1), input_block(2, advance=1))
+    assert verify_plans(alone(comes, apart)).scratch_blocks == 4
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 1: hazard: writes block 0 of SCRATCH while"):
+        verify_plans(alone(comes, comes))
+
+
+# Properties.
+
+
+def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = BOUNDS["allreduce"]
+    monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(sent=lambda size: bound.sent(size) + 1))
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below 5/2"):
+        verify(find("allreduce", "ring").build, 4)
+    monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(reduced=lambda size: bound.reduced(size) + 1))
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below 7/4"):
+        verify(find("allreduce", "ring").build, 4)
+
+
+def test_a_link_holds_as_many_messages_as_the_sender_may_be_ahead() -> None:
+    assert verify(find("broadcast", "chain").build, 4).queue == 1
+    assert verify(find("allreduce", "ring").build, 4).queue == 3
+    assert verify(find("allreduce", "ring").build, 33).queue is None
+    twice: list[list[list[Step]]] = [
+        [[Send(1, input_block(0))], [Send(1, input_block(1))], [Copy(output_block(0, 2), input_block(0, 2))]],
+        [[Recv(0, output_block(0))], [Recv(0, output_block(1))]],
+    ]
+    plans = plans_of("broadcast", twice, even(2), even(2))
+    plans = changed(plans, 1, lambda plan: replace(plan, input=Partition(0)))
+    assert verify_plans(plans).queue == 2
+
+
+def test_the_least_number_of_rounds_is_a_logarithm_to_the_base_of_ports_and_one() -> None:
+    assert [least_rounds(size, ports=1) for size in (1, 2, 3, 4, 5, 64)] == [0, 1, 2, 2, 3, 6]
+    assert [least_rounds(size, ports=3) for size in (1, 4, 5, 16, 17)] == [0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(one, id=f"{one.collective}_{one.name}") for one in ALL])
+def test_no_algorithm_declares_less_than_the_lower_bound(algorithm: Algorithm) -> None:
+    for size in (one for one in range(1, 65) if algorithm.supports(one) is None):
+        cost, bound = algorithm.cost(size), BOUNDS[algorithm.collective]
+        # Costs that are sums of fractions may be off by their rounding.
+        assert cost.sent >= float(bound.sent(size)) * (1 - 1e-12)
+        assert cost.reduced >= float(bound.reduced(size)) * (1 - 1e-12)
+
+
+# All sizes.
+
+
+def test_sizes_that_an_algorithm_does_not_support_are_left_out_of_the_reports() -> None:
+    picky = replace(find("allreduce", "ring"), supports=lambda size: "odd" if size % 2 else None)
+    assert list(verify_sizes(picky, range(1, 7))) == [2, 4, 6]
+
+
+def test_equal_counts_are_proved_by_counts_that_vary_only_if_all_ranks_do_the_same() -> None:
+    """Plans that are wrong with equal counts alone are refused."""
+    ring = find("allgather", "ring")
+
+    def short_if_equal(size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
+        plan = ring.build(size, rank, root, varying=varying)
+        return plan if varying else with_groups(plan, groups_of(plan)[:-1])
+
+    def uneven_if_equal(size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
+        plan = ring.build(size, rank, root, varying=varying)
+        return plan if varying else replace(plan, output=Partition(size, Counts.RANKS), input=even(2))
+
+    for wrong in (short_if_equal, uneven_if_equal):
+        with pytest.raises(PlanError):
+            verify_sizes(replace(ring, build=wrong), [4])
+
+
+def test_what_is_as_long_in_plans_that_are_proved_must_be_as_long_in_those_that_they_prove() -> None:
+    ring = find("reduce_scatter", "ring")
+    varying, equal = ([ring.build(3, rank, varying=form) for rank in range(3)] for form in (True, False))
+    assert are_proved_by(equal, varying)
+    # Equal shares say less about what is as long as what than counts of ranks do, in an allgather.
+    gather = find("allgather", "ring")
+    varying, equal = ([gather.build(4, rank, varying=form) for rank in range(4)] for form in (True, False))
+    assert are_proved_by(equal, varying)
+    assert not are_proved_by(varying, equal)
+    assert not are_proved_by(flat_plans(gather, 4), varying)

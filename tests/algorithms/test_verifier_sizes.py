@@ -1,0 +1,91 @@
+"""Every algorithm is proved: for all small numbers of ranks, and for a sample of the large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
+from unisono.algorithms.ir.plan import ReadReduce, Reduce, Step
+from unisono.algorithms.verifier.unrolled import as_written
+from unisono.algorithms.verifier.verify import verify_algorithm, verify_sizes
+
+ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]
+EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
+
+
+def supported(algorithm: Algorithm, sizes: Iterable[int]) -> list[int]:
+    return [size for size in sizes if algorithm.supports(size) is None]
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_algorithm_is_proved_for_every_small_number_of_ranks(algorithm: Algorithm) -> None:
+    assert list(verify_sizes(algorithm, range(1, 33))) == supported(algorithm, range(1, 33))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_algorithm_is_proved_for_every_number_of_ranks_up_to_64(algorithm: Algorithm) -> None:
+    assert list(verify_sizes(algorithm, range(33, 65))) == supported(algorithm, range(33, 65))
+
+
+# Powers of two, one less (which is 3·5·17), one more, an even number and an odd power, from the largest on.
+SAMPLED = (512, 255, 129, 128, 100, 81)
+# How much work the proof for 512 ranks may be, and how much those for the other sizes together, in this order. What all
+# ranks tell all others one by one is too much for 512, but not for 100.
+WORK_AT_512, WORK_BELOW = 450_000, 230_000
+
+
+def work(algorithm: Algorithm, size: int) -> float:
+    """Return about how much work a proof is: steps as written and as run, and the blocks that they name."""
+    of_rank_0, of_another = (
+        sum(
+            3 + times * (1 + blocks_of(step) / 2)
+            for lane in algorithm.build(size, rank).lanes
+            for times, groups in map(as_written, lane)
+            for group in groups
+            for step in group.steps
+        )
+        for rank in (0, 1)
+    )
+    return of_rank_0 + (size - 1) * of_another
+
+
+def blocks_of(step: Step) -> int:
+    match step:
+        case Reduce(dst, sources) | ReadReduce(dst, sources):
+            return (1 + len(sources)) * dst.count
+    return sum(getattr(step, name).count for name in ("src", "dst") if hasattr(step, name))
+
+
+def sampled(algorithm: Algorithm) -> list[int]:
+    sizes: list[int] = []
+    left: float = WORK_BELOW
+    for size in supported(algorithm, SAMPLED):
+        needed = work(algorithm, size)
+        if size < 512 and needed <= left:
+            left -= needed
+            sizes.append(size)
+        elif size == 512 and needed <= WORK_AT_512:
+            sizes.append(size)
+    return sizes
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_every_algorithm_is_proved_for_a_sample_of_the_numbers_of_ranks_up_to_512(algorithm: Algorithm) -> None:
+    sizes = sampled(algorithm)
+    assert list(verify_sizes(algorithm, sizes)) == sizes
+
+
+def test_most_algorithms_are_proved_for_512_ranks() -> None:
+    at_most = [max(sampled(algorithm)) for algorithm in ALL]
+    assert min(at_most) >= 100
+    assert at_most.count(512) > len(ALL) / 2
+
+
+@pytest.mark.slow
+def test_the_ring_of_512_ranks_is_proved() -> None:
+    assert verify_algorithm(find("allreduce", "ring"), 512).rounds == 1022

@@ -1,0 +1,418 @@
+"""The benchmarks: arithmetic, command line, and the driver with libraries that work, err, crash or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.bench.driver import Driver, Failure, Results, Sample, Settings, steps
+from unisono.bench.peers import COMPLETE, ENVIRONMENTS, PEERS, ROOT, Library, peer, unisono_over
+from unisono.bench.placement import cores_to_bind
+from unisono.bench.report import append, document, rows
+from unisono.bench.sizes import format_size, parse_sizes
+from unisono.bench.statistics import BUS_FACTORS, bus_bandwidth, median, p90, paired_ratio, slowest
+from unisono.cli.main import main
+from unisono.errors import UsageError
+from unisono.transports.host.core_distance import UNKNOWN, Placement, measure
+
+PAGE_KIB = resource.getpagesize() // 1024
+STATES = ("a channel open to each", "8 messages of 8 B to each", "1 MiB to each")
+REPOSITORY = Path(__file__).resolve().parents[2]
+NEAR, FAR = Placement("near", 50.0), Placement("far", 210.0)
+
+# Libraries of one's own: real ranks under the real launcher, without communication, which one rank does not need.
+ADAPTER = """
+import os, time
+
+class Adapter:
+    size = int(os.environ["UNISONO_SIZE"])
+    version = "adapter of a test"
+
+    def call(self, collective, array, out):
+        if {lacks}:
+            raise NotImplementedError("no such call")
+        def call():
+            {body}
+        return call
+
+    def barrier(self):
+        pass
+
+    def close(self):
+        pass
+
+connect = Adapter
+"""
+
+
+class Silence:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def step(self, doing: str) -> None:
+        self.heard.append(doing)
+
+
+@pytest.fixture
+def library_that(tmp_path: Path) -> Any:
+    def make(body: str, name: str = "library", lacks: str = "False") -> Library:
+        path = tmp_path / f"{name}.py"
+        path.write_text(ADAPTER.format(body=body, lacks=lacks))
+        launch = "{python} -m unisono run -n {ranks} --no-label -- {worker}"
+        return Library(name, str(path.with_suffix("")), launch, "UNISONO_RANK")
+
+    return make
+
+
+def small(*libraries: Library, ranks: int = 1, sizes: tuple[int, ...] = (8,), deadline_s: float = 30.0) -> Settings:
+    return Settings(
+        "allreduce", ranks, sizes, "float32", 4, libraries, rounds=2, seconds=0.02, bind="none", deadline_s=deadline_s
+    )
+
+
+def command_fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["bench", *arguments]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("unisono: ")
+    assert written.err.count("\n") == 1
+    return written.err
+
+
+# --- Statistics
+
+
+def test_the_time_of_a_call_is_that_of_its_slowest_rank_in_microseconds() -> None:
+    assert slowest([[1000, 5000], [3000, 2000]]).tolist() == [3.0, 5.0]
+
+
+def test_the_median_is_taken_over_the_calls_of_a_round_and_then_over_rounds() -> None:
+    rounds = [np.array([1.0, 2.0, 30.0]), np.array([4.0] * 100), np.array([8.0])]
+    assert median(rounds) == 4.0
+
+
+def test_p90_is_taken_over_same_rounds_as_median() -> None:
+    rounds = [np.arange(0.0, 101.0), np.arange(100.0, 201.0), np.arange(0.0, 101.0)]
+    assert p90(rounds) == pytest.approx(90.0)
+    # Most calls are in the one quick round, and two rounds are slow.
+    uneven = [np.full(1000, 1.0), np.full(3, 50.0), np.full(3, 60.0)]
+    assert p90(uneven) >= median(uneven) == 50.0
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "expected"),
+    [("allreduce", 4, 1.5), ("allreduce", 2, 1.0), ("broadcast", 4, 1.0), ("reduce", 4, 1.0), ("alltoall", 4, 0.75)],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, expected: float) -> None:
+    assert bus_bandwidth(collective, 1_000_000, ranks, 1000.0) == pytest.approx(expected)
+
+
+def test_a_barrier_has_no_bandwidth() -> None:
+    assert bus_bandwidth("barrier", 0, 4, 1.0) is None
+
+
+def test_pairing_cancels_what_disturbs_a_round() -> None:
+    disturbance = np.array([1.0, 7.0, 0.5, 20.0])
+    assert paired_ratio(list(3.0 * disturbance), list(disturbance)) == pytest.approx((3.0, 3.0, 3.0))
+
+
+def test_the_ratio_is_a_geometric_mean_inside_its_interval() -> None:
+    ratio = paired_ratio([1.0, 4.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
+    assert ratio.value == pytest.approx(2.0)
+    assert 1.0 <= ratio.low < 2.0 < ratio.high <= 4.0
+
+
+# --- Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", (8,)),
+        ("8:512", (8, 32, 128, 512)),
+        ("8:600", (8, 32, 128, 512, 600)),
+        ("1K:4K:2", (1024, 2048, 4096)),
+        ("1M,8,8", (8, 1 << 20)),
+        ("8:8,64", (8, 64)),
+    ],
+)
+def test_sizes_are_ranges_and_lists(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "8:", "0", "-8", "64:8", "8:64:1", "8:64:x", "8:16:2:2", "8,,16", "1T"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (8, "8 B"), (1536, "1536 B"), (65536, "64 KiB")])
+def test_sizes_are_shown_in_the_largest_unit_that_divides_them(nbytes: int, text: str) -> None:
+    assert format_size(nbytes) == text
+
+
+# --- Command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["allreduce", "--against", "nobody"], "no peer 'nobody'"),
+        (["allreduce", "--against", "gloo,gloo"], "named twice"),
+        (["allreduce", "--transport", "pigeon"], "'pigeon' cannot be measured as a transport"),
+        (["allreduce", "--sizes", "many"], "'many' is not a size"),
+        (["allreduce", "--sizes", "6"], "no whole number of elements"),
+        (["alltoall", "-n", "3", "--sizes", "16"], "for each of 3 ranks"),
+        (["allreduce", "-n", "0"], "0 is not in the range"),
+        (["allreduce", "--dtype", "complex64"], "complex64"),
+        (["gossip"], "gossip"),
+    ],
+)
+def test_a_command_that_cannot_be_carried_out_gets_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert told in command_fails(capsys, *arguments)
+
+
+def test_a_peer_that_is_not_installed_is_told_how_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "-m unisono.bench.peers install gloo`" in command_fails(capsys, "allreduce", "--against", "gloo")
+
+
+def test_every_peer_has_a_recipe_and_an_adapter() -> None:
+    for library in PEERS.values():
+        assert library.environment in {*ENVIRONMENTS, None}
+        assert (REPOSITORY / "bench" / "adapters" / f"{library.adapter}.py").is_file()
+        command = library.command(3, ["python", "worker.py"])
+        assert command[-2:] == ["python", "worker.py"]
+        assert "3" in command
+        assert not any("{" in word for word in command)
+
+
+# --- Placement
+
+
+def test_ranks_get_cores_of_their_own_where_there_are_enough() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    assert cores_to_bind(len(allowed), "auto") == allowed
+    assert cores_to_bind(len(allowed) + 1, "auto") == []
+    assert cores_to_bind(len(allowed) + 1, "core") == [*allowed, allowed[0]]
+    assert cores_to_bind(1, "none") == []
+
+
+def test_placement_is_unknown_without_two_cores() -> None:
+    assert measure([]) == measure([0]) == measure([0, 0]) == UNKNOWN
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
+def test_placement_is_measured_between_two_cores() -> None:
+    placement = measure(cores_to_bind(2, "core"))
+    assert placement.latency_ns is not None
+    assert placement.latency_ns > 0
+    assert placement.label in {"core", "near", "far"}
+
+
+# --- The driver, with libraries of the test
+
+
+def test_libraries_are_measured_in_all_rounds_at_all_sizes(library_that: Any) -> None:
+    settings = small(library_that("pass", "one"), library_that("pass", "two"), sizes=(8, 1024))
+    observer = Silence()
+    results = Driver(settings, observer).run()
+    assert results.failures == []
+    measured = sorted((sample.nbytes, sample.library, sample.round) for sample in results.samples)
+    assert measured == sorted(
+        (nbytes, name, number) for nbytes in (8, 1024) for name in ("one", "two") for number in (0, 1)
+    )
+    assert all(sample.times_us.size > 0 and (sample.times_us > 0).all() for sample in results.samples)
+    assert len(observer.heard) == steps(settings)
+
+
+def test_a_wrong_result_is_told_and_not_timed(library_that: Any) -> None:
+    results = Driver(small(library_that("array[1] += 1", "wrong"), library_that("pass", "right")), Silence()).run()
+    (failure,) = results.failures
+    assert (failure.library, failure.nbytes) == ("wrong", 8)
+    assert "wrong result on rank 0: element 1 is 2.0 and must be 1.0" in failure.reason
+    assert {sample.library for sample in results.samples} == {"right"}
+
+
+def test_a_result_that_goes_wrong_later_is_found(library_that: Any) -> None:
+    body = "call.calls = getattr(call, 'calls', 0) + 1; array[:] += call.calls > 1"
+    results = Driver(small(library_that(body)), Silence()).run()
+    assert "wrong result" in results.failures[0].reason
+    assert results.samples == []
+
+
+def test_a_library_that_lacks_a_call_is_back_at_the_next_size(library_that: Any) -> None:
+    library = library_that("pass", lacks="array.size == 2")
+    results = Driver(small(library, sizes=(8, 1024)), Silence()).run()
+    assert results.failures == [Failure(8, "library", "no such call")]
+    assert {sample.nbytes for sample in results.samples} == {1024}
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "deadline_s"),
+    [
+        ("os.kill(os.getpid(), 9)", "a rank ended unexpectedly", 60.0),
+        ("raise RuntimeError('out of luck')", "RuntimeError: out of luck", 60.0),
+        ("time.sleep(1000)", "it did not answer in time", 5.0),
+    ],
+)
+def test_a_library_that_crashes_raises_or_hangs_leaves_the_others_to_go_on(
+    library_that: Any, tmp_path: Path, body: str, told: str, deadline_s: float
+) -> None:
+    pids = tmp_path / "pids"
+    bad = library_that(f"open({str(pids)!r}, 'a').write(str(os.getpid()) + ' '); {body}", "bad")
+    results = Driver(
+        small(bad, library_that("pass", "good"), ranks=2, sizes=(0,), deadline_s=deadline_s), Silence()
+    ).run()
+    (failure,) = results.failures
+    assert (failure.library, told in failure.reason) == ("bad", True), failure
+    assert {sample.library for sample in results.samples} == {"good"}
+    assert _all_ended(pids.read_text().split())
+
+
+def test_a_launcher_that_ends_at_once_is_a_failure() -> None:
+    results = Driver(small(Library("library", "mpi", "/bin/false", "RANK")), Silence()).run()
+    assert results.failures == [Failure(8, "library", "its launcher ended with code 1")]
+
+
+def test_a_launcher_that_does_not_exist_is_a_failure() -> None:
+    (failure,) = Driver(small(Library("library", "mpi", "/nowhere/mpirun", "RANK")), Silence()).run().failures
+    assert "its launcher cannot be started" in failure.reason
+
+
+def _all_ended(pids: list[str]) -> bool:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if not any(Path("/proc", pid).exists() for pid in pids):
+            return len(pids) > 0
+        time.sleep(0.01)
+    return False
+
+
+# --- The report
+
+
+def _sample(library: str, number: int, placement: Placement, *times_us: float) -> Sample:
+    return Sample(1024, library, number, placement, np.array(times_us))
+
+
+def test_only_rounds_of_one_placement_are_compared() -> None:
+    own, other = unisono_over("shm"), PEERS["gloo"]
+    samples = [
+        *(_sample(own.name, 0, NEAR, 1.0, 1.0), _sample(other.name, 0, NEAR, 2.0, 2.0)),
+        *(_sample(own.name, 1, FAR, 10.0, 10.0), _sample(other.name, 1, FAR, 50.0, 50.0)),
+    ]
+    found = rows(small(own, other, ranks=2, sizes=(1024,)), Results(samples))
+    by_key = {(row.placement, row.library): row for row in found}
+    assert [(row.placement, row.library) for row in found] == [
+        ("far", "unisono-shm"),
+        ("far", "gloo"),
+        ("near", "unisono-shm"),
+        ("near", "gloo"),
+    ]
+    assert (by_key["near", "gloo"].ratios or {})["unisono-shm"].value == pytest.approx(2.0)
+    assert (by_key["far", "gloo"].ratios or {})["unisono-shm"].value == pytest.approx(5.0)
+    assert by_key["near", "unisono-shm"].ratios == {}
+    assert by_key["far", "gloo"].latency_ns == FAR.latency_ns
+    assert by_key["far", "gloo"].busbw == pytest.approx(1024 / 50.0 / 1e3)
+
+
+def test_the_document_is_json_with_a_row_for_each_failure_and_no_host_name(tmp_path: Path) -> None:
+    own = unisono_over("shm")
+    results = Results([_sample(own.name, 0, UNKNOWN, 1.0)], [Failure(1024, own.name, "it did not answer in time")])
+    settings = small(own, sizes=(1024,))
+    content = document(settings, results, rows(settings, results))
+    append(tmp_path / "results" / "allreduce.jsonl", content)
+    append(tmp_path / "results" / "allreduce.jsonl", content)
+    lines = (tmp_path / "results" / "allreduce.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    read = json.loads(lines[0])
+    assert [row["failure"] for row in read["rows"]] == [None, "it did not answer in time"]
+    assert read["machine"].keys() == {"cpu", "cores", "kernel", "python", "numpy", "unisono"}
+
+
+# --- The real libraries
+
+
+def measured_by_the_command(path: Path, *arguments: str) -> dict[str, Any]:
+    status = main(["bench", *arguments, "--seconds", "0.05", "--rounds", "2", "--json", str(path)])
+    assert status == 0
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.mark.parametrize("collective", list(BUS_FACTORS))
+def test_unisono_is_measured_over_shared_memory_and_tcp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], collective: str
+) -> None:
+    arguments = (collective, "-n", "2", "--sizes", "8,64K", "--transport", "shm,tcp")
+    content = measured_by_the_command(tmp_path / "results.json", *arguments)
+    sizes = {0} if collective == "barrier" else {8, 65536}
+    assert {(row["nbytes"], row["library"]) for row in content["rows"]} == {
+        (size, name) for size in sizes for name in ("unisono-shm", "unisono-tcp")
+    }
+    assert all(row["median_us"] > 0 for row in content["rows"])
+    assert "÷ unisono-shm" in capsys.readouterr().out
+
+
+def test_mapped_arrays_and_the_bound_of_memory_are_measured_beside_ordinary_arrays(tmp_path: Path) -> None:
+    peers = "unisono-empty", "bare-copy"
+    content = measured_by_the_command(
+        tmp_path / "results.json", "allreduce", "--sizes", "256K", "--against", ",".join(peers)
+    )
+    ratios = {row["library"]: row["ratios"] for row in content["rows"]}
+    assert all(ratios[name]["unisono-shm"]["value"] > 0 for name in peers)
+    assert [row["failure"] for row in content["rows"]] == [None] * len(content["rows"])
+
+
+@pytest.mark.skipif(not (REPOSITORY / ROOT / "gloo" / COMPLETE).exists(), reason="make peers installs Gloo")
+def test_gloo_is_measured_beside_unisono(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    assert peer("gloo").environment == "gloo"
+    content = measured_by_the_command(tmp_path / "results.json", "allreduce", "--sizes", "1K", "--against", "gloo")
+    assert content["versions"]["gloo"].startswith("Gloo of torch 2.13.0")
+    gloo = [row for row in content["rows"] if row["library"] == "gloo"]
+    assert all(row["ratios"]["unisono-shm"]["value"] > 0 for row in gloo)
+    assert gloo
+
+
+def test_a_peer_with_whom_small_messages_are_exchanged_costs_a_page_at_either_end() -> None:
+    peers = 200
+    told = subprocess.check_output([sys.executable, "-m", "unisono.bench.memory", "--peers", str(peers), "--json"])
+    linked, small, large = ({row["state"]: row["resident_kib"] for row in json.loads(told)}[each] for each in STATES)
+    assert (small - linked) / peers <= 2 * PAGE_KIB + 9  # what is allocated for messages is a few KiB more
+    assert (large - small) / peers > 1000
+
+
+def test_the_overlap_of_calls_with_computing_is_measured() -> None:
+    asked = ["--sizes", "4K,1M", "--rounds", "3", "--json"]
+    rows = json.loads(
+        subprocess.check_output([sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S)
+    )
+    assert [(row["ranks"], row["nbytes"]) for row in rows] == [(2, 4096), (2, 1 << 20)]
+    for row in rows:
+        assert all(row[name] > 0 for name in ("compute_ms", "allreduce_ms", "overlapped_ms", "ratio", "start_us"))
+
+
+def test_the_overlap_is_told_in_a_table() -> None:
+    asked = ["--sizes", "4K", "--rounds", "2", "-n", "1"]
+    told = subprocess.check_output(
+        [sys.executable, "-m", "unisono.bench.overlap", *asked], timeout=DEADLINE_S, text=True
+    )
+    header, row = told.splitlines()
+    assert header.split()[0] == "nbytes"
+    assert row.split()[:2] == ["4", "KiB"]

@@ -1,0 +1,49 @@
+"""The benchmark of gradients between network namespaces: what it tells, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.bench.gradients import shares
+from unisono.bench.namespaces import PREFIX, missing
+
+SHORT = {
+    "overlap": ("--model", "digits", "--width", "32", "--batch", "64", "--rounds", "2"),
+    "lag": ("--delay-ms", "5", "--step-ms", "1", "--lags", "0,1", "--width", "32", "--rounds", "12"),
+}
+
+
+def test_what_is_exposed_is_told_beside_steps_without_overlap() -> None:
+    assert shares({"exposed_ms": {"after": 20.0, "overlapped": 4.0}}) == {"after": 1.0, "overlapped": 0.2}
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("what", SHORT)
+def test_hosts_are_made_measured_and_removed(what: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="pip install 'unisono[demo]'")
+    if what == "lag" and not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun")
+    output = tmp_path / "found.jsonl"
+    command = [sys.executable, "-m", "unisono.bench.gradients", what, *SHORT[what], "--json", str(output)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    document = json.loads(output.read_text())
+    if what == "lag":
+        found = document["found"]
+        assert found["lag 0"]["steps_per_s"] < 1e3 / 5
+        assert all(0 <= row["accuracy"] <= 1 for row in found.values())
+    else:
+        assert document["found"]["ms"].keys() == {"alone", "after", "overlapped", "float16", "bfloat16", "int8"}
+        assert document["found"]["sent_nbytes"]["int8"] < document["found"]["sent_nbytes"]["float16"]
+    namespaces = Path("/run/netns")
+    assert not namespaces.exists() or not list(namespaces.glob(f"{PREFIX}{process.pid}-*"))

@@ -1,0 +1,32 @@
+"""The measurement of how ranks meet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from support.deadlines import DEADLINE_S
+
+COMMAND = [sys.executable, "-m", "unisono.bench.bootstrap"]
+
+
+def test_the_time_to_meet_is_measured_with_real_processes() -> None:
+    command = [*COMMAND, "--ranks", "1,3", "--repeats", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    rows = json.loads(done.stdout)
+    assert [row["ranks"] for row in rows] == [1, 3]
+    for row in rows:
+        assert row["init_s"] > 0
+        assert row["barrier_s"] > 0
+        assert row["cpu_s"] > 0
+        assert row["resident_mib"] > 1
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--ranks", "many"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 2
+    assert "--ranks" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,88 @@
+"""Judging tables of Unisono's algorithms and MPI's by hand on few numbers, and starting the ranks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from unisono.algorithms.catalogue.vendors import MPI_NATIVE
+from unisono.bench import mixture
+from unisono.bench.judgement import Point
+from unisono.bench.mixture import COMPARISONS, ratio
+from unisono.bench.peers import COMPLETE, mpi_ranks
+from unisono.errors import UsageError
+
+TIMES_S = {"ring": 2.0, "chain": 3.0, MPI_NATIVE: 4.0, "binomial": 1.0}
+
+
+def ratios(both: str, own: str) -> dict[str, float]:
+    choices = {"both": both, "own": own, "mpi": MPI_NATIVE}
+    point = Point("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in TIMES_S.items()}, choices, {})
+    return {each.name: ratio(point, each) for each in COMPARISONS}
+
+
+def test_a_table_is_compared_with_each_library_alone_and_with_the_best_of_all() -> None:
+    assert ratios(both="chain", own="ring") == pytest.approx(
+        {
+            "table of both ÷ the better of the two": 1.5,
+            "table of both ÷ Unisono alone": 1.5,
+            "table of both ÷ MPI alone": 0.75,
+            "table of both ÷ the best of all": 3.0,
+            "Unisono alone ÷ the best of all": 2.0,
+            "MPI alone ÷ the best of all": 4.0,
+        }
+    )
+
+
+def test_the_better_of_the_two_may_be_mpi() -> None:
+    slower = TIMES_S | {MPI_NATIVE: 1.5}
+    choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
+    point = Point("shm", "broadcast", 8, {name: [seconds] * 4 for name, seconds in slower.items()}, choices, {})
+    assert ratio(point, COMPARISONS[0]) == pytest.approx(2.0 / 1.5)
+
+
+def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"unisono\.bench\.peers mpi"):
+        mpi_ranks("mpich", 2, ["-V"])
+    programs = tmp_path / ".mpi" / "mpich" / "bin"
+    programs.mkdir(parents=True)
+    (programs.parent / COMPLETE).touch()
+    command, _ = mpi_ranks("mpich", 2, ["-V"])
+    assert command[0] == str(programs / "mpiexec")
+    assert command[-4:] == ["-n", "2", str(programs / "python"), "-V"]
+    with pytest.raises(UsageError, match="there is no MPI library 'lam'; those there are: openmpi, mpich"):
+        mpi_ranks("lam", 2, [])
+
+
+def test_the_command_asks_for_what_its_options_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[mixture.Asked] = []
+
+    def study(place: mixture.Place, wanted: mixture.Asked, folder: Path) -> list[Point]:
+        asked.append(wanted)
+        choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
+        return [Point(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]
+
+    monkeypatch.setattr(mixture, "study", study)
+    monkeypatch.setattr(mixture, "RESULTS", tmp_path / "mixture.jsonl")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = [
+        "-n",
+        "3",
+        "--libraries",
+        "mpich",
+        "--transports",
+        "shm,mpi",
+        "--collectives",
+        "broadcast",
+        "--sizes",
+        "8",
+    ]
+    ended = CliRunner().invoke(mixture.main, arguments, catch_exceptions=False)
+    assert ended.exit_code == 0
+    assert [(each.ranks, each.collectives, each.sizes, each.placement) for each in asked] == [
+        (3, ("broadcast",), (8,), "any")
+    ] * 2
+    assert len((tmp_path / "mixture.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,59 @@
+"""The benchmark between network namespaces: its arithmetic, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S, eventually
+
+from unisono.bench.namespaces import PREFIX, missing
+from unisono.bench.shaped import Found, judge
+
+BURST_NBYTES = 128 << 10
+NAMESPACES = Path("/run/netns")
+
+needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def test_an_algorithm_is_judged_by_the_stream_of_its_own_round() -> None:
+    times = [[1.0, 1.6], [2.0, 3.0], [1.0, 1.5]]
+    assert judge(times, 4, ["ring"]) == [Found("ring", 1600.0, 1500.0, 1500.0, 1.0)]
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "unisono.bench.shaped", "--hosts", "2", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def left_by(process: subprocess.Popen[bytes]) -> list[str]:
+    if not NAMESPACES.exists():
+        return []
+    return [name for name in os.listdir(NAMESPACES) if name.startswith(f"{PREFIX}{process.pid}-")]
+
+
+@needs_namespaces
+def test_hosts_are_made_measured_and_removed(tmp_path: Path) -> None:
+    output = tmp_path / "found.jsonl"
+    process = start("--size", "1M", "--rounds", "1", "--algorithms", "ring", "--json", str(output))
+    assert process.wait(DEADLINE_S) == 0
+    document = json.loads(output.read_text())
+    assert [row["algorithm"] for row in document["found"]] == ["ring"]
+    shaped_nbytes = (1 << 20) - BURST_NBYTES  # the bucket is full when the stream begins
+    assert document["found"][0]["bound_ms"] > 1e3 * shaped_nbytes / (1e9 / 8)
+    assert left_by(process) == []
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_benchmark_leaves_no_namespace(number: int) -> None:
+    process = start("--rounds", "1000")
+    assert eventually(lambda: len(left_by(process)) == 3)
+    process.send_signal(number)
+    assert process.wait(DEADLINE_S) == 1
+    assert left_by(process) == []

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.cli.main import SUBCOMMANDS
+
+
+def unisono(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+def test_the_version_is_told_in_one_line() -> None:
+    ended = unisono("--version")
+    assert (ended.returncode, ended.stdout) == (0, "unisono 0.1.0\n")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
+def test_what_needs_no_arrays_loads_neither_numpy_nor_the_native_core(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from unisono.cli.main import main
+status = main({arguments!r})
+heavy = {{"numpy", "rich", "unisono.transports._core"}} & set(sys.modules)
+sys.exit(status or (f"loaded {{heavy}}" if heavy else 0))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_help_names_every_subcommand() -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        ended = unisono(*arguments)
+        assert ended.returncode == 0
+        assert all(f"  {name} " in ended.stdout for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_exists_and_has_help(name: str) -> None:
+    assert importlib.util.find_spec(SUBCOMMANDS[name].module)
+    ended = unisono(name, "--help")
+    assert ended.returncode == 0
+    assert f"unisono {name}" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["explain", "allreduce", "1M", "-n", "4"], "predicted us"),
+        (["show", "allreduce", "ring", "-n", "2"], "->1 "),
+    ],
+)
+def test_results_are_told_where_the_output_has_few_characters(arguments: list[str], part: str) -> None:
+    ended = unisono(*arguments, PYTHONIOENCODING="ascii", COLUMNS="200")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert part in ended.stdout
+
+
+@pytest.mark.parametrize("arguments", [["run", "-n", "2", "-m", "unisono", "--version"], ["test", "--cases", "5"]])
+def test_commands_run_where_every_warning_is_an_error(arguments: list[str]) -> None:
+    ended = unisono(*arguments, PYTHONDEVMODE="1", PYTHONWARNINGS="error")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_result_that_cannot_be_written_is_an_error_in_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "unisono", "--version"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S, check=False)
+    assert ended.stderr == b"unisono: the output cannot be written: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_an_unknown_subcommand_is_refused_in_one_line() -> None:
+    ended = unisono("dance")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "unisono: No such command 'dance'.\n"
+
+
+def test_an_error_has_a_traceback_only_in_the_debug_log() -> None:
+    bad = {"UNISONO_TIMEOUT_S": "soon"}
+    quiet, loud = (
+        unisono("run", "-n", "1", "x.py", **bad),
+        unisono("run", "-n", "1", "x.py", **bad, UNISONO_LOG="debug"),
+    )
+    assert quiet.stderr == "unisono: UNISONO_TIMEOUT_S='soon' cannot be used: it must be a positive number of seconds\n"
+    assert quiet.returncode == 2
+    assert "Traceback" in loud.stderr
+    assert loud.returncode != 0

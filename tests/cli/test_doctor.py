@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.cli import doctor
+from unisono.cli.checks import CHECKS, PACKAGES, Check, Package, look_for, run_checks
+from unisono.options import FIELDS
+
+ABSENT = Package("absent_package", "import absent_package", "pip install absent-package")
+
+
+def run_doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "COLUMNS": "200", **environ},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    ended = run_doctor("--json")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_what_transports_need_works_here(report: dict[str, Any]) -> None:
+    assert {check["subject"] for check in report["checks"]} == {check.subject for check in CHECKS}
+    assert all(check["usable"] for check in report["checks"])
+
+
+def test_the_native_core_is_loaded(report: dict[str, Any]) -> None:
+    core = next(check for check in report["checks"] if check["subject"] == "native core")
+    assert core["detail"].startswith("loaded")
+
+
+def test_every_package_is_there_or_has_a_reason_and_a_remedy(report: dict[str, Any]) -> None:
+    assert [package["subject"] for package in report["packages"]] == [package.name for package in PACKAGES]
+    for package in report["packages"]:
+        assert package["detail"]
+        assert package["usable"] or package["remedy"].startswith(("pip install ", "conda install "))
+
+
+def test_settings_have_a_value_and_an_origin() -> None:
+    settings = json.loads(run_doctor("--json", UNISONO_TRANSPORTS="tcp").stdout)["settings"]
+    assert [setting["name"] for setting in settings] == list(FIELDS)
+    origins = {setting["name"]: (setting["value"], setting["origin"]) for setting in settings}
+    assert origins["transports"] == ("tcp", "UNISONO_TRANSPORTS")
+    assert origins["timeout_s"] == ("300.0", "default")
+
+
+def test_a_setting_that_cannot_be_used_is_found() -> None:
+    ended = run_doctor("--json", UNISONO_TRANSPORTS="pigeon")
+    assert ended.returncode == 1
+    found = next(check for check in json.loads(ended.stdout)["checks"] if check["subject"] == "settings")
+    assert "UNISONO_TRANSPORTS='pigeon' cannot be used" in found["detail"]
+
+
+def test_people_get_the_same_in_tables() -> None:
+    ended = run_doctor()
+    assert ended.returncode == 0
+    for text in (
+        "Needed",
+        "native core",
+        "Optional packages",
+        "torch",
+        "Settings",
+        "UNISONO_BIND_ADDRESS",
+        "calibrat",
+        "Trust: ",
+    ):
+        assert text in ended.stdout
+
+
+def test_a_needed_check_that_fails_says_why_and_makes_the_machine_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    (finding,) = run_checks([Check("shared memory", fail, "", "", "ranks need it")])
+    assert not finding.usable
+    consequence = "Unisono cannot be used without it: ranks need it"
+    assert finding.detail == f"PermissionError: [Errno 1] Operation not permitted: {consequence}"
+    assert not doctor.Report({}, [finding], [], [], [], [], "", "").healthy
+
+
+@pytest.mark.parametrize(
+    ("lack", "why"),
+    [
+        (PermissionError(1, "Operation not permitted"), "Operation not permitted"),
+        (AttributeError("pidfd_open"), "this Python has no os.pidfd_open"),
+    ],
+)
+def test_launchers_do_without_descriptors_of_processes(
+    monkeypatch: pytest.MonkeyPatch, lack: Exception, why: str
+) -> None:
+    def refuse(_: int) -> int:
+        raise lack
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    findings = run_checks()
+    found = next(each for each in findings if each.subject == "process watching")
+    assert found.detail.startswith(f"OSError: no pidfd_open ({why}): launchers look")
+    assert doctor.Report({}, findings, [], [], [], [], "", "").healthy
+
+
+def test_packages_are_not_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('the file of the user was imported')")
+    monkeypatch.chdir(tmp_path)
+    (finding,) = look_for([ABSENT._replace(statement="import queue; print('found')")])
+    assert (finding.usable, finding.detail) == (True, "found")
+
+
+def test_an_absent_package_is_not_installed() -> None:
+    (finding,) = look_for([ABSENT])
+    assert (finding.usable, finding.detail, finding.remedy) == (False, "not installed", "pip install absent-package")
+
+
+def test_a_package_that_breaks_at_import_tells_its_own_error() -> None:
+    broken = ABSENT._replace(statement="import ctypes; ctypes.CDLL('libabsent.so.1')")
+    (finding,) = look_for([broken])
+    assert finding.detail.startswith("OSError: libabsent.so.1")
+
+
+def test_a_package_that_brings_the_interpreter_down_is_survived() -> None:
+    (finding,) = look_for([ABSENT._replace(statement="import os; os.abort()")])
+    assert (finding.usable, finding.detail) == (False, "its import ended with code -6")
+
+
+@pytest.mark.parametrize(
+    ("environ", "trust"),
+    [
+        ({}, "No launcher"),
+        ({"UNISONO_RANK": "0", "UNISONO_SIZE": "2", "UNISONO_STORE": "tcp://127.0.0.1:1"}, "Rank 0 makes"),
+        ({"UNISONO_RANK": "0"}, "Unknown: UNISONO_RANK is set but"),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2"},
+            "Rank 0 makes this job's key and hands it out by MPI",
+        ),
+    ],
+)
+def test_the_report_says_whom_a_job_trusts(environ: dict[str, str], trust: str) -> None:
+    assert doctor.trust(environ).startswith(trust)
+
+
+def test_what_gpus_need_is_tried_or_says_what_is_missing(report: dict[str, Any]) -> None:
+    assert [finding["subject"] for finding in report["gpus"]] == [
+        "GPU driver",
+        "NVRTC",
+        "GPU 0",
+        "GPU topology",
+        "CUDA IPC",
+    ]
+    assert all(finding["usable"] or finding["detail"] for finding in report["gpus"])
+
+
+def test_under_our_launcher_the_key_is_the_launchers() -> None:
+    command = [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert "The launcher made this job's key" in ended.stdout
+
+
+def test_core_numbers_are_told_as_ranges() -> None:
+    assert doctor.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert doctor.ranges([3]) == "3"
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({}, "none found: init() makes a job of one rank"),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2"},
+            "mpiexec of MPICH or Intel MPI, as rank 1 of 2, to meet by MPI",
+        ),
+        ({"UNISONO_SIZE": "2"}, "Unknown: UNISONO_SIZE is set but"),
+    ],
+)
+def test_the_report_says_who_has_launched_the_process(environ: dict[str, str], launcher: str) -> None:
+    assert doctor.launcher(environ).startswith(launcher)

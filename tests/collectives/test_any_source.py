@@ -1,0 +1,352 @@
+"""Receives of any rank and any tag, and probes: by a model on every executor, and by the public calls of real ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.harness import LocalRanks
+from support.native_ranks import Job, NativeRanks
+
+import unisono as un
+from unisono.dtypes import DTYPES
+from unisono.transports.base import FIRST_RESERVED_TAG, Message
+from unisono.transports.message.faulty import Faults
+
+bounded = settings(max_examples=25, deadline=None, derandomize=True)
+SIZE, TAGS, WAIT_S = 3, 3, 60.0
+INT64 = DTYPES["int64"]
+
+EXECUTORS: dict[str, Any] = {
+    "local, rendezvous": lambda: LocalRanks(SIZE),
+    "local, buffered": lambda: LocalRanks(SIZE, capacity=2),
+    "local, delayed": lambda: LocalRanks(SIZE, capacity=2, faults=Faults(seed=5, delay=0.4)),
+    "shm": lambda: NativeRanks(SIZE, "shm"),
+    "tcp": lambda: NativeRanks(SIZE, "tcp"),
+}
+
+# Who sends what: the tags of the messages of each rank, in order.
+Sent = list[list[int]]
+# What a receive or a probe asks for: source and tag, or None for any.
+Wanted = tuple[int | None, int | None]
+
+
+@pytest.fixture(scope="module", params=EXECUTORS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = EXECUTORS[request.param]()
+    if isinstance(made, LocalRanks):
+        yield made
+    else:
+        with made:
+            yield made
+
+
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(4, request.param) as started:
+        yield started
+
+
+# --- the model -----------------------------------------------------------------------------------------------------
+
+tags = st.lists(st.integers(0, TAGS - 1), max_size=8)
+wanted = st.tuples(
+    st.one_of(st.none(), st.integers(1, SIZE - 1)),
+    st.one_of(st.none(), st.integers(0, TAGS - 1)),
+)
+
+
+@bounded
+@given(
+    sent=st.lists(tags, min_size=SIZE - 1, max_size=SIZE - 1),
+    windows=st.lists(st.tuples(wanted, st.lists(wanted, max_size=5)), max_size=6),
+)
+def test_each_message_goes_to_the_first_receive_that_may_have_it(
+    ranks: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted]]]
+) -> None:
+    in_order = getattr(ranks, "faults", None) is None
+    assert ranks.run(run_model, sent, windows, in_order)[0] == sum(map(len, sent))
+
+
+def run_model(executor: Any, sent: Sent, windows: list[tuple[Wanted, list[Wanted]]], in_order: bool) -> int:
+    """Ranks send to rank 0, which posts windows of receives, each after a probe, and then what gets all the rest."""
+    if executor.rank == 0:
+        model = Model(executor, sent, in_order)
+        for probed, window in windows:
+            model.probe(probed)
+            model.receive(window)
+        while model.left:
+            model.receive([(None, None)] * 3)
+        for rank in range(1, executor.size):
+            executor.send(np.zeros(3, np.int64), INT64, rank, 0).wait(WAIT_S)
+        return model.received
+    tags_to_send = sent[executor.rank - 1]
+    arrays = [np.array([executor.rank, tag, place]) for place, tag in enumerate(tags_to_send)]
+    for operation in [executor.send(x, INT64, 0, tag) for x, tag in zip(arrays, tags_to_send, strict=True)]:
+        operation.wait(WAIT_S)
+    # Nobody leaves before rank 0 has looked for what is not there.
+    executor.recv(np.zeros(3, np.int64), INT64, 0, 0).wait(WAIT_S)
+    return 0
+
+
+def accepts(want: Wanted, source: int, tag: int) -> bool:
+    return want[0] in (None, source) and want[1] in (None, tag)
+
+
+class Model:
+    """What rank 0 has not received yet, and what it must get from a receive."""
+
+    def __init__(self, executor: Any, sent: Sent, in_order: bool) -> None:
+        self.executor = executor
+        self.in_order = in_order
+        self.places = {  # by source and tag, where in all messages of the source the next ones are
+            (source, tag): [place for place, its in enumerate(of_source) if its == tag]
+            for source, of_source in enumerate(sent, start=1)
+            for tag in range(TAGS)
+        }
+        self.received = 0
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.places.values()))
+
+    def probe(self, want: Wanted) -> None:
+        if not any(places and accepts(want, *key) for key, places in self.places.items()):
+            assert self.look(want, once=True) is None
+            return
+        found = self.look(want, once=False)
+        assert found is not None
+        assert accepts(want, found.source, found.tag)
+        assert self.places[found.source, found.tag]
+        assert (found.dtype, found.count) == ("int64", 3)
+        assert self.look((found.source, found.tag), once=True) == found
+
+    def look(self, want: Wanted, *, once: bool) -> Message | None:
+        probe = self.executor.probe(*want, once=once)
+        probe.wait(WAIT_S)
+        found: Message | None = probe.found()
+        return found
+
+    def receive(self, window: Sequence[Wanted]) -> None:
+        posted: list[tuple[Wanted, Any, Any]] = []
+        for want in window:
+            # Earlier ones may take as many of those that this may have.
+            enough = sum(len(places) for key, places in self.places.items() if accepts(want, *key))
+            if enough > len(posted):
+                out = np.zeros(3, np.int64)
+                posted.append((want, out, self.executor.recv(out, INT64, *want)))
+        for _, out, operation in posted:
+            operation.wait(WAIT_S)
+            assert operation.found() == Message(int(out[0]), int(out[1]), "int64", 3)
+        self.check([(want, *map(int, out)) for want, out, _ in posted])
+
+    def check(self, got: list[tuple[Wanted, int, int, int]]) -> None:
+        for index, (want, source, tag, place) in enumerate(got):
+            assert accepts(want, source, tag)
+            for earlier, other, other_tag, earlier_place in got[:index]:
+                if accepts(earlier, source, tag) and other == source and (self.in_order or other_tag == tag):
+                    assert earlier_place < place
+        taken = Counter((source, tag) for _, source, tag, _ in got)
+        for key, number in taken.items():
+            assert sorted(place for _, *of, place in got if tuple(of) == key) == self.places[key][:number]
+            del self.places[key][:number]
+        self.received += len(got)
+
+
+# --- more of every executor ----------------------------------------------------------------------------------------
+
+
+def test_a_probe_tells_dtype_and_count(ranks: Any) -> None:
+    assert ranks.run(run_dtypes)[0] == [(name, count) for name in DTYPES for count in (0, 3)]
+
+
+def run_dtypes(executor: Any) -> list[tuple[str, int]]:
+    """Rank 2 sends an empty and a small array of each dtype to rank 0."""
+    told = []
+    for name, dtype in DTYPES.items():
+        for count in (0, 3):
+            array = np.ones(count, getattr(ml_dtypes, name, name))
+            if executor.rank == 2:
+                executor.send(array, dtype, 0, 9).wait(WAIT_S)
+            elif executor.rank == 0:
+                probe = executor.probe(None, None, once=False)
+                probe.wait(WAIT_S)
+                assert (probe.found().source, probe.found().tag) == (2, 9)
+                receive = executor.recv(array, dtype, None, 9)
+                receive.wait(WAIT_S)
+                assert receive.found() == probe.found()
+                told.append((probe.found().dtype, probe.found().count))
+    return told
+
+
+def test_reserved_tags_are_of_no_interest_to_those_who_want_any(ranks: Any) -> None:
+    assert ranks.run(run_reserved)[0] == [5, 7, 6]
+
+
+def run_reserved(executor: Any) -> list[int]:
+    out, got = np.zeros(1, np.int64), []
+    if executor.rank == 1:
+        sends = [(FIRST_RESERVED_TAG, 7), (FIRST_RESERVED_TAG - 1, 5), (2**32 - 1, 6)]
+        arrays = [np.array([value]) for _, value in sends]
+        for operation in [executor.send(x, INT64, 0, tag) for x, (tag, _) in zip(arrays, sends, strict=True)]:
+            operation.wait(WAIT_S)
+    elif executor.rank == 0:
+        for source, tag in ((None, None), (None, FIRST_RESERVED_TAG), (1, 2**32 - 1)):
+            executor.recv(out, INT64, source, tag).wait(WAIT_S)
+            got.append(int(out[0]))
+            probe = executor.probe(None, None, once=True)
+            probe.wait(WAIT_S)
+            assert probe.found() is None
+    return got
+
+
+# --- the public calls ----------------------------------------------------------------------------------------------
+
+
+def serve_numbers(world: un.Communicator, tasks: int) -> Any:
+    """Rank 0 hands out numbers to whoever has returned the square of the one before; tag 2 says that it is enough."""
+    x = np.zeros(1)
+    if world.rank > 0:
+        world.send(x, 0, tag=1)
+        while world.recv(x, 0, un.ANY_TAG)[0] > 0:
+            world.send(x**2, 0, tag=1)
+        return None
+    total, following, busy = 0.0, tasks, world.size - 1
+    while busy:
+        found = world.probe(tag=1)
+        total += float(world.recv(x, found.source, found.tag)[0])
+        busy -= following == 0
+        world.send(np.array([float(following)]), found.source, tag=3 if following else 2)
+        following = max(0, following - 1)
+    return total
+
+
+def test_work_is_handed_out_to_whoever_asks(four: NativeRanks) -> None:
+    assert four.run_calls(serve_numbers, 30)[0] == sum(i * i for i in range(31))
+
+
+def gather_by_works(world: un.Communicator) -> Any:
+    if world.rank > 0:
+        world.send(np.full(4, world.rank), 0, tag=world.rank)
+        return None
+    works = [world.recv(np.zeros(4, int), un.ANY_SOURCE, un.ANY_TAG, wait=False) for _ in range(3)]
+    arrays = [x.tolist() for x in un.wait_all(works)]
+    messages = [work.message() for work in works]
+    assert messages == [Message(source, source, "int64", 4) for source, *_ in arrays]
+    return sorted(arrays)
+
+
+def test_works_receive_from_any(four: NativeRanks) -> None:
+    assert four.run_calls(gather_by_works)[0] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def probe_until_found(world: un.Communicator) -> Any:
+    world.barrier()
+    before = world.iprobe()
+    world.barrier()
+    if world.rank == 3:
+        world.send(np.ones(70_000, np.float32), 0, tag=4)
+    if world.rank > 0:
+        return before
+    assert before is None
+    while (found := world.iprobe(un.ANY_SOURCE, 4)) is None:
+        time.sleep(0.001)
+    assert world.iprobe(3) == world.probe(3, 4) == found
+    assert world.iprobe(2) is world.iprobe(tag=5) is None
+    world.recv(np.empty(found.count, found.dtype), found.source, found.tag)
+    return found
+
+
+def test_iprobe_finds_what_has_come(four: NativeRanks) -> None:
+    assert four.run_calls(probe_until_found) == [Message(3, 4, "float32", 70_000), None, None, None]
+
+
+def object_before_array(world: un.Communicator) -> Any:
+    if world.rank == 1:
+        world.send_object("small", 0, tag=2)
+        world.send(np.array([8]), 0, tag=2)
+    if world.rank != 0:
+        return None
+    x = world.recv(np.zeros(1, int), un.ANY_SOURCE, un.ANY_TAG)
+    assert world.iprobe() is None
+    return int(x[0]), world.recv_object(1, tag=2)
+
+
+def test_objects_are_not_taken_for_arrays(four: NativeRanks) -> None:
+    assert four.run_calls(object_before_array)[0] == (8, "small")
+
+
+def refused(world: un.Communicator) -> list[str]:
+    calls = [
+        lambda: world.recv(np.zeros(1), -1, 0),
+        lambda: world.recv(np.zeros(1), un.ANY_TAG, 0),  # type: ignore[call-overload]
+        lambda: world.probe(0, un.ANY_SOURCE),  # type: ignore[arg-type]
+        lambda: world.iprobe(world.rank),
+        lambda: world.probe(timeout_s=0),
+        lambda: world.subgroup([world.rank]).iprobe(),
+    ]
+    said = []
+    for call in calls:
+        with pytest.raises(un.UsageError) as caught:
+            call()
+        said.append(str(caught.value))
+    return said
+
+
+def test_wrong_calls_are_refused(four: NativeRanks) -> None:
+    texts = four.run_calls(refused)[3]
+    for text, expected in zip(
+        texts,
+        ["source must be", "source must be", "tag must be", "this rank itself", "timeout_s", "no other rank"],
+        strict=True,
+    ):
+        assert expected in text
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def wait_for_any(world: un.Communicator, say: Any, kind: str, timeout_s: float) -> None:
+    """Rank 0 waits for a message that nobody sends; the others leave when they are told to, one after the other."""
+    if world.rank == 1:
+        world.send(np.ones(1), 0, tag=3)
+    if world.rank == 0:
+        world.recv(np.zeros(1), un.ANY_SOURCE, un.ANY_TAG)
+        try:
+            if kind == "recv":
+                world.recv(np.zeros(1), un.ANY_SOURCE, 1, timeout_s=timeout_s)
+            elif kind == "probe":
+                world.probe(timeout_s=timeout_s)
+            while kind == "iprobe" and world.iprobe() is None:
+                time.sleep(0.001)
+        except un.UnisonoError as error:
+            say((type(error).__name__, str(error)))
+    elif timeout_s < 10:
+        try:
+            world.recv(np.zeros(1), 0, 9)
+        except un.UnisonoError as error:
+            say((type(error).__name__, str(error)))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", ["recv", "probe", "iprobe"])
+def test_what_waits_for_any_rank_fails_when_all_have_left(tmp_path: Path, kind: str, transport: str) -> None:
+    with Job(wait_for_any, 3, tmp_path, kind, 60.0, transports=transport) as job:
+        name, text = job.hear(0)
+    assert name == "PeerLostError"
+    assert "left" in text
+
+
+@pytest.mark.parametrize("kind", ["recv", "probe"])
+def test_what_waits_for_any_rank_has_a_time_limit(tmp_path: Path, kind: str) -> None:
+    with Job(wait_for_any, 3, tmp_path, kind, 0.5) as job:
+        told = job.hear_all()
+    assert [name for name, _ in told] == ["CollectiveTimeoutError"] * 3
+    assert "waited 0.5 s for a message from any rank" in told[0][1]

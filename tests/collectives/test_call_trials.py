@@ -1,0 +1,108 @@
+"""Trials: how long a call takes, by the clocks of one host and of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import repeat
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.collectives.measurement import call_trials
+from unisono.collectives.measurement.call_trials import PlannedCall, Trials
+
+LATE_S = 0.02
+# By how much the clock of the second host is ahead.
+AHEAD_S = 1000.0
+COUNT = 3
+
+
+class Seen:
+    """A communicator whose ranks are on these hosts, and leave each barrier so many seconds late.
+
+    Attributes:
+        results: the arrays for results of the calls that were planned.
+    """
+
+    def __init__(self, world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late_s: float) -> None:
+        self._world, self.hosts, self._late_s = world, hosts, late_s
+        self.results: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def plan(self, *args: Any, **settings: Any) -> Callable[[], None]:
+        plan = self._world.plan(*args, **settings)
+        self.results.append(settings.get("out"))
+
+        def run() -> None:
+            plan()
+            time.sleep(self._late_s)
+
+        return run
+
+
+def times(world: un.Communicator, hosts: tuple[tuple[int, ...], ...], late: int, busy: int) -> list[float]:
+    """Return the times of calls in which the rank `busy` has something to do; the rank `late` begins late."""
+    if world.rank in hosts[-1] and len(hosts) > 1:
+        call_trials.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + AHEAD_S)  # type: ignore[assignment]
+    comm: Any = Seen(world, hosts, LATE_S if world.rank == late else 0.0)
+    call = PlannedCall(lambda: time.sleep(LATE_S if world.rank == busy else 0.0))
+    return Trials(comm).times(repeat(call), COUNT)
+
+
+def sums_of_two_calls(world: un.Communicator) -> tuple[list[float], bool]:
+    """Return the result of calls by one algorithm after calls by another, and whether both had the same arrays."""
+    comm: Any = Seen(world, world.hosts, 0.0)
+    measured = Trials(comm)
+    for turns in [measured.planned("allreduce", 64, name) for name in ("ring", "recursive_doubling")]:
+        measured.times(turns, COUNT)
+    arrays = [each for each in comm.results if each is not None]
+    half = len(arrays) // 2
+    return arrays[0].tolist(), all(one is other for one, other in zip(arrays[:half], arrays[half:], strict=True))
+
+
+def sums_of_several_runs(world: un.Communicator) -> list[float]:
+    """Return the first element of each array with results, after fewer runs than there are, and after as many."""
+    comm: Any = Seen(world, world.hosts, 0.0)
+    measured = Trials(comm)
+    turns = measured.planned("allreduce", 64, "ring")
+    arrays, found = list(comm.results), list[float]()
+    for runs in (len(arrays) - 1, 1):
+        for _ in range(runs):
+            measured.times(turns, COUNT)
+        found += [float(each[0]) for each in arrays]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hosts", "late", "busy", "least_s"),
+    [
+        (((0, 1, 2, 3),), 1, 1, 1.5 * LATE_S),
+        (((0, 1, 2, 3),), 1, 3, LATE_S),
+        (((0, 1), (2, 3)), 1, 1, 1.5 * LATE_S),
+        (((0, 1), (2, 3)), 3, 2, LATE_S),
+        (((0, 2), (1,), (3,)), 3, 3, LATE_S),
+    ],
+)
+def test_a_call_takes_from_the_first_rank_to_the_last_of_the_host_where_that_is_longest(
+    hosts: tuple[tuple[int, ...], ...], late: int, busy: int, least_s: float
+) -> None:
+    one, *others = un.launch(times, 4, hosts, late, busy, timeout_s=DEADLINE_S)
+    assert others == [one] * 3
+    assert len(one) == COUNT
+    assert all(least_s <= each < AHEAD_S / 2 for each in one)
+
+
+def test_what_a_call_sends_is_written_anew_before_it_into_the_arrays_of_all_algorithms() -> None:
+    results = un.launch(sums_of_two_calls, 2, timeout_s=DEADLINE_S)
+    assert results == [([2.0] * 16, True)] * 2
+
+
+def test_runs_take_turns_among_several_arrays() -> None:
+    first, second = un.launch(sums_of_several_runs, 2, timeout_s=DEADLINE_S)
+    assert first == second == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0]

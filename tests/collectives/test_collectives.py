@@ -1,0 +1,49 @@
+"""Every collective by its method, on real ranks and over the generic executor, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+from support.collective_calls import COLLECTIVES, cases, check_refusals, run_case
+from support.harness import LocalRanks
+from support.native_ranks import NativeRanks
+
+from unisono.collectives.calls.planning import Place
+from unisono.collectives.communicator import Communicator
+from unisono.options import Options
+from unisono.testing import Case
+
+# A failure ends the ranks, so that there is nothing to be gained by smaller examples.
+GENERATE = [Phase.explicit, Phase.generate]
+JOBS = [(size, transport) for size in range(1, 6) for transport in ("shm", "tcp")]
+
+
+@pytest.fixture(scope="module", params=JOBS, ids=lambda param: f"{param[0]} ranks, {param[1]}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(*request.param) as started:
+        started.link = request.param[1]  # type: ignore[attr-defined]
+        yield started
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@settings(max_examples=25, deadline=None, derandomize=True, phases=GENERATE)
+@given(data=st.data())
+def test_every_collective_gives_what_numpy_gives(ranks: Any, collective: str, data: Any) -> None:
+    case = data.draw(cases(collective))
+    check_refusals(case, ranks.run_calls(run_case, case), ranks.size, ranks.link)
+
+
+def run_locally(executor: Any, case: Case) -> str:
+    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+        return run_case(world, case)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@settings(max_examples=15, deadline=None, derandomize=True, phases=GENERATE)
+@given(size=st.integers(1, 4), data=st.data())
+def test_the_generic_executor_gives_the_same(collective: str, size: int, data: Any) -> None:
+    case = data.draw(cases(collective))
+    check_refusals(case, LocalRanks(size, 8).run(run_locally, case), size, "local")

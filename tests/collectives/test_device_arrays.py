@@ -1,0 +1,76 @@
+"""Arrays on a GPU go into every call and come back as what they were, ordered with their streams; on a double."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+from support.collective_calls import COLLECTIVES, cases
+from support.native_ranks import NativeRanks
+
+import unisono as un
+from unisono.algorithms.ir.contracts import CONTRACTS, Cut
+from unisono.collectives.device import routes
+from unisono.collectives.device.result_array import DeviceArray
+from unisono.testing.cases import Case, arguments_of
+from unisono.testing.device_arrays import DoubleArray, device_double, read
+from unisono.testing.memory import laid_out
+from unisono.testing.oracles import inputs, result_of
+
+pytestmark = pytest.mark.timeout(120)
+
+
+# Without cuda_ipc everything is staged.
+WAYS = [(2, "shm"), (3, "tcp"), (3, "cuda_ipc,shm")]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda param: f"{param[0]} ranks, {param[1]}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(*request.param) as started:
+        yield started
+
+
+# --- every collective ----------------------------------------------------------------------------------------------
+
+
+def call_on_device(world: un.Communicator, case: Case, seed: int, parts: int) -> None:
+    """Make a call with arrays of numpy, and the same on a device, and compare what comes of them."""
+    xs = inputs(case, world.size)
+    wanted = result_of(case, xs, world.rank)
+    x, _ = laid_out(xs[world.rank], case.layout)
+    arguments = arguments_of(case, world.size, world.rank)
+    needs_out = case.name == "scatter" and world.rank != case.root % world.size
+    given = {"out": np.zeros_like(wanted)} if needs_out else {}
+    expected = getattr(world, case.collective)(x, **arguments, **given)
+    routes.SEGMENT_NBYTES = 1 + max(each.nbytes for each in xs) * world.size // parts
+    with device_double(seed) as gpu, world.dup() as comm:
+        stream = gpu.device().new_stream()
+        has_out = expected is not None and (needs_out or case.way != "new")
+        out = DoubleArray(gpu, np.full_like(expected, 7), stream) if has_out else None
+        call = getattr(comm, case.collective)
+        result = call(DoubleArray(gpu, x, stream), **arguments, wait=case.wait, **({"out": out} if has_out else {}))
+        result = result if case.wait else result.wait()
+        if expected is None:
+            assert result is None
+        else:
+            assert result is out if has_out else type(result) is DeviceArray
+            is_kept = case.name == "exscan" and world.rank == 0 and has_out
+            right = np.full_like(expected, 7) if is_kept else expected
+            found = read(gpu, result)
+            assert (found.dtype, found.shape, found.tobytes()) == (right.dtype, right.shape, right.tobytes()), str(case)
+        del out, result
+        comm.close()
+        gpu.device().end_stream(stream)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_every_collective_gives_on_a_device_what_it_gives_on_the_host(ranks: NativeRanks, data: Any) -> None:
+    case = replace(data.draw(st.sampled_from(COLLECTIVES).flatmap(cases)), algorithm=None, offset=0)
+    is_vector = CONTRACTS[case.name].input is Cut.VECTOR
+    case = replace(case, layout=case.layout if is_vector and case.layout == "F" else "C")
+    ranks.run_calls(call_on_device, case, data.draw(st.integers(0, 99)), data.draw(st.sampled_from([1, 3])))

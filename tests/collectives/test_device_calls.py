@@ -1,0 +1,597 @@
+"""Calls on arrays of a GPU, on a double: streams are honoured, arrays live as long as needed, what is wrong is told."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import numpy as np
+import pytest
+from support.array_kinds import OnDevice
+from support.deadlines import DEADLINE_S
+from support.native_ranks import Job, NativeRanks
+
+import unisono as un
+from unisono.collectives.arrays.dlpack import from_dlpack
+from unisono.collectives.device import adapters, point_to_point, work
+from unisono.collectives.device.result_array import DeviceArray
+from unisono.testing.device_arrays import DoubleArray, device_double, read
+from unisono.testing.device_double import DeviceDouble, DeviceTrapError, Gpu
+from unisono.transports.cuda import devices
+from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Stream
+
+pytestmark = pytest.mark.timeout(120)
+
+WAYS = {"staged": "shm", "by IPC": "cuda_ipc,shm"}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(2, WAYS[request.param]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def by_ipc() -> Iterator[NativeRanks]:
+    with NativeRanks(2, WAYS["by IPC"]) as started:
+        yield started
+
+
+def on_double(world: un.Communicator, body: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+    """Return ``body(comm, gpu, stream, *args)`` of a double with these arguments; all of its arrays end with it."""
+    with device_double(**arguments) as gpu:
+        stream = gpu.device().new_stream()
+        with world.dup() as comm:
+            result = body(comm, gpu, stream, *args)
+        gc.collect()
+        gpu.device().end_stream(stream)
+    return result
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def outcome_without(method: str, index: int) -> str:
+    """Leave out one call of a method of the device, and return what comes of a call in place of another's result."""
+    left, whole = [index], getattr(DeviceDouble, method)
+
+    def leaves_one_out(self: DeviceDouble, *args: Any) -> Any:
+        left[0] -= 1
+        return None if left[0] == -1 else whole(self, *args)
+
+    gpu = Gpu(3, background=False)
+    try:
+        with devices.replaced(gpu.device), un.init(un.Options(transports="shm")) as world:
+            stream = gpu.device().new_stream()
+            x, out = (DoubleArray(gpu, np.full(1000, value), stream) for value in (5.0, 6.0))
+            with mock.patch.object(DeviceDouble, method, leaves_one_out):
+                world.allreduce(x, out=out)
+            return "right" if (read(gpu, out) == 5.0).all() else "wrong"
+    except (DeviceTrapError, un.UnisonoError) as error:
+        return type(error).__name__
+    finally:
+        with suppress(DeviceTrapError):
+            gpu.close()
+
+
+# Of the copies for the caller's stream, and of that for them; and the events of these, and of the first copy.
+@pytest.mark.parametrize(("method", "index"), [("wait", 0), ("wait", 1), ("record", 0), ("record", 1), ("record", 3)])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nothing_that_orders_streams_can_be_left_out(launched_alone: None, method: str, index: int) -> None:
+    assert outcome_without(method, 99) == "right"
+    assert outcome_without(method, index) in ("wrong", "DeviceTrapError", "AbortedError")
+
+
+def later_work(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    x = DoubleArray(gpu, np.arange(3000.0), stream)
+    works = [comm.allreduce(x, op, wait=False) for op in ("sum", "max")]
+    found = [read(gpu, work.wait()).sum() for work in works]
+    late = comm.broadcast(x, root=1, wait=False)
+    late.synchronize()
+    assert late.done()
+    found.append(read(gpu, late.result()).sum())
+    return found
+
+
+def test_works_order_the_stream_and_can_be_waited_for_by_the_host(ranks: NativeRanks) -> None:
+    total = np.arange(3000.0).sum()
+    assert ranks.run_calls(on_double, later_work) == [[2 * total, total, total]] * 2
+
+
+def overtaken(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    """Start calls on a device, and make calls on the host before their end, in the same order on all ranks."""
+    x = DoubleArray(gpu, np.full(5, 1.0 + comm.rank), stream)
+    work = comm.allreduce(x, wait=False)
+    between = comm.allreduce(np.ones(2))
+    again = comm.allreduce(x, "max")
+    return [between.tolist(), read(gpu, again).tolist(), read(gpu, work.wait()).tolist()]
+
+
+def test_calls_on_the_host_may_stand_between_those_on_a_device(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, overtaken) == [[[2.0] * 2, [2.0] * 5, [3.0] * 5]] * 2
+
+
+def by_several_streams(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    x = DoubleArray(gpu, np.ones(100), LEGACY_STREAM)
+    out = DoubleArray(gpu, np.zeros(100), stream)
+    mine = DoubleArray(gpu, np.ones(100), THREAD_STREAM)
+    comm.allreduce(x, out=out)
+    return [read(gpu, out).sum(), read(gpu, comm.allreduce(mine)).sum()]
+
+
+def test_arrays_of_one_call_may_be_used_on_several_streams(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, by_several_streams) == [[200.0, 200.0]] * 2
+
+
+# --- how arrays live -----------------------------------------------------------------------------------------------
+
+
+def dropped(comm: un.Communicator, gpu: Gpu, stream: Stream) -> None:
+    """Drop everything while it is under way: the double traps memory that is used after it was freed."""
+    for _ in range(5):
+        comm.allreduce(DoubleArray(gpu, np.ones(5000), stream))
+        comm.allreduce(DoubleArray(gpu, np.ones(5000), stream), wait=False)
+    comm.allreduce(DoubleArray(gpu, np.ones(1), stream))  # which ends after those that nobody has waited for
+    gc.collect()
+
+
+def test_arrays_live_until_the_device_is_done_with_them(ranks: NativeRanks) -> None:
+    ranks.run_calls(on_double, dropped)
+
+
+def lent_by_dlpack(comm: un.Communicator, gpu: Gpu, stream: Stream) -> Any:
+    y = comm.allreduce(DoubleArray(gpu, np.arange(6.0).reshape(2, 3), stream))
+    assert isinstance(y, DeviceArray)
+    z = comm.allreduce(Exported(y))
+    capsule = y.__dlpack__(stream=-1)  # which nobody takes
+    memory = from_dlpack(y, "y", stream=int(stream))
+    assert (memory.pointer, memory.shape) == (y.__cuda_array_interface__["data"][0], (2, 3))
+    del capsule, memory
+    return read(gpu, z).tolist()
+
+
+class Exported:
+    """An array that only exports itself by DLPack."""
+
+    def __init__(self, inner: Any) -> None:
+        self.__dlpack__ = inner.__dlpack__
+        self.__dlpack_device__ = inner.__dlpack_device__
+
+
+def test_arrays_go_and_come_by_dlpack(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, lent_by_dlpack) == [(4 * np.arange(6.0).reshape(2, 3)).tolist()] * 2
+
+
+def of_kind(comm: un.Communicator, gpu: Gpu, stream: Stream, kind: str) -> float:
+    return float(read(gpu, comm.allreduce(DoubleArray(gpu, np.ones(100), stream, kind))).sum())
+
+
+@pytest.mark.parametrize("kind", ["pooled", "managed"])
+def test_memory_that_has_no_handle_is_taken_too(ranks: NativeRanks, kind: str) -> None:
+    assert ranks.run_calls(on_double, of_kind, kind) == [200.0] * 2
+
+
+def rests(gpu: Gpu) -> None:
+    """Let a device do nothing more by itself, nor when it is asked for an event."""
+    gpu._schedule.run_some = lambda: None  # type: ignore[method-assign]
+
+
+class Freed:
+    """Memory that is freed as soon as nothing holds it, whatever its stream is to do."""
+
+    def __init__(self, gpu: Gpu, count: int, stream: Stream) -> None:
+        self._device, self._memory = gpu.device(), gpu.memory(8 * count)
+        data = (self._memory.pointer, False)
+        self.__cuda_array_interface__ = {
+            **{"data": data, "shape": (count,), "typestr": "<f8", "stream": int(stream), "version": 3}
+        }
+
+    def __del__(self) -> None:
+        self._device.free(self._memory)
+
+
+def test_arrays_outlive_a_communicator_that_nobody_has_closed(launched_alone: None) -> None:
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+    with devices.replaced(gpu.device), hear:
+        stream, world = gpu.device().new_stream(), un.init(un.Options(transports="shm"))
+        x = Freed(gpu, 300_000, stream)
+        array, communicator = weakref.ref(x), weakref.ref(world)
+        world.allreduce(x, out=x)
+        rests(gpu)
+        del x, world
+        gc.collect()
+        assert communicator() is None
+        assert array() is not None
+        gpu.synchronize()
+        work.keep_late([])
+        assert array() is None
+        assert trapped == []
+    gpu.close()
+
+
+def given_up(world: un.Communicator) -> list[str]:
+    """Send, and give up before the device has copied anything; return what it traps."""
+    gpu, trapped = Gpu(1, background=False), list[str]()
+    hear = mock.patch.object(sys, "unraisablehook", lambda unraised: trapped.append(repr(unraised.exc_value)))
+
+    def is_late(*_: Any) -> None:
+        raise un.CollectiveTimeoutError("it is late")
+
+    late = mock.patch.object(point_to_point, "await_event", is_late)
+    with devices.replaced(gpu.device), hear, world.dup() as comm:
+        stream = gpu.device().new_stream()
+        with late, pytest.raises(un.CollectiveTimeoutError):
+            comm.send(Freed(gpu, 300_000, stream), 1 - comm.rank)
+        gc.collect()
+    return trapped
+
+
+def test_a_send_that_is_given_up_frees_nothing_that_is_in_use(by_ipc: NativeRanks) -> None:
+    assert by_ipc.run_calls(given_up) == [[], []]
+
+
+def lost_at_work(world: un.Communicator, say: Callable[[Any], None], gives_up: bool) -> None:
+    """Call until somebody is killed, and free everything; say what came of it, and what the device trapped."""
+    gpu, trapped = Gpu(world.rank, gives_up=gives_up), list[str]()
+    sys.unraisablehook = lambda unraised: trapped.append(repr(unraised.exc_value))
+    error = ""
+    with devices.replaced(gpu.device):
+        stream, comm = gpu.device().new_stream(), world.dup()
+        try:
+            for number in itertools.count():
+                comm.allreduce(Freed(gpu, 300_000, stream), out=Freed(gpu, 300_000, stream), timeout_s=DEADLINE_S)
+                if number == 1:
+                    say("ready")
+        except un.UnisonoError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        comm.close()
+        del comm
+        gc.collect()
+        say((error, trapped))
+
+
+@pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_a_rank_that_is_killed_is_lost_and_no_array_is_freed_that_is_in_use(
+    tmp_path: Path, transports: str, *, gives_up: bool
+) -> None:
+    with Job(lost_at_work, 3, tmp_path, gives_up, transports=transports) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        for error, trapped in job.hear_all(but=1):
+            assert error.startswith("PeerLostError"), error
+            assert "rank 1" in error
+            assert trapped == []
+        job.exit_code(1)
+
+
+def wait_for_work_that_is_never_done(world: un.Communicator, say: Callable[[Any], None]) -> None:
+    """Make a call of which all is issued, while the device of rank 1 does nothing; say what comes of it."""
+    gpu = Gpu(world.rank, background=world.rank == 0, gives_up=False)
+    if world.rank == 1:
+        rests(gpu)
+    with devices.replaced(gpu.device):
+        stream = gpu.device().new_stream()
+        work = world.allreduce(Freed(gpu, 1000, stream), wait=False)
+        work.wait()
+        say("issued")
+        try:
+            work.synchronize(DEADLINE_S)
+        except un.UnisonoError as error:
+            say(type(error).__name__)
+        world.close()
+
+
+def test_work_behind_that_of_a_killed_rank_is_not_waited_for(tmp_path: Path) -> None:
+    with Job(wait_for_work_that_is_never_done, 2, tmp_path, transports=WAYS["by IPC"]) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGKILL)
+        assert job.hear(0) == "PeerLostError"
+        job.exit_code(1)
+
+
+# --- messages, plans and groups ------------------------------------------------------------------------------------
+
+
+def messages(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    peer = 1 - comm.rank
+    x, out = DoubleArray(gpu, np.full(9, comm.rank), stream), DoubleArray(gpu, np.zeros(9, int), stream)
+    assert comm.sendrecv(x, peer, out, peer) is out
+    found = [read(gpu, out)[0]]
+    receiving = comm.recv(out, un.ANY_SOURCE, 5, wait=False)
+    sent = comm.send(x, peer, 5, wait=False)
+    found.append(read(gpu, receiving.wait())[8])
+    sent.wait()
+    with comm.group():
+        comm.send(np.full(9, 7), peer)
+        comm.recv(out, peer)
+    return [*found, read(gpu, out)[4]]
+
+
+def test_messages_go_from_device_to_device_and_from_the_host_to_one(by_ipc: NativeRanks) -> None:
+    assert by_ipc.run_calls(on_double, messages) == [[1, 1, 7], [0, 0, 7]]
+
+
+def planned(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    x = DoubleArray(gpu, np.ones(4), stream)
+    double = comm.plan("allreduce", x, out=x)
+    found = []
+    for wait in (True, False, True):
+        result = double(wait=wait)
+        found.append(read(gpu, result if wait else result.wait()).tolist()[0])
+    del double, result
+    return found
+
+
+def test_plans_are_made_again_and_again(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, planned) == [[2.0, 4.0, 8.0]] * 2
+
+
+def several(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    x, y = DoubleArray(gpu, np.ones(4), stream), DoubleArray(gpu, np.full(3, comm.rank), stream)
+    total, most = comm.allreduce([x, y])
+    with comm.group():
+        both = [comm.allreduce(x), comm.allreduce(y, "max"), comm.allgather(y)]
+    results = [total, most, *(work.wait() for work in both)]
+    del both
+    return [read(gpu, each).tolist() for each in results]
+
+
+def test_lists_and_groups_of_arrays_go_together(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, several) == [[[2.0] * 4, [1] * 3, [2.0] * 4, [1] * 3, [0] * 3 + [1] * 3]] * 2
+
+
+def function_and_factor(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    x = DoubleArray(gpu, np.full(3, 2.0 + comm.rank), stream)
+    product = comm.allreduce(x, un.Op.from_function(np.multiply, commutative=True))
+    scaled = comm.allreduce(x, un.Op.premul_sum(0.5))
+    return [read(gpu, product).tolist(), read(gpu, scaled).tolist()]
+
+
+def test_functions_and_factors_are_taken(ranks: NativeRanks) -> None:
+    assert ranks.run_calls(on_double, function_and_factor) == [[[6.0] * 3, [2.5] * 3]] * 2
+
+
+# --- which way -----------------------------------------------------------------------------------------------------
+
+
+def told(comm: un.Communicator, gpu: Gpu, stream: Stream) -> tuple[str, bool, bool]:
+    y = comm.allreduce(DoubleArray(gpu, np.ones(100), stream))
+    assert read(gpu, y).sum() == 200
+    stats = comm.stats().on_device
+    nbytes = sum(each.sent_nbytes + each.received_nbytes for each in stats.by_ipc.values())
+    assert stats.to_host_nbytes == stats.to_device_nbytes
+    return comm.explain("allreduce", 800).on_device, nbytes > 0, stats.to_host_nbytes == 800
+
+
+def elsewhere(world: un.Communicator) -> tuple[str, bool, bool]:
+    return on_double(world, told, uuid=f"double-{world.rank}")
+
+
+def without_handles(world: un.Communicator) -> tuple[str, bool, bool]:
+    return on_double(world, told, exports=False)
+
+
+def test_what_carries_arrays_is_told(ranks: NativeRanks) -> None:
+    way, by_ipc, by_host = ranks.run_calls(on_double, told)[0]
+    assert (way == "cuda_ipc", "not among the transports" in way) == (by_ipc, by_host)
+    assert by_ipc != by_host
+
+
+@pytest.mark.parametrize(("fn", "why"), [(elsewhere, "cannot be reached"), (without_handles, "cannot export")])
+def test_devices_that_cannot_share_memory_are_staged(by_ipc: NativeRanks, fn: Callable[..., Any], why: str) -> None:
+    for way, went_by_ipc, went_by_host in by_ipc.run_calls(fn):
+        assert why in way
+        assert (went_by_ipc, went_by_host) == (False, True)
+
+
+# --- what is wrong -------------------------------------------------------------------------------------------------
+
+
+def wrong(comm: un.Communicator, gpu: Gpu, stream: Stream, what: str) -> str:
+    x = DoubleArray(gpu, np.ones((2, 3)), stream)
+    if what == "captured":
+        gpu.capture(stream)
+    arguments = {
+        "captured": {"x": x},
+        "host": {"x": x, "out": np.zeros((2, 3))},
+        "strided": {"x": x, "out": Changed(x, strides=(48, 8))},
+        "packed": {"x": Changed(x, strides=(48, 8))},
+        "mask": {"x": Changed(x, mask=np.zeros(6, bool))},
+        "read-only": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0], True))},
+        "misaligned": {"x": x, "out": Changed(x, data=(x.__cuda_array_interface__["data"][0] + 4, False))},
+        "no address of a device": {"x": Changed(x, data=(np.zeros(6).ctypes.data, False))},
+    }[what]
+    try:
+        comm.allreduce(**arguments)
+    except un.UsageError as error:
+        return str(error)
+    finally:
+        if what == "captured":
+            gpu.capture(stream, is_capturing=False)
+        comm.allreduce(x)
+    return "nothing"
+
+
+class Changed:
+    """An array whose interface says something else."""
+
+    def __init__(self, inner: Any, **changes: Any) -> None:
+        self.inner = inner
+        self.__cuda_array_interface__ = {**inner.__cuda_array_interface__, **changes}
+
+
+WRONG = {
+    "captured": "captured into a graph",
+    "host": "out is not on the device",
+    "strided": "out is not contiguous",
+    "packed": "x is not contiguous, and only its library could pack it",
+    "mask": "masks are not reduced",
+    "read-only": "out is read-only",
+    "misaligned": "out is not aligned: its elements do not begin at multiples of 8 bytes",
+    "no address of a device": "its address is one of the host",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_calls_are_refused_and_the_next_ones_are_not(by_ipc: NativeRanks, what: str) -> None:
+    for error in by_ipc.run_calls(on_double, wrong, what):
+        assert WRONG[what] in error
+
+
+def on_different_memory(world: un.Communicator, say: Callable[[Any], None]) -> None:
+    gpu = Gpu()
+    with devices.replaced(gpu.device):
+        stream = gpu.device().new_stream()
+        x = np.ones(5) if world.rank == 0 else DoubleArray(gpu, np.ones(5), stream)
+        try:
+            world.allreduce(x, timeout_s=20.0)
+        except un.UnisonoError as error:
+            say((type(error).__name__, str(error)))
+        world.close()
+
+
+def test_an_array_on_the_host_here_and_one_on_a_device_there_is_a_mismatch(tmp_path: Any) -> None:
+    with Job(on_different_memory, 2, tmp_path) as job:
+        found = job.hear_all()
+    assert {kind for kind, _ in found} == {"MismatchError"}
+    assert "allreduce(float64[5], op=sum, on a device)" in found[0][1]
+
+
+def two_devices(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[str]:
+    x, y = DoubleArray(gpu, np.ones(4), stream), DoubleArray(gpu, np.ones(4), stream)
+    comm.allreduce(x)
+    there = y.__cuda_array_interface__["data"][0]
+    facts_of, told = adapters.facts_of, []
+    with mock.patch.object(
+        adapters, "facts_of", lambda at, _: replace(facts_of(at, 0), ordinal=1 if at == there else 0)
+    ):
+        for arguments in ({"x": y, "out": y}, {"x": x, "out": y}):
+            try:
+                comm.allreduce(**arguments)
+            except un.UsageError as error:
+                told.append(error.message)
+    return told
+
+
+def test_a_communicator_uses_one_device_of_each_rank(by_ipc: NativeRanks) -> None:
+    for now, both in by_ipc.run_calls(on_double, two_devices):
+        assert "on one device of each rank: here on cuda:0 so far, and now on cuda:1" in now
+        assert "out is on cuda:1, but another array is on cuda:0" in both
+
+
+def test_without_a_driver_the_error_says_so(launched_alone: None) -> None:
+    def no_driver(ordinal: int) -> Any:
+        raise un.TransportUnavailableError("there is no driver")
+
+    with devices.replaced(no_driver), un.init() as world:
+        for call in (
+            lambda: world.allreduce(OnDevice(np.ones(3))),
+            lambda: world.plan("allreduce", OnDevice(np.ones(3))),
+        ):
+            with pytest.raises(
+                un.TransportUnavailableError, match=r"x is on the device cuda, .*there is no driver.*copy it"
+            ):
+                call()
+
+
+# --- libraries -----------------------------------------------------------------------------------------------------
+
+
+class LikeCupys(DoubleArray):
+    """An array as CuPy has them, whose stream is that which is current."""
+
+    __cuda_array_interface__: Any
+
+    def __init__(self, gpu: Gpu, values: Any, stream: Stream) -> None:
+        super().__init__(gpu, values, stream)
+        self._gpu = gpu
+        told = self.__cuda_array_interface__
+        self.data, self.device = SimpleNamespace(ptr=told["data"][0]), SimpleNamespace(id=0)
+        self.strides = told["strides"] or values.strides
+
+
+def with_cupy(comm: un.Communicator, gpu: Gpu, stream: Stream) -> list[Any]:
+    other = gpu.device().new_stream()
+    current = [stream]
+    cuda = SimpleNamespace(
+        Device=lambda _: nullcontext(), get_current_stream=lambda device: SimpleNamespace(ptr=current[0])
+    )
+
+    def empty(shape: Any, dtype: Any) -> LikeCupys:
+        return LikeCupys(gpu, np.zeros(shape, dtype), current[0])
+
+    cupy = SimpleNamespace(ndarray=LikeCupys, cuda=cuda, empty=empty, ascontiguousarray=lambda x: x.packed)
+    with mock.patch.dict("sys.modules", {"cupy": cupy}):
+        x = LikeCupys(gpu, np.arange(4, dtype="bfloat16"), stream)
+        y = comm.allreduce(x)
+        apart = LikeCupys(gpu, np.arange(4.0), stream)
+        apart.strides, apart.packed = (16,), apart
+        apart.shape, apart.packed = (2,), LikeCupys(gpu, np.array([0.0, 2.0]), stream)
+        z = comm.allreduce(apart)
+        work = comm.allreduce(y, wait=False)
+        current[0] = other
+        late = work.wait()
+        late.__cuda_array_interface__["stream"] = int(other)
+        found = [type(y).__name__, *(read(gpu, each).tolist() for each in (y, z, late))]
+        del late, work
+    gpu.synchronize()
+    gpu.device().end_stream(other)
+    return found
+
+
+def test_arrays_of_cupy_are_used_on_its_current_stream_and_come_back_as_such(by_ipc: NativeRanks) -> None:
+    wanted = ["LikeCupys", [0, 2, 4, 6], [0.0, 4.0], [0, 4, 8, 12]]
+    assert by_ipc.run_calls(on_double, with_cupy) == [wanted] * 2
+
+
+# --- without any ---------------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import sys
+import numpy as np
+import unisono as un
+
+with un.init() as world:
+    x, other = np.ones(4), 1 - world.rank
+    world.allreduce(x, out=x)
+    world.allreduce(x, wait=False).wait()
+    world.plan("allreduce", x, out=x)()
+    with world.group():
+        world.broadcast(x)
+        world.reduce(x, "max")
+    world.send(x, 1) if world.rank == 0 else world.recv(x, 0)
+    world.sendrecv(x, other, np.empty_like(x), other)
+    assert world.stats().on_device == ({}, 0, 0)
+    assert world.explain("allreduce", 800).on_device == ""
+of_devices = ("unisono.transports.cuda", "unisono.collectives.device_")
+print("imported", [name for name in sys.modules if name.startswith(of_devices)])
+"""
+
+
+def test_nothing_of_devices_is_imported_before_the_first_array_on_one(tmp_path: Path) -> None:
+    program = tmp_path / "without.py"
+    program.write_text(WITHOUT)
+    command = [sys.executable, "-m", "unisono", "run", "-n", "2", "--no-label", str(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines().count("imported []") == 2

@@ -1,0 +1,231 @@
+"""Devices keep their rules, and the double traps who breaks them: each rule fails a test when it is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import device_contract, fake_cuda
+from support.device_contract import CHECKS, Bench, N
+from support.native_ranks import NativeRanks
+
+from unisono.dtypes import DTYPES
+from unisono.operations import OPERATIONS, operation
+from unisono.testing.device_double import DeviceTrapError, Gpu
+from unisono.testing.device_gpu import LENIENCIES
+from unisono.transports.cuda.kernel_catalogue import reduction, scaling
+
+DTYPE = DTYPES["float32"]
+
+
+def driver_bench() -> Bench:
+    from unisono.transports.cuda.driver import CudaDevice
+
+    return Bench(CudaDevice())
+
+
+@pytest.fixture(params=["double", pytest.param("driver", marks=pytest.mark.gpu)])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Bench]:
+    if request.param == "double":
+        return Bench.of_double
+    pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
+    kernels = [reduction(DTYPES[dtype], OPERATIONS[op], k) for dtype, op, k in device_contract.REDUCTIONS]
+    kernels += [scaling(DTYPES[dtype]) for dtype, _ in device_contract.FACTORS]
+    fake_cuda.use(monkeypatch, kernels)
+    return driver_bench
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[NativeRanks]:
+    with NativeRanks(2, "shm") as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_any_device(make: Callable[[], Bench], check: str) -> None:
+    bench = make()
+    CHECKS[check](bench)
+    bench.close()
+
+
+def test_memory_and_events_are_shared_by_processes(make: Callable[[], Bench]) -> None:
+    with NativeRanks(2, "shm") as ranks:
+        assert ranks.run_calls(device_contract.share_memory_and_an_event, make) == ["", ""]
+
+
+# What only the double can show. Each of these fails when its rule is left out.
+
+
+def work_is_late(lenient: tuple[str, ...]) -> None:
+    gpu, device, (a, b, _), stream = scene(lenient)
+    gpu.view(a, N)[:] = 1
+    device.copy(b, a, N, stream)
+    assert not (gpu.view(b, N) == 1).any()
+    gpu.synchronize()
+    assert (gpu.view(b, N) == 1).all()
+
+
+def streams_have_no_order(lenient: tuple[str, ...]) -> None:
+    overtakes = 0
+    for seed in range(20):
+        gpu = Gpu(seed, lenient, background=False)
+        device = gpu.device()
+        events = [device.new_event(), device.new_event()]
+        for event in events:
+            device.record(event, device.new_stream())
+        while not any(happened := [device.done(event) for event in reversed(events)]):
+            pass
+        overtakes += happened == [True, False]
+        gpu.close()
+    assert overtakes
+
+
+def a_wait_is_for_what_was_recorded(lenient: tuple[str, ...]) -> None:
+    gpu, device, (a, b, c), stream = scene(lenient)
+    other, event, after = device.new_stream(), device.new_event(), device.new_event()
+    device.wait(other, event)
+    device.record(after, other)
+    gpu.synchronize()
+    assert device.done(after)
+    device.copy(b, a, N, stream)
+    device.record(event, stream)
+    with pytest.raises(DeviceTrapError, match="ordered behind"):
+        device.copy(c, b, N, other)
+
+
+def own_handles_do_not_open(lenient: tuple[str, ...]) -> None:
+    bench = Bench.of_double(lenient=lenient)
+    CHECKS["handles_do_not_open_in_their_process"](bench)
+
+
+def freed_memory_is_not_used(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    freed = device.allocate(N)
+    device.free(freed)
+    with pytest.raises(DeviceTrapError, match="freed or closed"):
+        device.copy(a, freed.pointer, N, stream)
+
+
+def memory_in_use_is_not_freed(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    used = device.allocate(N)
+    device.copy(a, used.pointer, N, stream)
+    for give_back in (lambda: device.free(used), lambda: device.end_stream(stream)):
+        with pytest.raises(DeviceTrapError, match="under way"):
+            give_back()
+
+
+def operands_do_not_overlap(lenient: tuple[str, ...]) -> None:
+    _, device, (a, _, _), stream = scene(lenient)
+    with pytest.raises(DeviceTrapError, match="overlap"):
+        device.copy(a, a + 8, 64, stream)
+    with pytest.raises(DeviceTrapError, match="overlap"):
+        device.reduce(a, [a, a + 8], 16, DTYPE, operation("sum"), 1, stream)
+
+
+def elements_are_aligned(lenient: tuple[str, ...]) -> None:
+    _, device, (a, b, _), stream = scene(lenient)
+    with pytest.raises(DeviceTrapError, match="not aligned"):
+        device.reduce(a, [b + 2], 16, DTYPE, operation("sum"), 1, stream)
+
+
+def accesses_are_ordered(lenient: tuple[str, ...]) -> None:
+    _, device, (a, b, c), stream = scene(lenient)
+    other, event = device.new_stream(), device.new_event()
+    device.copy(b, a, N, stream)
+    device.copy(c, a, N, other)  # two that read need no order
+    with pytest.raises(DeviceTrapError, match="ordered behind"):
+        device.copy(a, b, N, other)
+    device.record(event, stream)
+    device.wait(other, event)
+    device.copy(a, b, N, other)
+    device.record(event, other)
+    while not device.done(event):
+        pass
+    device.copy(a, c, N, stream)  # the host has seen that all before is over
+
+
+def captured_streams_are_left_alone(lenient: tuple[str, ...]) -> None:
+    gpu, device, (a, b, _), stream = scene(lenient)
+    gpu.capture(stream)
+    assert device.is_capturing(stream)
+    with pytest.raises(DeviceTrapError, match="graph"):
+        device.copy(a, b, N, stream)
+    gpu.capture(stream, False)
+    device.copy(a, b, N, stream)
+
+
+def nothing_is_issued_after_an_abort(lenient: tuple[str, ...]) -> None:
+    CHECKS["after_an_abort_things_are_given_back_only"](Bench.of_double(lenient=lenient))
+
+
+def only_dedicated_memory_is_exported(lenient: tuple[str, ...]) -> None:
+    gpu, device, _, _ = scene(lenient)
+    with pytest.raises(DeviceTrapError, match="pooled memory"):
+        device.export(gpu.memory(N, "pooled"))
+
+
+def only_shared_events_are_exported(lenient: tuple[str, ...]) -> None:
+    _, device, _, _ = scene(lenient)
+    device.export_event(device.new_event(shared=True))
+    with pytest.raises(DeviceTrapError, match="not made to be shared"):
+        device.export_event(device.new_event())
+
+
+RULES: dict[str, Callable[[tuple[str, ...]], None]] = {
+    "eager": work_is_late,
+    "in_order": streams_have_no_order,
+    "waits_for_future": a_wait_is_for_what_was_recorded,
+    "opens_own": own_handles_do_not_open,
+    "uses_freed": freed_memory_is_not_used,
+    "frees_pending": memory_in_use_is_not_freed,
+    "overlaps": operands_do_not_overlap,
+    "misaligned": elements_are_aligned,
+    "races": accesses_are_ordered,
+    "captures": captured_streams_are_left_alone,
+    "aborted": nothing_is_issued_after_an_abort,
+    "exports_any": only_dedicated_memory_is_exported,
+    "exports_unshared": only_shared_events_are_exported,
+}
+BETWEEN_PROCESSES = {
+    "opens_twice": (1, "open already"),
+    "frees_opened": (0, "have it open"),
+    "uses_ended": (1, "given back by the process that made it"),
+}
+
+
+def scene(lenient: tuple[str, ...]) -> tuple[Gpu, Any, list[int], Any]:
+    """Return a double that does only what it is asked for, its device, three pieces of memory, and a stream."""
+    gpu = Gpu(1, lenient, background=False)
+    device = gpu.device()
+    return gpu, device, [device.allocate(N).pointer for _ in range(3)], device.new_stream()
+
+
+def test_every_rule_has_a_test() -> None:
+    assert {*RULES, *BETWEEN_PROCESSES} == set(LENIENCIES)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_double_keeps_a_rule(rule: str) -> None:
+    RULES[rule](())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_lenient_double_is_found_out(rule: str) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        RULES[rule]((rule,))
+
+
+@pytest.mark.parametrize("rule", BETWEEN_PROCESSES)
+def test_the_double_keeps_a_rule_between_processes(two: NativeRanks, rule: str) -> None:
+    rank, wanted = BETWEEN_PROCESSES[rule]
+    run = device_contract.break_a_rule_between_processes
+    assert wanted in two.run_calls(run, (), rule)[rank]
+    assert two.run_calls(run, (rule,), rule)[rank] == ""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_accesses_of_processes_are_ordered_by_their_events(two: NativeRanks, waits: bool) -> None:
+    said = two.run_calls(device_contract.order_of_processes, Bench.of_double, waits)
+    assert ("ordered behind" in said[1]) is not waits

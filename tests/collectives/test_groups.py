@@ -1,0 +1,597 @@
+"""Groups and lists of arrays: they give what single calls give, in few messages, or nothing is sent at all."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.array_kinds import Standard
+from support.harness import LocalRanks
+from support.native_ranks import NativeRanks
+
+import unisono as un
+from unisono.algorithms.catalogue.registry import ALGORITHMS
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.collectives.calls.planning import Place
+from unisono.collectives.communicator import Communicator
+from unisono.options import Options
+
+Run = Callable[..., list[Any]]
+JOBS = [(1, "shm"), (2, "shm"), (2, "tcp"), (3, "tcp"), (4, "shm")]
+KINDS = [("float32", "sum"), ("int8", "max"), ("float64", "avg"), ("bfloat16", "prod"), ("uint16", "bor")]
+
+
+@pytest.fixture(scope="module", params=[*JOBS, (3, "local")], ids=lambda param: f"{param[0]} ranks, {param[1]}")
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a function of the communicator on every rank, by the native executor and by the generic one."""
+    size, transport = request.param
+    if transport == "local":
+        yield lambda fn, *args: LocalRanks(size, 8).run(_locally, fn, *args)
+        return
+    with NativeRanks(size, transport) as ranks:
+        yield ranks.run_calls
+
+
+def _locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
+    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+        return fn(world, *args)
+
+
+def same(results: list[Any], wanted: list[Any]) -> None:
+    for result, other in zip(results, wanted, strict=True):
+        if other is None:
+            assert result is None
+        else:
+            assert result.dtype == other.dtype
+            np.testing.assert_array_equal(result, other)
+
+
+def arrays_of(rank: int) -> list[Any]:
+    return [np.full((2, index), rank % 2 + 1).astype(dtype) for index, (dtype, _) in enumerate(KINDS)]
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def every_call(world: Any) -> list[Any]:
+    """Make calls of each kind; what they return is a result, or, in a group, its work."""
+    x = np.arange(2.0 * world.size) + world.rank
+    counts = [1] * world.size
+    made = [world.allreduce(each, op) for each, (_, op) in zip(arrays_of(world.rank), KINDS, strict=True)]
+    made += [world.broadcast(x, root=world.size - 1), world.reduce(x, root=0), world.allgather(x)]
+    made += [world.reduce_scatter(x), world.alltoall(x), world.scan(x), world.exscan(x), world.gather(x, root=0)]
+    made += [world.allgatherv(x[:1], counts), world.scatter(x, out=np.zeros(2)), world.allreduce(x, wait=False)]
+    made += [world.broadcast(np.int16([world.rank]), root=world.size - 1), world.reduce(x[::2], "max", 0)]
+    made += [world.allreduce(x, un.Op.premul_sum(world.rank + 1)), world.barrier()]
+    return made
+
+
+def in_group_and_alone(world: Any) -> None:
+    wanted = [each.wait() if isinstance(each, un.Work) else each for each in every_call(world)]
+    for _ in range(3):  # what has been prepared once is known later
+        with world.group():
+            works = every_call(world)
+        same([work.result() for work in works], wanted)
+
+
+def test_a_group_gives_what_its_calls_give(run: Run) -> None:
+    run(in_group_and_alone)
+
+
+PROMISES: list[dict[str, Any]] = [{"reproducible": True}, {"accumulate": "float32"}]
+
+
+def noise(rank: int, dtype: str, count: int) -> Any:
+    return np.random.default_rng(rank).normal(scale=100, size=count).astype(dtype)
+
+
+def promised_bits(world: Any, given: dict[str, Any]) -> None:
+    dtypes = ["bfloat16", "float16"] if "accumulate" in given else ["float32", "int32", "bfloat16", "float64"]
+    x = [noise(world.rank, dtype, 5 * index + 7) for index, dtype in enumerate(dtypes)]
+    for call in (world.allreduce, partial(world.reduce, root=world.size - 1)):
+        wanted = [call(each, **given) for each in x]
+        for _ in range(2):
+            same(list(call(x, **given) or [None] * len(x)), wanted)
+            with world.group():
+                works = [call(each, **given) for each in x]
+                plain = world.allreduce(x[0])
+            same([work.result() for work in works], wanted)
+            same([plain.result()], [world.allreduce(x[0])])
+
+
+@pytest.mark.parametrize("given", PROMISES, ids=str)
+def test_promised_bits_are_those_of_each_array_alone(run: Run, given: dict[str, Any]) -> None:
+    run(promised_bits, given)
+
+
+def lists_and_alone(world: Any, collective: str, kind: type, wait: bool) -> None:
+    x = kind(arrays_of(world.rank))
+    call = getattr(world, collective)
+    wanted = [call(each) for each in x]
+    makers = {"new": lambda _: None, "out": lambda x: kind(np.zeros_like(each) for each in x), "in place": lambda x: x}
+    for where, make_out in makers.items():
+        for _ in range(2):
+            x = kind(arrays_of(world.rank))
+            out = make_out(x)
+            if (collective, where, world.rank) == ("exscan", "in place", 0):  # rank 0 leaves its out as it is
+                wanted = arrays_of(0)
+            found = call(x, out=out) if wait else call(x, out=out, wait=False).wait()
+            if wanted[0] is None:
+                assert found is None
+            else:
+                assert type(found) is kind
+                same(list(found), wanted)
+                assert out is None or all(one is other for one, other in zip(found, out, strict=True))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "broadcast", "scan", "exscan"])
+def test_a_list_gives_what_its_arrays_give(run: Run, collective: str, kind: type, wait: bool) -> None:
+    run(lists_and_alone, collective, kind, wait)
+
+
+SHARED = ["allgather", "reduce_scatter", "alltoall", "gather", "scatter"]
+
+
+def share_lists(world: Any, collective: str, where: str) -> tuple[list[Any], list[Any] | None]:
+    """Return arrays that ranks can share, of unequal shapes and dtypes, and outs for their results, if any."""
+    size, rank = world.size, world.rank
+    rows = {"allgather": 2, "gather": 2}.get(collective, 2 * size)
+    x = [
+        (np.arange(rows * index).reshape(rows, index) + 10 * rank).astype(dtype)
+        for index, (dtype, _) in enumerate(KINDS)
+    ]
+    grows = rows == 2
+    shapes = [(2 * size, *each.shape[1:]) if grows else (rows // size, *each.shape[1:]) for each in x]
+    if collective == "alltoall":
+        shapes = [each.shape for each in x]
+    out = [np.zeros(shape, each.dtype) for shape, each in zip(shapes, x, strict=True)]
+    if where == "in place" and grows:
+        for each, to in zip(x, out, strict=True):
+            to[2 * rank : 2 * rank + 2] = each
+        return [to[2 * rank : 2 * rank + 2] for to in out], out
+    if where == "in place":
+        return x, [each[2 * rank : 2 * rank + 2] for each in x]
+    needs_out = where == "out" or collective == "scatter"
+    return x, out if needs_out else None
+
+
+def share_lists_and_alone(world: Any, collective: str, where: str) -> None:
+    call = getattr(world, collective)
+    if collective == "reduce_scatter":
+        call = partial(call, op="sum")
+    # What has been prepared once is known later.
+    for kind, wait in [(list, True), (tuple, True), (list, False), (list, True)]:
+        x, out = share_lists(world, collective, where)
+        outs = [None] * len(x) if out is None else out
+        wanted = [call(each, out=to) for each, to in zip(x, outs, strict=True)]
+        wanted = [each if each is None else each.copy() for each in wanted]
+        x, out = share_lists(world, collective, where)
+        given_x, given_out = kind(x), out and kind(out)
+        found = call(given_x, out=given_out) if wait else call(given_x, out=given_out, wait=False).wait()
+        if wanted[0] is None:
+            assert found is None
+        else:
+            assert type(found) is kind
+            same(list(found), wanted)
+
+
+@pytest.mark.parametrize(
+    ("collective", "where"),
+    [
+        (collective, where)
+        for collective in SHARED
+        for where in ("new", "out", "in place")
+        if (collective, where) != ("alltoall", "in place")
+    ],
+)
+def test_a_list_of_shares_gives_what_its_arrays_give(run: Run, collective: str, where: str) -> None:
+    run(share_lists_and_alone, collective, where)
+
+
+def lists_by_every_algorithm(world: Any, collective: str) -> list[str]:
+    call, told = getattr(world, collective), []
+    for name in ALGORITHMS[collective]:
+        x, out = share_lists(world, collective, "new")
+        outs = [None] * len(x) if out is None else out
+        try:
+            wanted = [call(each, out=to, algorithm=name) for each, to in zip(x, outs, strict=True)]
+        except un.NoAlgorithmError:
+            continue
+        found = call(x, out=share_lists(world, collective, "new")[1], algorithm=name)
+        same(found or [None] * len(x), wanted)
+        told.append(name)
+    return told
+
+
+@pytest.mark.parametrize("collective", SHARED)
+def test_every_algorithm_shares_lists(run: Run, collective: str) -> None:
+    for told in run(lists_by_every_algorithm, collective):
+        assert told
+
+
+def lists_in_group(world: Any) -> None:
+    with world.group():
+        several = world.allreduce([np.ones(2), np.full(3, 2.0)])
+        one = world.allreduce(np.full(1, world.rank), "max")
+        nothing = world.allreduce([])
+        at_root = world.reduce([np.ones(1)], root=0)
+    assert [each.tolist() for each in several.result()] == [[world.size] * 2, [2.0 * world.size] * 3]
+    assert one.result().tolist() == [world.size - 1]
+    assert nothing.result() == []
+    assert (at_root.result() is None) == (world.rank > 0)
+
+
+def test_lists_and_arrays_may_be_in_one_group(run: Run) -> None:
+    run(lists_in_group)
+
+
+def equal_roots(world: Any) -> None:
+    """Roots that are equal are one root, whether or not they are one object."""
+    roots = [0, np.int64(0)] if world.rank else [np.int64(0), 0]
+    with world.group():
+        works = [world.broadcast(np.full(2, world.rank + index), root=roots[index % 2]) for index in range(10)]
+    assert [work.result().tolist() for work in works] == [[index] * 2 for index in range(10)]
+
+
+def test_equal_roots_are_one_root(run: Run) -> None:
+    run(equal_roots)
+
+
+def kept_arrays(world: Any) -> None:
+    for _ in range(2):  # what has been prepared once is known later
+        x = np.ones(3)
+        kept = weakref.ref(x)
+        with world.group():
+            work = world.allreduce(x)
+        del x
+        assert kept() is None
+        assert work.result().tolist() == [world.size] * 3
+
+
+def test_a_work_keeps_only_results() -> None:
+    with NativeRanks(2, "shm") as ranks:
+        ranks.run_calls(kept_arrays)
+
+
+def empty_lists(world: Any) -> None:
+    assert world.allreduce([]) == []
+    assert world.broadcast((), wait=False).wait() == ()
+    with world.group():
+        pass
+
+
+def test_an_empty_list_is_nothing_to_do(run: Run) -> None:
+    run(empty_lists)
+
+
+def plan_of_list(world: Any) -> None:
+    x, out = [np.ones(3), np.ones(2, "int32")], [np.zeros(3), np.zeros(2, "int32")]
+    total = world.plan("allreduce", x, out=out)
+    scaled = world.plan("allreduce", x, op=un.Op.premul_sum(2))
+    for times in (1, 2, 3):
+        x[0][...], x[1][...] = times, times
+        assert [each.tolist() for each in total()] == [[times * world.size] * 3, [times * world.size] * 2]
+        assert scaled(wait=False).wait()[1].tolist() == [2 * times * world.size] * 2
+    assert out[1].tolist() == [3 * world.size] * 2
+
+
+def test_a_plan_may_be_of_a_list(run: Run) -> None:
+    run(plan_of_list)
+
+
+def group_of_messages(world: Any) -> float:
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    x, out = np.full(100_000, float(world.rank)), np.zeros(100_000)
+    with world.group():
+        world.send(x, after)
+        total = world.allreduce(np.ones(1))
+        received = world.recv(out, before)
+    assert received.result() is out
+    assert total.result()[0] == world.size
+    return float(out[-1])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_messages_of_a_group_do_not_wait_for_each_other(transport: str) -> None:
+    with NativeRanks(3, transport) as ranks:
+        assert ranks.run_calls(group_of_messages) == [2.0, 0.0, 1.0]
+
+
+def groups_in_groups(world: Any) -> None:
+    with world.group():
+        first = world.allreduce(np.ones(1))
+        with world.group():
+            second = world.allreduce(np.ones(1))
+        with pytest.raises(un.UsageError, match="with-block"):
+            second.wait()
+    assert first.result()[0] == second.result()[0] == world.size
+
+
+def test_a_group_in_a_group_belongs_to_it(run: Run) -> None:
+    run(groups_in_groups)
+
+
+def arrays_of_others(world: Any) -> None:
+    x = [Standard(np.ones(3)), array.array("q", [1, 2]), np.ones(2, "float32")]
+    out = [memoryview(bytearray(16)).cast("q"), np.zeros(2, "float32")]
+    with world.group():
+        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [type(each) for each in found] == [Standard, np.ndarray, np.ndarray]
+        assert found[0].values.tolist() == [2.0 * world.size] * 3
+        assert found[1].tolist() == [2 * world.size, 4 * world.size]
+    assert world.allreduce(x[1:], out=out)[0].tolist() == [world.size, 2 * world.size]
+
+
+def test_arrays_of_other_libraries_come_back_as_such(run: Run) -> None:
+    run(arrays_of_others)
+
+
+def torch_tensors(world: Any) -> None:
+    torch = pytest.importorskip("torch")
+    x = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16)]
+    with world.group():
+        works = [world.allreduce(each, un.Op.premul_sum(2)) for each in x]
+    for found in ([work.result() for work in works], world.allreduce(x, un.Op.premul_sum(2))):
+        assert [each.tolist() for each in found] == [[2.0 * world.size] * 3, [2.0 * world.size] * 2]
+        assert [type(each) for each in found] == [torch.Tensor] * 2
+
+
+def test_tensors_come_back_as_tensors(run: Run) -> None:
+    pytest.importorskip("torch")
+    run(torch_tensors)
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+
+def messages_of(world: Any, call: Callable[[], Any]) -> int:
+    def sent() -> int:
+        return sum(traffic.sent_messages for traffic in world.stats().values())
+
+    before = sent()
+    call()
+    return sent() - before
+
+
+def group_of_hundred(world: Any, x: list[Any]) -> None:
+    with world.group():
+        for index, each in enumerate(x):
+            world.allreduce(each, ("sum", "max", "avg")[index % 3])
+
+
+def messages_of_hundred(world: Any) -> tuple[int, int, int]:
+    x = [np.ones(16, ("float32", "float64", "int16")[index % 2]) for index in range(100)]
+    one = messages_of(world, lambda: world.allreduce(x[0]))
+    return one, messages_of(world, partial(group_of_hundred, world, x)), messages_of(world, lambda: world.allreduce(x))
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (2, "tcp"), (3, "tcp")])
+def test_a_hundred_small_calls_are_no_more_messages_than_two(size: int, transport: str) -> None:
+    with NativeRanks(size, transport) as ranks:
+        for one, group, as_list in ranks.run_calls(messages_of_hundred):
+            assert 0 < group <= 2 * one
+            assert 0 < as_list <= 2 * one
+
+
+def shares_of_hundred(world: Any, collective: str) -> tuple[int, int, int]:
+    x = [np.ones(4 * world.size, ("float32", "float64", "int16")[index % 3]) for index in range(100)]
+    out = [np.ones(4, each.dtype) for each in x] if collective == "scatter" else None
+    call = getattr(world, collective)
+
+    def group() -> None:
+        with world.group():
+            for each, to in zip(x, out or [None] * len(x), strict=True):
+                call(each, out=to)
+
+    one = messages_of(world, lambda: call(x[0], out=out and out[0]))
+    return one, messages_of(world, group), messages_of(world, lambda: call(x, out=out))
+
+
+@pytest.mark.parametrize("collective", SHARED)
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (4, "shm"), (3, "tcp")])
+def test_a_hundred_calls_on_shares_are_no_more_messages_than_two(size: int, transport: str, collective: str) -> None:
+    with NativeRanks(size, transport) as ranks:
+        told = ranks.run_calls(shares_of_hundred, collective)
+    assert sum(one for one, _, _ in told) > 0
+    for one, group, as_list in told:
+        assert group <= 2 * one
+        assert as_list <= 2 * one
+
+
+# --- any calls -----------------------------------------------------------------------------------------------------
+
+CALLS = st.fixed_dictionaries(
+    {
+        "collective": st.sampled_from([name for name in CONTRACTS if name != "barrier"]),
+        "dtype": st.sampled_from(["int32", "uint8", "int64"]),  # which are never rounded
+        "op": st.sampled_from(["sum", "max", "prod"]),
+        "root": st.integers(0, 2),
+        "shape": st.lists(st.integers(0, 3), max_size=2).map(tuple),
+        "has_out": st.booleans(),
+    }
+)
+
+
+def make(world: Any, call: dict[str, Any], seed: int) -> Any:
+    """Make a call; return its result, or its work in a group."""
+    contract = CONTRACTS[call["collective"]]
+    root = call["root"] % world.size
+    shape = (2 * world.size, *call["shape"])
+    x = np.random.default_rng([seed, world.rank]).integers(0, 3, shape).astype(call["dtype"])
+    arguments: dict[str, Any] = {"op": call["op"]} if contract.reduces else {}
+    if contract.input_at_root or contract.output_at_root:
+        arguments["root"] = root
+    if call["has_out"] or call["collective"] == "scatter":
+        rows = {"scatter": 2, "reduce_scatter": 2, "gather": 2 * world.size**2, "allgather": 2 * world.size**2}
+        out_shape = (rows.get(call["collective"], 2 * world.size), *call["shape"])
+        arguments["out"] = np.zeros(out_shape, call["dtype"])
+    return getattr(world, call["collective"])(x, **arguments)
+
+
+def kind_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
+    contract = CONTRACTS[call["collective"]]
+    has_root = contract.input_at_root or contract.output_at_root
+    return call["collective"], call["root"] % world.size if has_root else None
+
+
+def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
+    wanted = [make(world, call, seed) for seed, call in enumerate(calls)]
+    kinds = {kind_of(world, call) for call in calls}
+    works: list[Any] = []
+
+    def group() -> None:
+        with world.group():
+            works[:] = [make(world, call, seed) for seed, call in enumerate(calls)]
+
+    for _ in range(2):  # what has been prepared once is known later
+        messages = messages_of(world, group)
+        same([work.result() for work in works], wanted)
+        # No algorithm of so small calls sends a rank more than two messages and two flags.
+        assert messages <= 4 * len(kinds) * (world.size - 1)
+
+
+@pytest.fixture(scope="module", params=[(2, "shm"), (3, "shm"), (3, "tcp")], ids=str)
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(*request.param) as pool:
+        yield pool
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(calls=st.lists(CALLS, min_size=1, max_size=12))
+def test_any_group_gives_what_its_calls_give(ranks: NativeRanks, calls: list[dict[str, Any]]) -> None:
+    ranks.run_calls(any_group, calls)
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+MEMORY = np.zeros(8)
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "an error of the program": lambda world: 1 / 0,
+    "an operation that is not defined": lambda world: world.allreduce(np.ones(1, bool), "sum"),
+    "an out of another shape": lambda world: world.allreduce(np.ones(2), out=np.ones(3)),
+    "an out in another array": lambda world: [
+        world.allreduce(MEMORY[0:4], out=MEMORY[4:8]),
+        world.allreduce(MEMORY[2:6]),
+    ],
+    "outs of unequal number": lambda world: world.allreduce([np.ones(2)], out=[]),
+    "a list with counts": lambda world: world.allgatherv([np.ones(2)], [2] * world.size),
+    "a list of which one cannot be shared": lambda world: world.reduce_scatter(
+        [np.ones(world.size), np.ones((world.size + 1, 0) if world.size > 1 else ())]
+    ),
+    "an out in the rest of an array in place": lambda world: [
+        world.reduce_scatter(MEMORY[: world.size], out=MEMORY[world.rank : world.rank + 1]),
+        world.reduce_scatter(np.ones(world.size), out=MEMORY[(world.rank + 1) % world.size :][:1]),
+    ],
+    "a time limit that is none": lambda world: world.allreduce(np.ones(1), timeout_s=-1),
+    "a root that does not exist": lambda world: world.broadcast(np.ones(2), root=7),
+    "an algorithm that does not exist": lambda world: world.allreduce(np.ones(2), algorithm="none"),
+    "an algorithm that is no name": lambda world: world.allreduce(np.ones(2), algorithm=[]),
+    "a factor out of range": lambda world: world.allreduce(np.ones(2, "int8"), un.Op.premul_sum(1000)),
+    "an accumulator of another dtype": lambda world: world.allreduce(
+        [np.ones(2, "bfloat16"), np.ones(2)], accumulate="float32"
+    ),
+    "bits that no algorithm has together": lambda world: world.allreduce(
+        [np.ones(2, "bfloat16"), np.ones(2, "float32")], reproducible=True, accumulate="float32"
+    ),
+    "an object": lambda world: world.broadcast_object("x"),
+    "an object to a rank": lambda world: world.send_object("x", (world.rank + 1) % world.size),
+    "a split": lambda world: world.split(0),
+    "a sendrecv": lambda world: world.sendrecv(np.ones(2), 0, np.zeros(2), 0),
+    "a message to nobody": lambda world: world.send(np.ones(2), 9),
+    "an end that is awaited": lambda world: world.allreduce(np.ones(2)).wait(),
+    "a work of which something is asked": lambda world: un.wait_any([world.allreduce(np.ones(2))]),
+}
+
+
+def err_in_group(world: Any, what: str) -> tuple[int, list[str], float]:
+    works: list[Any] = []
+    before = dict(world.stats())
+    with pytest.raises((un.UnisonoError, ZeroDivisionError)), world.group():  # noqa: PT012
+        works += [world.allgather(np.ones(2)), world.allreduce(np.ones(2))]
+        WRONG[what](world)
+    added = sum(traffic.sent_messages for traffic in world.stats().values())
+    added -= sum(traffic.sent_messages for traffic in before.values())
+    told = []
+    for work in works:
+        with pytest.raises(un.UnisonoError) as error:
+            work.result()
+        told.append(type(error.value).__name__)
+    return added, told, float(world.allreduce(np.ones(1))[0])
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_nothing_is_sent_if_something_is_wrong(run: Run, what: str) -> None:
+    results = run(err_in_group, what)
+    for sent, told, later in results:
+        assert sent == 0
+        assert set(told) <= {"UsageError", "NoAlgorithmError"}
+        assert later == len(results)
+
+
+def disagree(world: Any) -> str:
+    x = [np.ones(2), np.ones(3, "float32" if world.rank else "int32")]
+    try:
+        with world.group():
+            works = [world.allreduce(each) for each in x]
+    except un.UnisonoError as error:
+        assert [work.done() for work in works] == [True, True]
+        with pytest.raises(type(error)):
+            works[1].wait()
+        return f"{type(error).__name__}: {error.message}"
+    return ""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_that_disagree_about_one_array_are_told(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        for told in ranks.run_calls(disagree):
+            assert told.startswith("MismatchError")
+            assert "float64[2]" in told
+            assert "int32[3]" in told
+
+
+# --- works ---------------------------------------------------------------------------------------------------------
+
+
+def callbacks_and_await(world: Any) -> tuple[list[float], float]:
+    seen: list[float] = []
+
+    async def ask(work: Any) -> float:
+        return float((await work)[0])
+
+    with world.group():
+        work = world.allreduce(np.ones(1))
+        work.add_done_callback(lambda ended: seen.append(float(ended.result()[0])))
+        world.allreduce(np.ones(1))
+        assert not seen
+    work.add_done_callback(lambda ended: seen.append(-1.0))
+    return seen, asyncio.run(ask(work))
+
+
+def test_works_of_a_group_tell_when_it_ends(run: Run) -> None:
+    results = run(callbacks_and_await)
+    assert results == [([float(len(results)), -1.0], float(len(results)))] * len(results)
+
+
+def closed_in_group(world: Any) -> str:
+    with pytest.raises(un.UsageError) as error, world.group():  # noqa: PT012
+        work = world.allreduce(np.ones(1))
+        world.close()
+    with pytest.raises(un.UsageError):
+        work.wait()
+    return error.value.message
+
+
+def test_a_communicator_that_is_closed_in_a_group_makes_no_call() -> None:
+    assert all("closed" in told for told in un.launch(closed_in_group, 2))

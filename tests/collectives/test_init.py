@@ -1,0 +1,363 @@
+"""Meeting: how `init` finds the other ranks, what it agrees on with them, and how it gives up."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S, eventually
+from support.harness import by_messages
+from support.launched import by_variables
+from support.native_ranks import Job
+from support.ports import free_port
+
+import unisono as un
+from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.collectives.bootstrap import rendezvous
+from unisono.transports.links.session import Session
+
+Say = Callable[[Any], None]
+
+
+# --- one rank ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_nobody_launched_is_a_world_of_one() -> None:
+    with un.init() as world:
+        assert (world.rank, world.size, world.local_rank, world.hosts) == (0, 1, 0, ((0,),))
+        x = np.arange(4.0)
+        assert world.allreduce(x, "avg").tolist() == x.tolist()
+        assert world.broadcast(x).tolist() == x.tolist()
+        world.barrier()
+        assert world.stats() == {}
+    with pytest.raises(un.UsageError, match="is closed"):
+        world.barrier()
+
+
+def test_worlds_of_one_can_be_made_again_and_leave_no_descriptors() -> None:
+    un.init().close()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        un.init().close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def drop_the_world() -> None:
+    world = un.init()
+    world.allreduce(np.ones(3))
+    world.barrier(wait=False).wait()
+
+
+def world_of_a_plan() -> Callable[[], Any]:
+    return un.init().plan("allreduce", np.ones(3))
+
+
+def opened() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has, without garbage."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_a_world_that_is_dropped_is_closed() -> None:
+    un.init().close()
+    before = opened()
+    for _ in range(5):
+        drop_the_world()
+    assert eventually(lambda: opened() == before)
+
+
+def test_a_world_that_is_dropped_stays_open_for_its_plans_and_works() -> None:
+    before = opened()
+    plan, work, part = world_of_a_plan(), un.init().allreduce(np.ones(3), wait=False), un.init().dup()
+    gc.collect()
+    assert [plan().tolist(), work.wait().tolist(), part.allreduce(np.ones(3)).tolist()] == [[1.0] * 3] * 3
+    del plan, work, part
+    assert eventually(lambda: opened() == before)
+
+
+def test_every_thread_that_closes_a_world_returns_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, is_closed, left = threading.Event(), threading.Event(), threading.Event(), []
+    leave = Session.close
+
+    def leave_slowly(session: Session, farewell: str) -> None:
+        begun.set()
+        go_on.wait()
+        leave(session, farewell)
+        is_closed.set()
+
+    monkeypatch.setattr(Session, "close", leave_slowly)
+    world = un.init()
+
+    def close() -> None:
+        world.close()
+        left.append(is_closed.is_set())
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    threads[1].join(0.2)  # long enough for one that does not wait
+    go_on.set()
+    for each in threads:
+        each.join()
+    assert left == [True, True]
+
+
+AT_EXIT = """
+import unisono as un
+from unisono.launchers.launch import Pool
+{program}
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "world = un.init()",
+        "un.init()",
+        "import threading; threading.Thread(target=un.init().close, daemon=True).start()",
+        "pool = Pool(1); pool.run(lambda comm: None)",
+        "Pool(1).run(lambda comm: None)",
+    ],
+)
+def test_what_is_open_at_exit_is_closed_without_a_warning(tmp_path: Path, program: str) -> None:
+    place = {"UNISONO_RANK": "0", "UNISONO_SIZE": "1", "UNISONO_STORE": f"file://{tmp_path}/store"}
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", AT_EXIT.format(program=program)]
+    environ = {**os.environ, **place, "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environ)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", by_messages("allreduce"))
+def test_the_option_forces_an_algorithm_for_the_collectives_that_have_it(algorithm: str) -> None:
+    with un.init(un.Options(algorithm=algorithm)) as world:
+        choice = world.explain("allreduce", 1 << 20).choice
+        assert (choice.algorithm, choice.tier) == (algorithm, "forced")
+        for collective in ("broadcast", "barrier"):
+            forced = algorithm in algorithms_of(collective)
+            assert world.explain(collective, 1 << 20).choice.tier == ("forced" if forced else "model")
+
+
+def test_an_option_that_names_no_algorithm_is_refused_and_the_nearest_are_named() -> None:
+    with un.init(un.Options(algorithm="rign")) as world:
+        for call in (lambda: world.allreduce(np.ones(1)), world.barrier):
+            with pytest.raises(
+                un.UsageError, match=r"no collective has an algorithm 'rign'; did you mean 'ring' \(of all"
+            ):
+                call()
+    with (
+        un.init(un.Options(algorithm="quantum")) as world,
+        pytest.raises(un.UsageError, match="there are direct, ring"),
+    ):
+        world.explain("scan", 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"rank": 0}, "together"),
+        ({"store": "file:///tmp/x", "rank": 0}, "together"),
+        ({"store": "file:///tmp/x", "rank": 2, "size": 2}, "rank=2"),
+        ({"store": "file:///tmp/x", "rank": -1, "size": 2}, "rank=-1"),
+        ({"store": "file:///tmp/x", "rank": 0, "size": 0}, "size=0"),
+        ({"store": "ftp://host", "rank": 0, "size": 2}, "ftp"),
+        ({"store": {}, "rank": 0, "size": 2}, "a store of torch"),
+        ({"store": "tcp://127.0.0.1", "rank": 0, "size": 2}, "port"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(un.UsageError, match=why):
+        un.init(**arguments)
+
+
+@pytest.mark.parametrize("transports", ["pigeon", "", "tcp,", (), ("shm", "shm"), ("auto", "tcp")])
+def test_transports_that_cannot_be_are_refused(transports: Any) -> None:
+    with pytest.raises(un.UsageError, match="some of shm, tcp, ucx, mpi, cuda_ipc with commas between"):
+        un.Options(transports=transports)
+
+
+def test_transports_may_be_a_tuple() -> None:
+    assert un.Options(transports=("shm", "tcp")) == un.Options(transports="SHM, tcp")
+    assert un.Options(transports=("shm", "tcp")).preference == ("shm", "tcp")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UNISONO_TIMEOUT_S", "soon"),
+        ("UNISONO_TRANSPORTS", "pigeon"),
+        ("UNISONO_TRANSPORTS", "shm,tcp,shm"),
+        ("UNISONO_TRANSPORTS", "auto,tcp"),
+        ("UNISONO_SIZE", "two"),
+    ],
+)
+def test_nonsense_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(un.UsageError, match=name):
+        un.init()
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
+    with pytest.raises(un.UnisonoError, match=r"192\.0\.2\.1"):
+        un.init(un.Options(bind_address="192.0.2.1"))
+
+
+def resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_communicators_that_are_closed_leave_nothing_that_grows() -> None:
+    with un.init() as world:
+        loop = world._executor.session._listener.loop  # which hears of each that is closed
+        for count in (2_000, 20_000):
+            gc.collect()
+            before = resident_nbytes()
+            for number in range(count):
+                world.dup().close()
+                assert number % 100 or eventually(lambda: not loop._submitted)
+        gc.collect()
+        assert resident_nbytes() - before < 50 * count
+
+
+# --- several ranks -------------------------------------------------------------------------------------------------
+
+
+def meet_again(world: un.Communicator, say: Say, stores: list[str]) -> None:
+    """Meet at one store after the other, while the first world stays open."""
+    for store in stores:
+        with un.init(store=store, rank=world.rank, size=world.size) as other:
+            say(other.allreduce(np.array([other.rank + 1])).tolist())
+    say(world.allreduce(np.array([1])).tolist())
+
+
+def test_ranks_meet_at_stores_of_every_kind(tmp_path: Path) -> None:
+    stores = [f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/other"]
+    with Job(meet_again, 3, tmp_path, stores) as job:
+        assert [job.hear_all() for _ in range(3)] == [[[6]] * 3, [[6]] * 3, [[3]] * 3]
+
+
+def differ(world: un.Communicator, say: Say, store: str) -> None:
+    """Only rank 0 asks for TCP, the ring and segments."""
+    asked = un.Options(transports="tcp", algorithm="ring", segment_nbytes=4096) if world.rank == 0 else un.Options()
+    with un.init(asked, store=store, rank=world.rank, size=world.size) as other:
+        other.allreduce(np.ones(100_000))
+        choice = other.explain("allreduce", 800_000).choice
+        transports = {traffic.transport for traffic in other.stats().values()}
+    say((choice.algorithm, choice.segments > 1, transports))
+
+
+def test_all_ranks_adopt_what_rank_0_asks_for(tmp_path: Path) -> None:
+    with Job(differ, 3, tmp_path, f"file://{tmp_path}/other") as job:
+        assert job.hear_all() == [("ring", True, {"tcp"})] * 3
+
+
+def wait_in_vain(world: un.Communicator, say: Say, store: str) -> None:
+    """Rank 2 does not come to the second meeting."""
+    if world.rank == 2:
+        say("absent")
+        return
+    try:
+        un.init(un.Options(rendezvous_timeout_s=3.0), store=store, rank=world.rank, size=world.size)
+    except un.RendezvousError as error:
+        say(str(error))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_rank_that_does_not_arrive_is_named(tmp_path: Path, kind: str) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
+    with Job(wait_in_vain, 3, tmp_path, store) as job:
+        for text in job.hear_all(but=2):
+            assert "rank 2 of 3 did not arrive within 3 s" in text, text
+
+
+def say_the_place(world: un.Communicator, say: Say) -> None:
+    say((world.rank, world.size, world.local_rank, world.hosts))
+
+
+def test_ranks_of_one_host_number_themselves(tmp_path: Path) -> None:
+    with Job(say_the_place, 3, tmp_path) as job:
+        assert job.hear_all() == [(rank, 3, rank, ((0, 1, 2),)) for rank in range(3)]
+
+
+MEETINGS = """
+import os, socket
+import numpy as np
+import unisono as un
+
+for _ in range(5):
+    with un.init() as world:
+        with un.init() as other:
+            assert other.allreduce(np.array([world.rank + 1])).tolist() == [6]
+        if world.rank == 0:  # nobody is served any more
+            socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+        world.barrier()
+"""
+
+
+def test_ranks_that_are_told_torchs_variables_meet_again_and_again_at_one_port(tmp_path: Path) -> None:
+    for ended in by_variables(MEETINGS, port=free_port(), folder=tmp_path, ranks=3, UNISONO_LOG="info"):
+        assert ended.returncode == 0, ended.stderr
+        assert ("Rank 0 makes this job's key and hands it out in the store" in ended.stderr) == (
+            "[0/3]" in ended.stderr
+        )
+
+
+def look_at_the_store(world: un.Communicator, say: Say, folder: Path) -> None:
+    world.barrier()
+    say(folder.exists())
+    world.barrier()
+
+
+def test_nothing_of_a_store_is_left_once_all_ranks_have_met(tmp_path: Path) -> None:
+    with Job(look_at_the_store, 3, tmp_path, tmp_path / "store") as job:
+        assert job.hear_all() == [False] * 3
+
+
+def fail_to_listen(world: un.Communicator, say: Say, store: str, failing: int) -> None:
+    """One rank cannot come to the second meeting, and the others would wait for it for minutes."""
+    address = "192.0.2.1" if world.rank == failing else "127.0.0.1"
+    options = un.Options(rendezvous_timeout_s=3 * DEADLINE_S, bind_address=address)
+    rendezvous._LINGER_S = DEADLINE_S
+    try:
+        un.init(options, store=store, rank=world.rank, size=world.size)
+    except un.UnisonoError as error:
+        say((type(error), str(error)))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+@pytest.mark.parametrize("failing", range(4))
+def test_a_rank_that_cannot_come_tells_the_others_why(tmp_path: Path, kind: str, failing: int) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else f"file://{tmp_path}/other"
+    with Job(fail_to_listen, 4, tmp_path, store, failing) as job:
+        for rank, (error, text) in enumerate(job.hear_all()):
+            assert error is (un.UsageError if rank == failing else un.RendezvousError)
+            assert "192.0.2.1" in text
+            assert rank == failing or f"rank {failing} gave up: UNISONO_BIND_ADDRESS" in text
+
+
+def count_mappings_of_meetings(world: un.Communicator, say: Say, store: str) -> None:
+    """Each meeting has a key of its own, which must not be kept."""
+    for _ in range(2):
+        for _ in range(20):
+            with un.init(store=store, rank=world.rank, size=world.size) as other:
+                other.barrier()
+        gc.collect()
+        say(len(Path("/proc/self/maps").read_text().splitlines()))
+
+
+def test_worlds_that_are_closed_leave_no_mappings(tmp_path: Path) -> None:
+    with Job(count_mappings_of_meetings, 2, tmp_path, f"file://{tmp_path}/other") as job:
+        before, after = job.hear_all(), job.hear_all()
+    assert max(one - other for one, other in zip(after, before, strict=True)) < 5

@@ -1,0 +1,392 @@
+"""Communicators of some of the ranks: who is in them, that their calls keep apart, and how they end."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.deadlines import DEADLINE_S
+from support.native_ranks import Job, NativeRanks
+from support.outcomes import told
+
+import unisono as un
+
+SHORT_S = 0.5
+X = np.ones(8, np.float32)
+Say = Callable[[Any], None]
+bounded = settings(max_examples=25, deadline=None, derandomize=True)
+small_or_extreme = st.one_of(st.integers(-2, 2), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
+
+
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def four(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(4, request.param) as started:
+        yield started
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def fresh(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    """Ranks of one test, whose job may end with it."""
+    with NativeRanks(4, request.param) as started:
+        yield started
+
+
+# --- who is in them ------------------------------------------------------------------------------------------------
+
+
+def split_and_compute(world: un.Communicator, colors: list[Any], keys: list[Any]) -> Any:
+    part = world.split(colors[world.rank], keys[world.rank])
+    if part is None:
+        return None
+    with part:
+        x = np.arange(6) + 10 ** (world.rank % 4)
+        root = part.size - 1
+        results = [part.allreduce(x), part.allgather(x), part.scan(x), part.broadcast(x, root)]
+        results.append(part.allgatherv(np.full(part.rank, world.rank), list(range(part.size))))
+        facts = part.rank, part.size, part.world_ranks, part.hosts, part.local_rank
+        return facts, [result.tolist() for result in results]
+
+
+def split_by_model(colors: list[Any], keys: list[Any]) -> list[Any]:
+    """Return what `split_and_compute` must, by numpy."""
+    models: list[Any] = [None] * len(colors)
+    for color in {color for color in colors if color is not None}:
+        members = [rank for rank, its in enumerate(colors) if its == color]
+        members.sort(key=lambda rank: (rank if keys[rank] is None else keys[rank], rank))
+        arrays = np.array([np.arange(6) + 10 ** (member % 4) for member in members])
+        for rank, member in enumerate(members):
+            facts = rank, len(members), tuple(members), (tuple(range(len(members))),), rank
+            counted = np.repeat(members, range(len(members)))
+            results = [arrays.sum(0), arrays.ravel(), arrays[: rank + 1].sum(0), arrays[-1], counted]
+            models[member] = facts, [result.tolist() for result in results]
+    return models
+
+
+@bounded
+@given(
+    colors=st.lists(st.one_of(st.none(), small_or_extreme), min_size=4, max_size=4),
+    keys=st.lists(st.one_of(st.none(), small_or_extreme), min_size=4, max_size=4),
+)
+def test_split_is_by_color_and_key(four: NativeRanks, colors: list[Any], keys: list[Any]) -> None:
+    assert four.run_calls(split_and_compute, colors, keys) == split_by_model(colors, keys)
+
+
+def nest(world: un.Communicator) -> Any:
+    """Split the upper three ranks off, reverse them, and take two of these."""
+    if world.rank == 0:
+        return None
+    with world.subgroup([3, 2, 1]) as three:
+        if three.rank == 2:
+            return three.world_ranks, three.rank
+        with three.subgroup([1, 0]) as two:
+            found = np.zeros(1, int)
+            two.sendrecv(np.array([world.rank]), 1 - two.rank, found, 1 - two.rank, tag=4)
+            return two.world_ranks, two.rank, int(found[0]), sorted(two.stats())
+
+
+def test_subgroups_of_subgroups_keep_the_order_they_are_given(four: NativeRanks) -> None:
+    none, *others = four.run_calls(nest)
+    assert none is None
+    assert others == [((3, 2, 1), 2), ((2, 3), 0, 3, [1]), ((2, 3), 1, 2, [0])]
+
+
+def be_alone(world: un.Communicator) -> float:
+    with world.subgroup([world.rank]) as alone:
+        return float(alone.allreduce(np.full(3, world.rank + 1.0), "avg").sum())
+
+
+def test_a_rank_may_be_alone(four: NativeRanks) -> None:
+    assert four.run_calls(be_alone) == [3.0, 6.0, 9.0, 12.0]
+
+
+def host_views(world: un.Communicator) -> Any:
+    with world.local() as local:
+        leaders = world.leaders()
+        total = None if leaders is None else int(leaders.allreduce(np.array(1)))
+        return local.world_ranks, int(local.allreduce(np.array(world.rank))), total
+
+
+def test_ranks_of_a_host_and_their_leaders(four: NativeRanks) -> None:
+    assert four.run_calls(host_views) == [((0, 1, 2, 3), 6, 1)] + [((0, 1, 2, 3), 6, None)] * 3
+
+
+def plan_and_count(world: un.Communicator) -> Any:
+    with world.split(world.rank % 2) as half:
+        x = np.ones(100, np.float32)
+        accumulate = half.plan("allreduce", x, out=x)
+        for _ in range(3):
+            accumulate()
+        return float(x[0]), half.explain("allreduce", 400).choice, set(half.stats())
+
+
+def test_plans_counters_and_choices_are_those_of_the_subgroup(four: NativeRanks) -> None:
+    results = four.run_calls(plan_and_count)
+    assert [row[0] for row in results] == [8.0] * 4
+    assert len({row[1] for row in results}) == 1
+    assert [row[2] for row in results] == [{1}, {1}, {0}, {0}]
+
+
+# --- calls keep apart ----------------------------------------------------------------------------------------------
+
+
+def gather_nothing(world: un.Communicator) -> int:
+    """Gather empty arrays on a new communicator, which the first rank has left when the others begin."""
+    with world.dup() as copy:
+        if world.rank != 0:
+            time.sleep(0.3)
+        gathered = copy.gather(np.zeros(0), root=world.size - 1)
+        return -1 if gathered is None else gathered.size
+
+
+def test_who_has_nothing_to_exchange_may_leave_before_the_others_come(fresh: NativeRanks) -> None:
+    assert fresh.run_calls(gather_nothing) == [-1, -1, -1, 0]
+
+
+def interleave(world: un.Communicator, seed: int) -> bool:
+    """Call the world, halves, overlapping pairs and duplicates in a random order, which is the same on all ranks."""
+    pairs = [(rank, (rank + 1) % world.size) for rank in range(world.size)]
+    groups = [world, world.dup(), world.dup(), world.split(world.rank % 2)]
+    groups += [world.subgroup(pair) if world.rank in pair else None for pair in pairs]
+    dice, right = random.Random(seed), True
+    for _ in range(60):
+        group, count = groups[dice.randrange(len(groups))], dice.choice([1, 7, 50_000])
+        if group is not None:
+            x = np.full(count, world.rank + 1)
+            right &= bool((group.allreduce(x) == sum(group.world_ranks) + group.size).all())
+    for group in groups[1:]:
+        if group is not None:
+            group.close()
+    return right
+
+
+@bounded
+@given(seed=st.integers(0, 1 << 30))
+def test_communicators_that_overlap_are_called_in_any_order(four: NativeRanks, seed: int) -> None:
+    assert four.run_calls(interleave, seed) == [True] * 4
+
+
+def cross(world: un.Communicator) -> list[int]:
+    """Each rank calls two duplicates from two threads, and begins with the one or the other."""
+    groups, results = [world.dup(), world.dup()], [0, 0]
+    order = [0, 1] if world.rank % 2 == 0 else [1, 0]
+
+    def reduce(index: int) -> None:
+        for _ in range(20):
+            results[index] += int(groups[index].allreduce(np.array(index + 1)))
+
+    threads = [threading.Thread(target=reduce, args=(index,)) for index in order]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.005)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    for group in groups:
+        group.close()
+    return results
+
+
+def test_two_threads_on_two_communicators_do_not_wait_for_each_other(four: NativeRanks) -> None:
+    assert four.run_calls(cross) == [[80, 160]] * 4
+
+
+def share(world: un.Communicator) -> list[float]:
+    """Two threads make the same calls on one communicator, of a kind that is new to it."""
+    totals = [0.0, 0.0]
+
+    def reduce(index: int) -> None:
+        for count in range(1, 40):
+            totals[index] += float(shared.allreduce(np.ones(5000, np.float32), "sum")[count])
+
+    with world.dup() as shared:
+        threads = [threading.Thread(target=reduce, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        return totals
+
+
+def test_threads_may_make_the_same_calls_on_one_communicator(four: NativeRanks) -> None:
+    assert four.run_calls(share) == [[156.0, 156.0]] * 4
+
+
+# --- wrong calls ---------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "a colour that is no number": lambda world: world.split("red"),
+    "a colour that is true": lambda world: world.split(True),
+    "a colour of 65 bits": lambda world: world.split(1 << 63),
+    "a key that is no number": lambda world: world.split(0, 1.5),
+    "a rank that does not exist": lambda world: world.subgroup([world.rank, world.size]),
+    "a negative rank": lambda world: world.subgroup([world.rank, -1]),
+    "a rank twice": lambda world: world.subgroup([world.rank, world.rank]),
+    "no ranks": lambda world: world.subgroup([]),
+    "others": lambda world: world.subgroup([(world.rank + 1) % world.size]),
+}
+
+
+def err_then_go_on(world: un.Communicator, what: str) -> tuple[str, int]:
+    error = told(lambda: WRONG[what](world)) if world.rank == 1 else ("", "")
+    part = world.split(0)
+    assert part is not None
+    with part:
+        return error[0], int(part.allreduce(np.array(1)))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_group_is_refused_where_it_is_made_and_harms_nobody(four: NativeRanks, what: str) -> None:
+    results = four.run_calls(err_then_go_on, what)
+    assert [row[0] for row in results] == ["", "UsageError", "", ""]
+    assert [row[1] for row in results] == [4] * 4
+
+
+# --- ends ----------------------------------------------------------------------------------------------------------
+
+
+def close_in_turn(world: un.Communicator) -> list[str]:
+    child = world.dup()
+    grandchild, other = child.dup(), world.dup()
+    child.close()
+    child.close()
+    kinds = [told(lambda each=each: each.barrier())[0] for each in (child, grandchild, other, world)]  # type: ignore[misc]
+    world.close()
+    return [*kinds, told(other.barrier)[0], told(lambda: world.split(0))[0], told(world.dup)[0]]
+
+
+def test_closing_a_communicator_closes_those_made_of_it_and_no_other(fresh: NativeRanks) -> None:
+    assert fresh.run_calls(close_in_turn) == [["UsageError", "UsageError", "", "", *["UsageError"] * 3]] * 4
+
+
+def leave_one(world: un.Communicator) -> tuple[str, str]:
+    """Rank 2 leaves a subgroup, whose other ranks go on with it."""
+    if world.rank == 0:
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+    with world.subgroup([1, 2, 3]) as three:
+        three.barrier()
+        if world.rank != 2:
+            return told(lambda: three.allreduce(X, algorithm="ring", timeout_s=DEADLINE_S))
+    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+
+
+def test_a_rank_that_leaves_a_subgroup_is_lost_to_it_by_its_number_in_the_world(fresh: NativeRanks) -> None:
+    for kind, text in fresh.run_calls(leave_one):
+        assert kind == "PeerLostError", text
+        assert "rank 2" in text
+
+
+def come_late(world: un.Communicator) -> tuple[str, str]:
+    """Rank 1 has left a subgroup again before rank 3 opens the first link of it."""
+    pair = world.subgroup([1, 3]) if world.rank % 2 else world
+    if world.rank == 1:
+        pair.close()
+    world.barrier()
+    if world.rank == 3:
+        return told(lambda: pair.allreduce(X, timeout_s=DEADLINE_S))
+    return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+
+
+def test_who_comes_when_the_other_rank_has_left_the_subgroup_is_told_so(fresh: NativeRanks) -> None:
+    for kind, text in fresh.run_calls(come_late):
+        assert kind == "PeerLostError", text
+        assert "rank 1" in text
+
+
+def fork_and_go_on(world: un.Communicator) -> tuple[str, int]:
+    """A child of the last rank calls on a subgroup, is refused and ends; then all reduce on it."""
+    text = ""
+    with world.dup() as group:
+        if world.rank == world.size - 1:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(writing, told(group.barrier)[1].encode())
+                os._exit(0)
+            os.close(writing)
+            os.waitpid(child, 0)
+            with open(reading) as pipe:
+                text = pipe.read()
+        return text, int(group.allreduce(np.array(1)))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_is_refused_on_subgroups_and_harms_nobody(fresh: NativeRanks) -> None:
+    *others, last = fresh.run_calls(fork_and_go_on)
+    assert others == [("", 4)] * 3
+    assert last[1] == 4
+    assert "forked" in last[0]
+
+
+def disagree(world: un.Communicator) -> tuple[str, str]:
+    """Ranks 3 and 2, which are 0 and 1 there, disagree; ranks 0 and 1 are elsewhere."""
+    if world.rank < 2:
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+    pair = world.subgroup([3, 2])
+    return told(lambda: pair.allreduce(X if world.rank == 2 else X[:7]))
+
+
+def test_a_disagreement_in_a_subgroup_names_ranks_by_their_number_in_the_world(fresh: NativeRanks) -> None:
+    for kind, text in fresh.run_calls(disagree):
+        assert kind == "MismatchError", text
+        assert "rank 2 called allreduce(float32[8], op=sum) in ranks 3 and 2 at " in text
+        assert "rank 3 called allreduce(float32[7], op=sum) in ranks 3 and 2 at " in text
+
+
+def send_too_much(world: un.Communicator) -> tuple[str, str]:
+    if world.rank < 2:
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+    pair = world.subgroup([3, 2])
+    return told(lambda: pair.send(X, 1, 5) if pair.rank == 0 else pair.recv(X[:3].copy(), 0, 5)) or told(pair.barrier)
+
+
+def test_a_wrong_message_in_a_subgroup_names_its_sender(fresh: NativeRanks) -> None:
+    kind, text = fresh.run_calls(send_too_much)[2]
+    assert kind == "MismatchError"
+    assert "rank 2: rank 3 sent float32[8] with tag 5" in text
+
+
+def call_parent_and_child(world: un.Communicator) -> tuple[str, str]:
+    """Rank 3 calls the parent where rank 2 calls the child; ranks 0 and 1 are outside of both."""
+    if world.rank < 2:
+        return told(lambda: world.barrier(timeout_s=DEADLINE_S))
+    parent = world.subgroup([2, 3])
+    with parent.dup() as child:
+        if world.rank == 2:
+            return told(lambda: child.barrier(timeout_s=SHORT_S))
+        return told(lambda: parent.allreduce(X, timeout_s=DEADLINE_S))
+
+
+def test_calls_of_parent_and_child_that_wait_for_each_other_time_out_and_both_are_named(fresh: NativeRanks) -> None:
+    for kind, text in fresh.run_calls(call_parent_and_child):
+        assert kind == "CollectiveTimeoutError", text
+        assert "rank 2 waited 0.5 s in call #0 barrier() in ranks 2 and 3 at " in text
+        assert "rank 3 has not called it (it is in allreduce(float32[8], op=sum) in ranks 2 and 3 at " in text
+        assert "rank 0" not in text.split("[")[0]
+
+
+def die_in_a_subgroup(world: un.Communicator, say: Say) -> None:
+    half = world.split(world.rank % 2)
+    assert half is not None
+    half.barrier()
+    if world.rank == 1:
+        time.sleep(0.1)
+        os._exit(3)
+    deadline = time.monotonic() + DEADLINE_S
+    error = ("", "")
+    while not error[0] and time.monotonic() < deadline:
+        error = told(lambda: half.allreduce(X))
+    say((*error, told(world.barrier)[0]))
+
+
+def test_a_death_ends_all_communicators_of_the_job(tmp_path: Path) -> None:
+    with Job(die_in_a_subgroup, 4, tmp_path) as job:
+        for kind, text, later in job.hear_all(but=1):
+            assert (kind, later) == ("PeerLostError", "AbortedError"), text
+            assert "rank 1" in text

@@ -1,0 +1,625 @@
+"""Calls that go on by themselves, as the program sees them: `Work`, on real ranks and over the generic executor."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.array_kinds import INSTALLED, KINDS
+from support.deadlines import DEADLINE_S, await_marks, eventually, leave_mark
+from support.harness import LocalRanks
+from support.native_ranks import Job, NativeRanks
+from support.outcomes import told
+
+import unisono as un
+from unisono.collectives.calls.planning import Place
+from unisono.collectives.communicator import Communicator
+from unisono.options import Options
+
+SHORT_S = 0.3
+DROPPED = 5
+Say = Callable[[Any], None]
+
+
+class LocalCommunicators:
+    """Ranks as threads of this process, each with a communicator over the generic executor."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        return LocalRanks(self.size, 8).run(_with_communicator, fn, args)
+
+
+def _with_communicator(executor: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+        return fn(world, *args)
+
+
+JOBS = {"2 ranks, shm": (2, "shm"), "3 ranks, tcp": (3, "tcp"), "3 ranks, generic": (3, None)}
+
+
+@pytest.fixture(scope="module", params=list(JOBS.values()), ids=list(JOBS))
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    size, transport = request.param
+    if transport is None:
+        yield LocalCommunicators(size)
+        return
+    with NativeRanks(size, transport) as started:
+        yield started
+
+
+@pytest.fixture(params=list(JOBS.values()), ids=list(JOBS))
+def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Ranks of one test, whose communicator may end with it."""
+    size, transport = request.param
+    if transport is None:
+        yield LocalCommunicators(size)
+        return
+    with NativeRanks(size, transport) as started:
+        yield started
+
+
+def never(world: un.Communicator, tag: int = 99, **given: Any) -> un.Work[Any]:
+    """Return the work of a message that nobody sends."""
+    return world.recv(np.zeros(4), (world.rank + 1) % world.size, tag, wait=False, **given)
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def results_of_every_way(world: un.Communicator) -> None:
+    """Each is made twice, for the second call of a kind takes another way."""
+    x, total = np.full(5, world.rank + 1.0), world.size * (world.size + 1) / 2
+    for _ in range(2):
+        made = world.allreduce(x, wait=False).wait()
+        assert isinstance(made, np.ndarray)
+        assert made.tolist() == [total] * 5
+        out = np.zeros(5)
+        work = world.allreduce(x, out=out, wait=False)
+        assert work.wait() is out
+        assert out.tolist() == [total] * 5
+        assert (work.done(), work.result() is out, work.wait() is out) == (True, True, True)
+        same = x.copy()
+        assert world.allreduce(same, out=same, wait=False).wait() is same
+        assert same.tolist() == [total] * 5
+        at_root = world.reduce(x, root=1, wait=False).wait()
+        assert at_root is None if world.rank != 1 else at_root.tolist() == [total] * 5
+        gathered = world.gather(x, root=0, wait=False).wait()
+        assert gathered is None if world.rank else gathered.shape == (5 * world.size,)
+        assert world.barrier(wait=False).wait() is None
+        assert x.tolist() == [world.rank + 1.0] * 5
+
+
+def test_a_work_has_the_result_of_the_call(ranks: Any) -> None:
+    ranks.run_calls(results_of_every_way)
+
+
+def plan_again_and_again(world: un.Communicator) -> list[float]:
+    x = np.ones(3)
+    double = world.plan("allreduce", x, out=x)
+    seen = []
+    for call in range(4):
+        result = double(wait=False).wait() if call % 2 else double()
+        assert result is x
+        seen.append(float(x[0]))
+    return seen
+
+
+def test_a_plan_may_go_on_by_itself(ranks: Any) -> None:
+    wanted = [float(ranks.size**call) for call in range(1, 5)]
+    assert ranks.run_calls(plan_again_and_again) == [wanted] * ranks.size
+
+
+def messages_both_ways(world: un.Communicator, count: int) -> bool:
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    out = np.zeros(count, np.int64)
+    sending = world.send(np.full(count, world.rank), after, 3, wait=False)
+    receiving = world.recv(out, before, 3, wait=False)
+    assert receiving.wait() is out
+    assert sending.wait() is None
+    return bool((out == before).all())
+
+
+@pytest.mark.parametrize("count", [0, 1, 300_000])
+def test_messages_go_on_by_themselves(ranks: Any, count: int) -> None:
+    assert ranks.run_calls(messages_both_ways, count) == [True] * ranks.size
+
+
+def call_by_both_ways(world: un.Communicator) -> list[float]:
+    """Blocking calls and others take turns; each result goes into the next call."""
+    x, works = np.ones(2000), []
+    for call in range(40):
+        if call % 3:
+            works.append(world.allreduce(x, "avg", out=x, wait=False))
+        else:
+            world.allreduce(x, "sum", out=x)
+    un.wait_all(works)
+    return [float(x[0]), float(x[-1])]
+
+
+def test_calls_are_carried_out_in_their_order(ranks: Any) -> None:
+    assert ranks.run_calls(call_by_both_ways) == [[float(ranks.size) ** 14] * 2] * ranks.size
+
+
+def reduce_in_kind(world: un.Communicator, name: str) -> None:
+    kind = KINDS[name]
+    for _ in range(2):
+        x = kind.make(np.full(6, world.rank + 1, np.float32))
+        work = world.allreduce(x, wait=False)
+        result = work.wait()
+        assert type(result).__name__ == kind.result
+        assert kind.read(result).tolist() == [world.size * (world.size + 1) / 2] * 6
+        assert work.result() is result
+        assert work.wait() is result
+
+
+@pytest.mark.parametrize("name", [name for name in INSTALLED if "float32" in KINDS[name].dtypes])
+def test_a_result_is_of_the_kind_of_the_array(ranks: Any, name: str) -> None:
+    ranks.run_calls(reduce_in_kind, name)
+
+
+# --- arrays and works that nobody keeps ----------------------------------------------------------------------------
+
+
+def keep_many_in_flight(world: un.Communicator, calls: int) -> bool:
+    xs = [np.full(10, float(index)) for index in range(calls)]
+    works = [world.allreduce(x, wait=False) for x in xs]
+    order = np.random.default_rng(world.rank).permutation(calls)
+    return all(works[index].wait().tolist() == [index * world.size] * 10 for index in order.tolist())
+
+
+def test_a_thousand_calls_may_be_in_flight(ranks: Any) -> None:
+    assert all(ranks.run_calls(keep_many_in_flight, 1000 if isinstance(ranks, NativeRanks) else 200))
+
+
+def drop_works(world: un.Communicator) -> list[float]:
+    outs = [np.zeros(1000) for _ in range(DROPPED)]
+    for index, out in enumerate(outs):
+        world.allreduce(np.full(1000, float(index)), out=out, wait=False)
+        gc.collect()
+    world.barrier()
+    return [float(out[-1]) for out in outs]
+
+
+def test_dropping_a_work_changes_nothing(ranks: Any) -> None:
+    assert ranks.run_calls(drop_works) == [[float(index * ranks.size) for index in range(DROPPED)]] * ranks.size
+
+
+def is_let_go(array: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return array() is None
+
+
+def watch_arrays(world: un.Communicator, waits: bool) -> None:
+    """Rank 0 calls long before the others; its arrays must be there till then, and no longer."""
+    world.barrier()
+    if world.rank == 0:
+        x, out = np.ones(50_000), np.zeros(50_000)
+        watched = [weakref.ref(x), weakref.ref(out)]
+        work = world.allreduce(x, out=out, wait=False)
+        del x, out
+        if not waits:
+            del work
+        gc.collect()
+        assert all(array() is not None for array in watched)
+        world.send(np.zeros(1), 1, 5)
+        if waits:
+            assert work.wait() is watched[1]()
+            assert eventually(lambda: is_let_go(watched[0]))
+            del work
+        world.barrier()
+        # What nobody waits for is let go when other calls are started.
+        for _ in range(3):
+            world.barrier(wait=False).wait()
+        assert eventually(lambda: all(is_let_go(array) for array in watched))
+        return
+    if world.rank == 1:
+        world.recv(np.zeros(1), 0, 5)
+    world.allreduce(np.ones(50_000))
+    world.barrier()
+    for _ in range(3):
+        world.barrier()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_arrays_live_until_their_call_has_ended_and_no_longer(ranks: Any, waits: bool) -> None:
+    ranks.run_calls(watch_arrays, waits)
+
+
+# --- asking and waiting --------------------------------------------------------------------------------------------
+
+
+def ask_too_early(world: un.Communicator) -> None:
+    out = np.zeros(1)
+    work = world.recv(out, (world.rank + 1) % world.size, 8, wait=False)
+    assert not work.done()
+    kind, text = told(work.result)
+    assert kind == "UsageError"
+    assert "wait()" in text
+    for wrong in (-1, float("nan"), "soon"):
+        assert told(lambda wrong=wrong: work.wait(wrong))[0] == "UsageError"
+    world.barrier()
+    world.send(np.ones(1), (world.rank - 1) % world.size, 8)
+    assert eventually(work.done)
+    assert work.result() is out
+    assert out[0] == 1.0
+
+
+def test_a_work_tells_whether_it_has_ended(ranks: Any) -> None:
+    ranks.run_calls(ask_too_early)
+
+
+def wait_for_all(world: un.Communicator) -> None:
+    works = [world.allreduce(np.full(3, float(index)), wait=False) for index in range(5)]
+    works.append(world.barrier(wait=False))
+    *sums, nothing = un.wait_all(works, timeout_s=DEADLINE_S)
+    assert [float(each[0]) for each in sums] == [float(index * world.size) for index in range(5)]
+    assert nothing is None
+    assert un.wait_all([]) == []
+    assert un.wait_all(works, timeout_s=0.0)[4] is sums[4]
+
+
+def test_all_may_be_waited_for(ranks: Any) -> None:
+    ranks.run_calls(wait_for_all)
+
+
+def wait_for_any(world: un.Communicator) -> None:
+    out, peer = np.zeros(1), (world.rank + 1) % world.size
+    late, soon = world.recv(np.zeros(1), peer, 1, wait=False), world.recv(out, peer, 2, wait=False)
+    world.send(np.full(1, 7.0), (world.rank - 1) % world.size, 2)
+    assert un.wait_any([late, soon]) == 1
+    assert soon.result() is out
+    assert not late.done()
+    world.barrier()
+    world.send(np.ones(1), (world.rank - 1) % world.size, 1)
+    late.wait()
+    assert un.wait_any([late, soon]) == 0
+    assert told(lambda: un.wait_any([]))[0] == "UsageError"
+
+
+def test_the_first_of_several_may_be_waited_for(ranks: Any) -> None:
+    ranks.run_calls(wait_for_any)
+
+
+def wait_in_two_threads(world: un.Communicator) -> list[float]:
+    sums = []
+    for index in range(20):
+        work = world.allreduce(np.full(20_000, float(index)), wait=False)
+        found: list[Any] = []
+        others = [threading.Thread(target=lambda work=work, found=found: found.append(work.wait())) for _ in range(2)]
+        for other in others:
+            other.start()
+        mine = work.wait()
+        for other in others:
+            other.join()
+        assert all(each is mine for each in found)
+        sums.append(float(mine[-1]))
+    return sums
+
+
+def test_several_threads_may_wait_for_one_work(ranks: Any) -> None:
+    assert ranks.run_calls(wait_in_two_threads) == [[float(i * ranks.size) for i in range(20)]] * ranks.size
+
+
+# --- callbacks -----------------------------------------------------------------------------------------------------
+
+
+def add_callbacks(world: un.Communicator) -> None:
+    peer = (world.rank + 1) % world.size
+    called: list[Any] = []
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("unisono").addHandler(handler)
+    out = np.zeros(1)
+    work = world.recv(out, peer, 4, wait=False)
+
+    def fails(_: Any) -> None:
+        raise ZeroDivisionError("a callback's own")
+
+    same = called.append
+    for callback in (lambda _: called.append("first"), fails, same, same, lambda _: called.append("last")):
+        work.add_done_callback(callback)
+    assert called == []
+    world.barrier()
+    world.send(np.ones(1), (world.rank - 1) % world.size, 4)
+    assert eventually(lambda: len(called) == 4)
+    assert called == ["first", work, work, "last"]
+    assert work.result() is out
+    assert any("callback" in record for record in records)
+    here: list[Any] = []
+    work.add_done_callback(lambda _: here.append(threading.current_thread()))  # added late
+    assert here == [threading.current_thread()]
+    logging.getLogger("unisono").removeHandler(handler)
+    world.barrier()
+
+
+def test_callbacks_are_called_in_their_order_and_may_fail(ranks: Any) -> None:
+    ranks.run_calls(add_callbacks)
+
+
+def chain_calls_by_callbacks(world: un.Communicator) -> None:
+    """A callback may read the result and call again, while this thread waits for what comes of it."""
+    ended, seen = threading.Event(), []
+
+    def again(work: un.Work[Any]) -> None:
+        seen.append(float(work.result()[0]))
+        if len(seen) == 10:
+            ended.set()
+        else:
+            world.allreduce(work.result(), "sum", wait=False).add_done_callback(again)
+
+    world.allreduce(np.ones(1), wait=False).add_done_callback(again)
+    assert ended.wait(DEADLINE_S)
+    assert seen == [float(world.size**call) for call in range(1, 11)]
+    world.barrier()
+
+
+def test_a_callback_may_call_again(ranks: Any) -> None:
+    ranks.run_calls(chain_calls_by_callbacks)
+
+
+def call_back_at_a_failure(world: un.Communicator) -> tuple[str, str]:
+    failed: list[tuple[str, str]] = []
+    never(world).add_done_callback(lambda work: failed.append(told(work.result)))
+    if world.rank == 0:
+        world.abort("out of patience")
+    assert eventually(lambda: bool(failed))
+    return failed[0]
+
+
+def test_callbacks_are_called_when_a_call_fails(fresh_ranks: Any) -> None:
+    for kind, text in fresh_ranks.run_calls(call_back_at_a_failure):
+        assert kind == "AbortedError"
+        assert "out of patience" in text
+
+
+# --- await ---------------------------------------------------------------------------------------------------------
+
+
+async def await_several(world: un.Communicator) -> None:
+    works = [world.allreduce(np.full(3, float(index)), wait=False) for index in range(20)]
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while not works[-1].done():
+            ticks += 1
+            await asyncio.sleep(0)
+
+    *sums, _ = await asyncio.gather(*works, tick())
+    assert [float(each[0]) for each in sums] == [float(index * world.size) for index in range(20)]
+    assert await works[3] is sums[3]
+
+
+async def await_in_vain(world: un.Communicator) -> None:
+    """Cancelling ends the waiting, not the call."""
+    out, peer = np.zeros(1), (world.rank + 1) % world.size
+    work = world.recv(out, peer, 6, wait=False)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(_result(work), 0.05)
+    assert not work.done()
+    world.barrier()
+    world.send(np.ones(1), (world.rank - 1) % world.size, 6)
+    assert await work is out
+
+
+async def _result(work: un.Work[Any]) -> Any:
+    return await work
+
+
+def run_awaiting(world: un.Communicator, task: Callable[[un.Communicator], Any]) -> None:
+    asyncio.run(task(world))
+
+
+@pytest.mark.parametrize("task", [await_several, await_in_vain])
+def test_works_may_be_awaited(ranks: Any, task: Any) -> None:
+    ranks.run_calls(run_awaiting, task)
+
+
+def leave_an_event_loop(world: un.Communicator) -> list[str]:
+    """The loop is closed before the call ends, of which nobody needs to know."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("unisono").addHandler(handler)
+    out, peer = np.zeros(1), (world.rank + 1) % world.size
+    work = world.recv(out, peer, 6, wait=False)
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(_result(work), 0.05))
+    called = threading.Event()
+    work.add_done_callback(lambda _: called.set())
+    world.barrier()
+    world.send(np.ones(1), (world.rank - 1) % world.size, 6)
+    assert called.wait(DEADLINE_S)
+    logging.getLogger("unisono").removeHandler(handler)
+    return records
+
+
+def test_an_event_loop_may_be_left_before_the_end(ranks: Any) -> None:
+    assert ranks.run_calls(leave_an_event_loop) == [[]] * ranks.size
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def time_out_unattended(world: un.Communicator, way: str, folder: Path) -> tuple[tuple[str, str], tuple[str, str], str]:
+    if world.rank == world.size - 1:
+        await_marks(folder, *range(world.rank))
+        last = told(lambda: world.barrier(timeout_s=DEADLINE_S))
+        return last, last, told(world.barrier)[0]
+    if way == "message":
+        work = never(world, timeout_s=SHORT_S)
+    elif way == "collective":
+        work = world.allreduce(np.ones(4), timeout_s=SHORT_S, wait=False)
+    else:
+        work = world.allreduce(np.ones(4), wait=False)
+    waits = {"wait": lambda: work.wait(SHORT_S), "wait_all": lambda: un.wait_all([work, work], SHORT_S)}
+    if way not in waits:
+        assert eventually(work.done)
+    first = told(waits.get(way, work.wait))
+    leave_mark(folder, world.rank)
+    return first, told(work.wait), told(world.barrier)[0]
+
+
+@pytest.mark.parametrize("way", ["collective", "message", "wait", "wait_all"])
+def test_a_limit_ends_a_call_on_all_ranks(fresh_ranks: Any, way: str, tmp_path: Path) -> None:
+    *others, last = fresh_ranks.run_calls(time_out_unattended, way, tmp_path)
+    assert "CollectiveTimeoutError" in [first[0] for first, _, _ in others]
+    for first, again, later in (*others, last):
+        assert first[0] in ("CollectiveTimeoutError", "AbortedError")
+        assert again == first
+        assert later == "AbortedError"
+
+
+def disagree(world: un.Communicator) -> list[str]:
+    count = 3 if world.rank else 4
+    work = world.allreduce(np.ones(count), wait=False)
+    assert eventually(work.done)
+    first = told(work.wait)
+    assert f"float64[{count}]" in first[1] or "allreduce" in first[1]
+    return [first[0], told(work.wait)[0], told(work.result)[0], told(lambda: world.barrier(wait=False).wait())[0]]
+
+
+def test_a_disagreement_is_raised_by_the_work_and_later_calls_are_aborted(fresh_ranks: Any) -> None:
+    wanted = ["MismatchError"] * 3 + ["AbortedError"]
+    assert fresh_ranks.run_calls(disagree) == [wanted] * fresh_ranks.size
+
+
+def lose_a_peer(world: un.Communicator) -> list[str]:
+    if world.rank == world.size - 1:
+        world.close()
+        return []
+    work = world.allreduce(np.ones(4), wait=False)
+    return [told(work.wait)[0], told(work.wait)[0], told(world.barrier)[0]]
+
+
+def test_a_peer_that_leaves_is_lost_to_the_work(fresh_ranks: Any) -> None:
+    *others, _ = fresh_ranks.run_calls(lose_a_peer)
+    assert others == [["PeerLostError", "PeerLostError", "AbortedError"]] * len(others)
+
+
+def close_with_calls_in_flight(world: un.Communicator) -> list[str]:
+    called = threading.Event()
+    works = [never(world, 4), never(world, 5)]
+    works[1].add_done_callback(lambda _: called.set())
+    told(world.barrier)  # nobody closes before all have called
+    world.close()
+    assert called.wait(DEADLINE_S)
+    assert all(work.done() for work in works)
+    return [told(works[0].wait)[0], told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0]]
+
+
+def test_closing_ends_works(fresh_ranks: Any) -> None:
+    for first, *later in fresh_ranks.run_calls(close_with_calls_in_flight):
+        assert first in ("UsageError", "AbortedError", "PeerLostError")
+        assert later == ["UsageError"] * 2
+
+
+def be_killed_or_lose(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    work = world.allreduce(np.ones(4), wait=False) if world.rank else never(world)
+    say(os.getpid())
+    if world.rank == 0:
+        time.sleep(DEADLINE_S)
+    say((told(work.wait), told(world.barrier)[0]))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_killed_peer_is_lost_to_the_work(tmp_path: Path, transport: str) -> None:
+    with Job(be_killed_or_lose, 3, tmp_path, transports=transport) as job:
+        job.hear_all()
+        job.signal(0, signal.SIGKILL)
+        for rank in (1, 2):
+            (kind, _), later = job.hear(rank)
+            assert (kind, later) == ("PeerLostError", "AbortedError")
+
+
+def be_interrupted(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    work = never(world) if world.rank else world.allreduce(np.ones(4), wait=False)
+    say("ready")
+    first = told(work.wait)
+    say((first, told(work.wait)[0], told(world.barrier)[0]))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_interrupt_ends_the_wait_for_a_work_and_aborts_the_others(tmp_path: Path, transport: str) -> None:
+    with Job(be_interrupted, 3, tmp_path, transports=transport) as job:
+        job.hear_all()
+        time.sleep(0.3)
+        job.signal(1, signal.SIGINT)
+        for rank in range(3):
+            (kind, text), again, later = job.hear(rank)
+            assert kind == ("KeyboardInterrupt" if rank == 1 else "AbortedError")
+            assert rank == 1 or "rank 1 was interrupted" in text
+            assert (again, later) == ("AbortedError", "AbortedError")
+
+
+def fork_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
+    """A child of rank 1 finds its works ended, is refused, lets go of all, and ends as a program does."""
+    world.barrier()
+    work = world.allreduce(np.ones(50_000), wait=False) if world.rank == 1 else None
+    plan = world.plan("allreduce", np.ones(3))
+    for attempt in range(5 if world.rank == 1 else 0):
+        work.add_done_callback(lambda _: None)  # so that there is a thread of callbacks
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            called: list[Any] = []
+            work.add_done_callback(called.append)
+            found = [work.done(), called == [work], told(work.wait)[0], told(lambda: plan(wait=False))[0]]
+            found += [told(lambda: world.barrier(wait=False))[0], told(lambda: never(world))[0], un.wait_any([work])]
+            os.write(writing, repr(found).encode())
+            del work, world, plan, called
+            gc.collect()
+            sys.exit(attempt)
+        os.close(writing)
+        with open(reading) as pipe:
+            found = pipe.read()
+        say((found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == attempt))
+    if world.rank == 1:
+        world.send(np.ones(1), 0)
+        say(float(work.wait()[0]))
+        return
+    if world.rank == 0:
+        world.recv(np.zeros(1), 1)
+    say(float(world.allreduce(np.ones(50_000))[0]))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_forked_child_is_refused_and_ends_cleanly(tmp_path: Path, transport: str) -> None:
+    refused = repr([True, True, *["UsageError"] * 4, 0])
+    with Job(fork_with_calls_in_flight, 2, tmp_path, transports=transport) as job:
+        assert [job.hear(1) for _ in range(5)] == [(refused, True)] * 5
+        assert job.hear_all() == [2.0, 2.0]
+
+
+def exit_with_calls_in_flight(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    for tag in range(20):
+        never(world, tag).add_done_callback(lambda _: None)
+    say("ready")
+    sys.exit(3)
+
+
+def test_a_program_may_end_with_calls_and_callbacks_in_flight(tmp_path: Path) -> None:
+    for attempt in range(3):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        with Job(exit_with_calls_in_flight, 2, directory) as job:
+            job.hear_all()
+            assert [job.exit_code(rank) for rank in range(2)] == [3, 3]

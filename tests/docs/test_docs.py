@@ -1,0 +1,156 @@
+"""What the documents and docstrings show is run; their links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.launchers.launch import Pool
+from unisono.options import FIELDS, LAUNCHER_VARIABLES, PREFIX, variable
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+MODULES = [path for path in sorted((ROOT / "unisono").rglob("*.py")) if ">>>" in path.read_text()]
+MODULES += [
+    path
+    for folder in ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if ">>>" in path.read_text()
+]
+
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:|#)(?P<target>[^)#\s]+)")
+DOCTEST_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python in a document; `reason` says why it is not run, if it is not."""
+
+    document: Path
+    line: int
+    code: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{name_of(self.document)}:{self.line}"
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks_of(document: Path) -> list[Block]:
+    text = document.read_text()
+    return [
+        Block(document, text.count("\n", 0, match.start("code")) + 1, match["code"], match["reason"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+PROGRAMS = [block for block in BLOCKS if ">>>" not in block.code]
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_program_in_a_document_runs(block: Block, tmp_path: Path) -> None:
+    compile(block.code, str(block), "exec")
+    if block.reason is None:
+        program = tmp_path / "program.py"
+        program.write_text(block.code)
+        ended = subprocess.run(
+            [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=2 * DEADLINE_S, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Callable[..., list[Any]]]:
+    """Do what `un.launch` does, by ranks that stay: to start them takes longer than what most examples show."""
+    start, pools = un.launch, dict[int, Pool]()
+    with contextlib.ExitStack() as stack:
+
+        def launch(fn: Callable[..., Any], size: int, *args: Any, **given: Any) -> list[Any]:
+            if given:
+                return start(fn, size, *args, **given)
+            if size not in pools:
+                pools[size] = stack.enter_context(Pool(size))
+            return pools[size].run(on_a_new_communicator, fn, args)
+
+        yield launch
+
+
+def on_a_new_communicator(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with world.dup() as own:
+        return fn(own, *args)
+
+
+@pytest.fixture
+def ranks_that_stay(launch: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(un, "launch", launch)
+
+
+@pytest.mark.usefixtures("ranks_that_stay")
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if any(">>>" in block.code for block in blocks_of(path))], ids=name_of
+)
+def test_the_examples_in_a_document_give_what_they_show(document: Path) -> None:
+    names: dict[str, object] = {}  # shared, as a reader goes on from one example to the next
+    runner = doctest.DocTestRunner(optionflags=DOCTEST_FLAGS)
+    for block in blocks_of(document):
+        if ">>>" in block.code:
+            example = doctest.DocTestParser().get_doctest(block.code, names, str(block), str(document), block.line - 1)
+            runner.run(example, clear_globs=False)
+            names = example.globs
+    assert runner.tries > 0
+    assert runner.failures == 0
+
+
+@pytest.mark.usefixtures("ranks_that_stay")
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_examples_in_docstrings_give_what_they_show(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    module = importlib.import_module(name if name.startswith("unisono") else f"unisono.{name}")
+    result = doctest.testmod(module, optionflags=DOCTEST_FLAGS)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_overview_links_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / match["target"]).resolve() for match in LINK.finditer(index.read_text())}
+    assert sorted({*(ROOT / "docs").rglob("*.md")} - {index} - linked) == []
+
+
+def test_settings_page_lists_every_variable_with_its_default() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    defaults = dict(re.findall(r"^\| `(UNISONO_\w+)` \|\s*`?([^|`]*?)`?\s*\|", text, re.MULTILINE))
+    ours = {variable(name): str(getattr(un.Options(), name)) for name in FIELDS}
+    assert {name: default for name, default in defaults.items() if name in ours} == ours
+    launchers = {PREFIX + name for name in LAUNCHER_VARIABLES}
+    assert set(re.findall(r"`(UNISONO_[A-Z_]+)`", text)) == {*ours, *launchers}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_to_files(document: Path) -> None:
+    targets = [match["target"] for match in LINK.finditer(document.read_text())]
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_block_of_python_is_seen_by_these_tests(document: Path) -> None:
+    assert document.read_text().count("```python") == len(blocks_of(document))

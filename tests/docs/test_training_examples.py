@@ -1,0 +1,35 @@
+"""The example that trains with torch's tensors: its losses on one rank and on several."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import unisono as un
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
+STEPS = 25
+
+
+def train_in_all_ways(world: un.Communicator, example: str) -> list[list[float]]:
+    """Return the losses of one rank, of two, of four, and of two with a lag."""
+    spec = importlib.util.spec_from_file_location("transformer", example)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    alone, pair = world.subgroup([world.rank]), world.subgroup([world.rank // 2 * 2, world.rank // 2 * 2 + 1])
+    return [*(module.train(ranks, STEPS) for ranks in (alone, pair, world)), module.train(pair, STEPS, lag=1)]
+
+
+def test_a_transformer_has_the_losses_of_one_process_on_two_and_four_ranks_and_learns_with_a_lag() -> None:
+    pytest.importorskip("torch", reason="make torch installs it")
+    pytest.importorskip("sklearn")
+    for alone, pair, four, late in un.launch(train_in_all_ways, 4, str(EXAMPLE), timeout_s=200):
+        assert alone[-1] < 0.7 * alone[0]
+        assert pair == pytest.approx(alone, rel=1e-4)
+        assert four == pytest.approx(alone, rel=1e-4)
+        assert late[0] == pytest.approx(alone[0], rel=1e-4)
+        assert late[-1] < 0.75 * late[0]

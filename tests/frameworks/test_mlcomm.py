@@ -1,0 +1,285 @@
+"""The calls of the Cray PE ML plugin: by real ranks, in their order and out of it, and the example of five steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.harness import run_program
+from support.native_ranks import NativeRanks
+
+import unisono as un
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[NativeRanks]:
+    with NativeRanks(SIZE, "shm") as started:
+        yield started
+
+
+def told(call: Callable[[], Any]) -> str:
+    """Return the text of the `UsageError` or `MismatchError` that `call` raises; empty if there is none."""
+    try:
+        call()
+    except (un.UsageError, un.MismatchError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+def run_schedule(world: un.Communicator, ksteps: int, max_steps: int) -> list[tuple[float, bool]]:
+    """Return what comes out in each step, and whether it was the memory that went in, of gradients rank + 3 step."""
+    import unisono.compat.mlcomm as mc
+
+    mc.init(2, 1, 5, "tensorflow", world=world)
+    mc.config_team(0, 0, ksteps, max_steps, 0, 100)
+    found = []
+    for step in range(max_steps):
+        given = [np.full((2, 2), world.rank + 3.0 * step), None, np.array(world.rank + 3.0 * step, np.float32)]
+        got = mc.gradients(given, 0)
+        assert got[1] is None
+        assert got[0].min() == got[0].max() == got[2]
+        found.append((float(got[2]), got[0] is given[0] and got[2] is given[2]))
+    mc.finalize()
+    return found
+
+
+# With 3 ranks, the mean of step t is 1 + 3 t.
+SCHEDULES: dict[tuple[int, int], list[float]] = {
+    (5, 5): [1, 4, 7, 10, 13],
+    (-5, 5): [1, 4, 7, 10, 13],
+    (2, 5): [1, 4, 0, 7, 10 + 13],
+    (0, 4): [0, 1, 4, 7 + 10],
+    (-2, 5): [0, 1, 4, 7 + 10, 13],
+    (1, 1): [1],
+}
+
+
+@pytest.mark.parametrize(("ksteps", "max_steps"), SCHEDULES)
+def test_gradients_come_in_the_step_that_the_schedule_says_and_none_is_lost(
+    ranks: NativeRanks, ksteps: int, max_steps: int
+) -> None:
+    wanted = [(float(each), True) for each in SCHEDULES[ksteps, max_steps]]
+    for found in ranks.run_calls(run_schedule, ksteps, max_steps):
+        assert found == wanted
+
+
+# --- the other calls -----------------------------------------------------------------------------------------------
+
+
+def use_all(world: un.Communicator) -> list[Any]:
+    import unisono.compat.mlcomm as mc
+
+    mc.init_mpi(world=world)
+    place = (mc.get_rank(), mc.get_nranks())
+    weights = [np.full(3, world.rank, np.int32), np.full((2, 2), float(world.rank))[:, ::1]]
+    differ = mc.check_buffers_match(weights, 1)
+    got = mc.broadcast(weights, 2)
+    assert all(a is b for a, b in zip(got, weights, strict=True))
+    same = mc.check_buffers_match(weights, 1)
+    loss = np.array([world.rank, 4.0])
+    assert mc.average(loss) is loss
+    mc.barrier()
+    mc.init(1, 2, sum(np.prod(shape) for shape in [(2, 2), (5,)]))  # an integer of numpy
+    mc.config_team(1, max_steps=3, ksteps=3)
+    frozen = np.full(2, float(world.rank))
+    frozen.flags.writeable = False
+    (mean,) = mc.gradients([frozen], 1)
+    later = mc.gradients([frozen, np.full(2, float(world.rank))], 1)[1]  # in no step before
+    assert later.tolist() == [1.0, 1.0]
+    mc.config_team(1, 0, 1, 1)
+    (other,) = mc.gradients((np.ones((3, 3)),), team=1)
+    mc.finalize()
+    return [
+        place,
+        differ,
+        same,
+        [x.ravel().tolist() for x in weights],
+        loss.tolist(),
+        mean.tolist(),
+        frozen.tolist(),
+        other.sum(),
+    ]
+
+
+def test_the_other_calls_do_what_the_plugins_do(ranks: NativeRanks) -> None:
+    for rank, (place, *found) in enumerate(ranks.run_calls(use_all)):
+        assert place == (rank, SIZE)
+        frozen = [float(rank)] * 2
+        assert found == [1, 0, [[2] * 3, [2.0] * 4], [1.0, 4.0], [1.0, 1.0], frozen, 9.0]
+
+
+def of_torch(world: un.Communicator) -> list[float]:
+    import unisono.compat.mlcomm as mc
+
+    torch = __import__("torch")
+    mc.init(world=world)
+    mc.config_team(0, 0, 1, 1)
+    parameter = torch.nn.Parameter(torch.full((2, 3), float(world.rank)).t())
+    mc.broadcast([parameter], 1)
+    narrow = torch.full((4,), float(world.rank), dtype=torch.bfloat16)
+    (mean,) = mc.gradients([narrow], 0)
+    assert mean is narrow
+    mc.finalize()
+    return [float(parameter.detach().sum()), float(mean[3])]
+
+
+def test_tensors_of_torch_are_overwritten(ranks: NativeRanks) -> None:
+    pytest.importorskip("torch", reason="make torch installs it")
+    assert ranks.run_calls(of_torch) == [[6.0, 1.0]] * SIZE
+
+
+def of_tensorflow(world: un.Communicator) -> list[Any]:
+    import unisono.compat.mlcomm as mc
+
+    tf = __import__("tensorflow")
+    mc.init(1, 2, 0, "tensorflow", world=world)
+    mc.config_team(0, 0, 2, 2)
+    mc.config_team(1, 0, 1, 1)
+    variable = tf.Variable([[float(world.rank), 7.0]])
+    for own, new in zip([variable], mc.broadcast([variable], 1), strict=True):
+        own.assign(new)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * x)
+        mean, nothing = mc.gradients([*tape.gradient(loss, [variable]), None], 0)
+        assert nothing is None
+        assert mean.shape == (1, 2)
+        variable.assign_sub(mean)
+        return mean
+
+    means = [step(tf.constant([[1.0 + world.rank, float(turn)]])).numpy().tolist() for turn in range(2)]
+    (eager,) = mc.gradients([tf.constant([float(world.rank)])], 1)
+    assert tf.is_tensor(eager)
+    mc.finalize()
+    return [means, variable.numpy().tolist(), eager.numpy().tolist()]
+
+
+def test_tensorflow_calls_it_eagerly_and_in_graphs(ranks: NativeRanks) -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("pip install tensorflow-cpu")
+    for means, variable, eager in ranks.run_calls(of_tensorflow):
+        assert means == [[[2.0, 0.0]], [[2.0, 1.0]]]
+        assert (variable, eager) == ([[-3.0, 6.0]], [1.0])
+
+
+# --- wrong calls ---------------------------------------------------------------------------------------------------
+
+
+def call_wrongly(world: un.Communicator) -> dict[str, str]:
+    import unisono.compat.mlcomm as mc
+
+    x = [np.ones(3)]
+    found = {call: told(getattr(mc, call)) for call in ("get_rank", "get_nranks", "barrier", "finalize")}
+    found["broadcast"] = told(lambda: mc.broadcast(x, 0))
+    found["gradients"] = told(lambda: mc.gradients(x, 0))
+    found["average"] = told(lambda: mc.average(x[0]))
+    found["no threads"] = told(lambda: mc.init(0, 1, 0, world=world))
+    found["framework"] = told(lambda: mc.init(1, 1, 0, 7, world=world))  # type: ignore[arg-type]
+    mc.init_mpi(world=world)
+    found["init_mpi twice"] = told(lambda: mc.init_mpi(world=world))
+    found["team before init"] = told(lambda: mc.config_team(0, 0, 1, 1))
+    mc.init(1, 2, 3)
+    found["init twice"] = told(lambda: mc.init(1, 2, 3))
+    found["no schedule"] = told(lambda: mc.gradients(x, 1))
+    for team in (2, -1, True):
+        found[f"team {team}"] = told(lambda team=team: mc.config_team(team, 0, 1, 1))  # type: ignore[misc]
+    for name, arguments in {"ksteps": (0, 0, 6, 5), "-ksteps": (0, 0, -6, 5), "max_steps": (0, 0, 0, 0)}.items():
+        found[name] = told(lambda arguments=arguments: mc.config_team(*arguments))  # type: ignore[misc]
+    found["transition_alg"] = told(lambda: mc.config_team(0, 1, 1, 1))
+    mc.config_team(0, 0, 1, 1)
+    found["no list"] = told(lambda: mc.gradients(x[0], 0))
+    found["no array"] = told(lambda: mc.gradients(["x"], 0))
+    found["elements"] = told(lambda: mc.gradients([np.ones(2), np.ones(2)], 0))
+    found["integers"] = told(lambda: mc.average(np.array([1])))
+    found["shapes"] = told(lambda: mc.broadcast([np.ones(2 + (world.rank == 1))], 0))
+    found["gradient shapes"] = told(lambda: mc.gradients([np.ones(2 + (world.rank == 1))], 0))
+    mc.config_team(0, 0, 1, 1)
+    mc.gradients(x, 0)
+    found["past the end"] = told(lambda: mc.gradients(x, 0))
+    mc.finalize()
+    found["finalize twice"] = told(mc.finalize)
+    return found
+
+
+WORDS = {
+    "gradients": "gradients() needs the other ranks: call init() or init_mpi() before",
+    "init_mpi twice": "call finalize() before it is again",
+    "team before init": "config_team() needs teams: call init(",
+    "init twice": "call finalize() before it is again",
+    "no schedule": "team 1 has no schedule: call config_team(1, …) before gradients()",
+    "team 2": "there is no team 2: init() was given nteams=2",
+    "ksteps": "ksteps must be from -max_steps to max_steps, 5, not 6",
+    "no list": "gradients() takes a list of arrays, not one of type ndarray",
+    "elements": "the gradients have 4 elements, more than max_elements=3",
+    "shapes": "'tensor 0' is float64[3] on rank 1",
+    "gradient shapes": "'gradient 0'",
+    "past the end": "has made its 1 steps: call config_team(0, …) for more",
+    "finalize twice": "finalize() needs the other ranks",
+}
+
+
+def test_wrong_calls_and_calls_in_a_wrong_order_say_what_to_do(ranks: NativeRanks) -> None:
+    for found in ranks.run_calls(call_wrongly):
+        assert [name for name, text in found.items() if not text] == []
+        for name, words in WORDS.items():
+            assert words in found[name], name
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import atexit
+import numpy as np
+import unisono.compat.mlcomm as mc
+atexit.register(mc.finalize)
+mc.init(1, 1, 10, "numpy")
+mc.config_team(0, 0, 2, 6, 1, 3)
+for step in range(5):  # one is left in flight
+    mean = mc.gradients([np.ones(4)], 0)
+print("mean", mean[0][0])
+"""
+
+
+def test_a_program_may_end_early_and_be_finalized_at_exit(tmp_path: Path) -> None:
+    ended = run_program(PROGRAM, tmp_path, 2)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("mean 1.0") == 2
+    assert len(re.findall(r"mlcomm: step 3 of 6: \S+ ms a step, of which \S+ ms waiting", ended.stdout)) == 1
+
+
+FAILING = PROGRAM.replace("for step", "if mc.get_rank() == 1: raise KeyError('mine')\nfor step")
+
+
+def test_a_rank_that_raises_ends_the_others_by_an_error(tmp_path: Path) -> None:
+    ended = run_program(FAILING, tmp_path, 2)
+    assert ended.returncode != 0
+    assert "KeyError: 'mine'" in ended.stderr
+
+
+@pytest.mark.parametrize(("size", "more"), [(1, []), (2, []), (4, ["--ksteps", "20"])])
+def test_the_example_of_five_steps_learns_on_any_number_of_ranks(size: int, more: list[str]) -> None:
+    pytest.importorskip("sklearn")
+    example = [str(ROOT / "examples" / "mlcomm_digits.py"), "--epochs", "6", *more]
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(size), *example]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    told = re.search(r"(\d) ranks: loss \S+, accuracy (\S+), same parameters: True", ended.stdout)
+    assert told is not None, ended.stdout
+    assert int(told[1]) == size
+    assert float(told[2]) > 0.9

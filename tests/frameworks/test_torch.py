@@ -1,0 +1,198 @@
+"""The backend of torch.distributed, used as people use it, by real ranks. Each test starts them once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deadlines import DEADLINE_S, eventually
+
+pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
+
+from support.ports import free_port
+from support.torch_ranks import PROGRAMS, lines_of, run, started
+
+
+def test_calls_do_what_gloos_do_and_more(tmp_path: Path) -> None:
+    for lines in lines_of(run("calls", 3, tmp_path)):
+        assert [line for line in lines if not line.startswith("USDT:")] == ["all calls were made"]
+
+
+def test_tensors_on_a_gpu_go_as_they_are_or_are_refused_where_another_backend_was_named(tmp_path: Path) -> None:
+    assert lines_of(run("on_gpu", 2, tmp_path)) == [["all calls were made", "refused"]] * 2
+
+
+def test_training_with_ddp_is_that_of_one_process(tmp_path: Path) -> None:
+    outputs = lines_of(run("training", 2, tmp_path))
+    for lines in outputs:
+        assert len(lines) == 15
+        assert [line for line in lines if not line.endswith(": equal")] == []
+
+
+def test_training_with_shards_is_that_of_one_process(tmp_path: Path) -> None:
+    for lines in lines_of(run("sharded", 2, tmp_path)):
+        assert len(lines) == 10
+        assert [line for line in lines if not line.endswith(": equal")] == []
+
+
+# What is told of an error: its kinds, its cause, and words of its text.
+ERRORS = {
+    "before": ("ValueError", "NoneType", "has not been initialized"),
+    "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),
+    "sizes": ("CallError", "UsageError", "out has shape (5,)"),
+    "operation": ("CallError", "UsageError", "not defined for float32"),
+    "list": ("CallError", "UsageError", "4 places, and the group 2 ranks"),
+    "expanded": ("CallError", "UsageError", "expand()"),
+    "DTensor": ("CallError", "UsageError", "to_local()"),
+    "device": ("NotImplementedError", "NoneType", "meta"),
+    "second default group": ("ValueError", "NoneType", "twice"),
+    "options": ("TypeError", "NoneType", "pg_options must be unisono.torch.Options"),
+    "timeout in seconds": ("UsageError", "NoneType", "datetime.timedelta"),
+    "no such setting": ("UsageError", "NoneType", "colour"),
+    "late": ("DistBackendError", "CollectiveTimeoutError", "rank 1 has not called it"),
+    "shapes": ("DistBackendError", "MismatchError", f"float32[4], op=sum) at {PROGRAMS / 'failures.py'}:"),
+    "afterwards": ("DistBackendError", "AbortedError", "ranks disagree"),
+}
+WELL = ("leaf", "anomaly mode and profiler", "fork of a loader", "spawn of a loader", "the other group", "a new group")
+
+
+def test_what_is_wrong_is_an_error_that_names_its_cause(tmp_path: Path) -> None:
+    for rank, lines in enumerate(lines_of(run("failures", 2, tmp_path, "survived"))):
+        told = {line.split("|")[0]: line.split("|")[1:] for line in lines if "|" in line}
+        for name, (kind, cause, words) in {**ERRORS, f"fork of {rank}": ("CallError", "UsageError", "forked")}.items():
+            kinds, its_cause, text = told[name][:3]
+            assert (kind in kinds.split(","), its_cause, words in text) == (True, cause, True), told[name]
+        assert {name: told[name] for name in WELL} == {name: ["nothing"] for name in WELL}
+        assert " Timed out " in told["late"][2]
+        assert all(int(more) <= 0 for more in told["cycles"]), "threads or descriptors stay"
+
+
+def test_a_rank_that_dies_in_backward_is_named_on_all_others(tmp_path: Path) -> None:
+    with started("failures", 3, tmp_path, "death") as ranks:
+        written = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0, 3], written
+    for output, _ in written[:2]:
+        kinds, _, text, _ = next(line for line in output.splitlines() if line.startswith("death|")).split("|")[1:]
+        assert "RuntimeError" in kinds.split(",")
+        assert "rank 2 died" in text
+
+
+class Ended:
+    """A call that has ended, for a `Work`."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        pass
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+
+def test_a_future_ends_although_nothing_can_be_copied_to_the_result() -> None:
+    from unisono.frameworks.torch.work import Kept, Work
+
+    def fail() -> None:
+        raise RuntimeError("no memory left")
+
+    future = Work(Ended(), [], fail, Kept()).get_future()
+    assert eventually(future.done)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        future.wait()
+
+
+@pytest.mark.parametrize("elements", [3, 100_000])
+def test_a_work_that_cpp_holds_answers_after_python_has_waited_and_dropped_it(elements: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from unisono.frameworks.torch.work import Kept, Work
+
+    kept, tensor = Kept(), torch.ones(elements)
+
+    def held_by_cpp(tensor: Any) -> Any:
+        work = Work(Ended(), [tensor], lambda: None, kept)
+        work.wait()
+        return work.boxed()
+
+    held = held_by_cpp(tensor)
+    for _ in range(100):
+        held_by_cpp(tensor)
+    assert isinstance(dist.Work.unbox(held), Work)  # otherwise it would wait for ever
+    assert dist.Work.unbox(held).wait()
+    future = dist.Work.unbox(held).get_future()
+    assert future.done()
+    assert future.value()[0] is tensor
+    del future, tensor
+    if elements > 3:  # nobody has the tensor any more: its memory was not kept
+        with pytest.raises(RuntimeError, match="results of this work are gone"):
+            dist.Work.unbox(held).result()
+
+
+def test_works_are_kept_and_dropped_by_many_threads() -> None:
+    from unisono.frameworks.torch.work import Kept
+
+    class Endless:
+        def is_completed(self) -> bool:
+            return False
+
+    kept, errors = Kept(), []
+
+    def keep_and_drop() -> None:
+        try:
+            works: list[Any] = []
+            for _ in range(20_000):
+                works.append(Endless())
+                kept.keep(works[-1])
+                if len(works) > 100:
+                    kept.drop(works.pop(0))
+        except RuntimeError as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=keep_and_drop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+
+
+def test_torch_knows_the_backend_when_it_has_been_imported() -> None:
+    program = (
+        "import torch.distributed as dist, sys; "
+        "print(dist.is_backend_available('unisono'), 'unisono.collectives' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_ranks_meet_in_every_way_that_torch_knows(tmp_path: Path) -> None:
+    ways = ("tcp", "a store, the first time", "a store, the second time", "beside Gloo", "for the CPU")
+    expected = [f"{way}: [2.0, 2.0] by unisono.frameworks.torch.process_group" for way in ways]
+    assert lines_of(run("meetings", 2, tmp_path, str(free_port()))) == [expected, expected]
+
+
+def test_digits_are_learnt_by_ranks_of_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "torch_ddp.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recognised = done.stdout.splitlines()[-1].removeprefix("recognised: ").removesuffix("%")
+    assert int(recognised) > 80
+
+
+def test_accelerate_uses_the_group_that_the_program_has_made(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="pip install accelerate")
+    assert lines_of(run("accelerated", 2, tmp_path)) == [["2 unisono True True"]] * 2

@@ -1,0 +1,63 @@
+"""Ranks that torchrun starts, or that are told torch's variables alone: what they say, and torch's stores, for real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+from support.launched import by_variables
+from support.ports import free_port
+
+pytest.importorskip("torch.distributed", reason="make torch installs what these tests need")
+
+# A process group of torch before, and one after it at the same port.
+WITH_TORCH = """
+import datetime, sys
+import numpy as np
+import torch.distributed as dist
+import unisono as un
+
+def reduce():
+    with un.init() as world:
+        assert world.allreduce(np.arange(4) + world.rank).tolist() == [1, 3, 5, 7]
+
+def group():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=90))
+
+for step in sys.argv[1:]:
+    {"reduce": reduce, "group": group, "destroy": dist.destroy_process_group}[step]()
+"""
+
+PROGRAM = """
+import pathlib
+import numpy as np
+import unisono as un
+
+for meeting in range(2):
+    with un.init() as world:
+        total = world.allreduce(np.arange(4) + world.rank)
+        pathlib.Path(f"{meeting}-{world.rank}-of-{world.size}").write_text(str(total.tolist()))
+"""
+
+
+def test_ranks_of_torchrun_meet_twice_and_reduce(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for meeting in range(2):
+        for rank in range(2):
+            assert (tmp_path / f"{meeting}-{rank}-of-2").read_text() == "[1, 3, 5, 7]"
+
+
+@pytest.mark.parametrize("steps", ["reduce group reduce destroy reduce", "group reduce reduce destroy"])
+def test_ranks_that_are_told_torchs_variables_meet_before_after_and_beside_its_process_group(
+    tmp_path: Path, steps: str
+) -> None:
+    port = free_port()
+    for ended in by_variables(WITH_TORCH, *steps.split(), port=port, folder=tmp_path):
+        assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,118 @@
+"""What a child that a rank forks holds open: nothing that a new process would not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.native_ranks import Job
+from support.ports import free_port
+
+import unisono as un
+from unisono.launchers.launch import Pool
+
+Say = Callable[[Any], None]
+COUNT = 200_000
+
+
+def held() -> set[str]:
+    """Return what this process has open, by what the kernel calls it."""
+    names = set()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder itself
+            names.add(os.readlink(f"/proc/self/fd/{each}"))
+    return names
+
+
+def shared_mappings() -> list[str]:
+    """Return the lines of memory of Unisono that this process shares with others."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "/memfd:unisono" in line and line.split()[1].endswith("s")]
+
+
+def use_everything(world: un.Communicator) -> tuple[Any, Any]:
+    """Open channels of all kinds; return memory for peers, and a call that goes on."""
+    neighbour = (world.rank + 1) % world.size
+    x = un.empty(COUNT, "f8")
+    x[:] = 1
+    world.allreduce(x, out=x)
+    sending = world.send(np.ones(COUNT), neighbour, wait=False)
+    world.recv(np.ones(COUNT), (world.rank - 1) % world.size)
+    sending.wait()
+    with world.split(0) as part:
+        part.barrier()
+    return x, world.allreduce(np.ones(4), wait=False)
+
+
+def fork_while_everything_is_open(world: un.Communicator, say: Say, store: str, transports: str) -> None:
+    world.close()
+    before = held()
+    other = un.init(un.Options(transports=transports), store=store, rank=world.rank, size=world.size)
+    x, work = use_everything(other)
+    reader, writer = os.pipe()
+    ours = os.readlink(f"/proc/self/fd/{writer}")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            found = (held() - before - {ours}, shared_mappings(), float(x[COUNT // 2]), refusals(other))
+            os.write(writer, repr(found).encode())
+            other.close()
+            del other, x, work
+            code = 0
+        os._exit(code)
+    os.close(writer)
+    with open(reader) as pipe:
+        found = pipe.read()
+    say((found, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    work.wait()
+    say(float(other.allreduce(x)[0]))
+    other.close()
+
+
+def refusals(world: un.Communicator) -> int:
+    """Return how many calls are refused in a child."""
+    refused = 0
+    for call in (world.barrier, lambda: world.abort("why"), world.dup):
+        try:
+            call()
+        except un.UsageError:
+            refused += 1
+    return refused
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_a_forked_child_holds_nothing_of_a_rank(tmp_path: Path, scheme: str, transports: str) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/other"
+    with Job(fork_while_everything_is_open, 3, tmp_path, store, transports) as job:
+        assert job.hear_all() == [("(set(), [], 3.0, 3)", 0)] * 3
+        assert job.hear_all() == [9.0] * 3
+
+
+def held_by_a_child() -> set[str]:
+    reader, writer = os.pipe()
+    ours = os.readlink(f"/proc/self/fd/{writer}")
+    child = os.fork()
+    if child == 0:
+        os.write(writer, "\n".join(held() - {ours}).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with open(reader) as pipe:
+        return set(pipe.read().splitlines())
+
+
+@pytest.mark.usefixtures("started_ranks_of_pools")
+def test_a_forked_child_holds_nothing_of_a_pool_and_its_parent_goes_on() -> None:
+    before = held()
+    with Pool(2) as pool:
+        ranks = pool.run(lambda comm: os.getpid(), timeout_s=DEADLINE_S)
+        assert held_by_a_child() <= before < held()
+        assert pool.run(lambda comm: os.getpid(), timeout_s=DEADLINE_S) == ranks

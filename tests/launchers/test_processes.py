@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.processes import LOST, Child, python_command
+
+
+def child(code: int) -> Child:
+    return Child([sys.executable, "-c", f"import sys; sys.exit({code})"])
+
+
+def test_an_exit_code_that_another_has_taken_is_lost_and_not_0() -> None:
+    first, second = child(0), child(0)
+    for each in (first, second):
+        os.waitpid(each.pid, 0)
+    assert (first.wait(), first.wait(), second.poll()) == (LOST, LOST, LOST)
+
+
+def test_a_child_is_waited_for_until_a_limit() -> None:
+    with Child([sys.executable, "-c", "import sys; sys.exit(len(sys.stdin.read()))"], stdin=subprocess.PIPE) as process:
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        process.communicate(b"four")
+    assert (process.wait(DEADLINE_S), process.returncode) == (4, 4)
+
+
+def test_an_interpreter_finds_unisono_and_no_module_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('the file of the user was imported')")
+    statement = "import queue, unisono; print(unisono.__file__, *sys.argv[1:])"
+    command = python_command(statement, "an argument")
+    text = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=DEADLINE_S)
+    import unisono
+
+    assert text == f"{unisono.__file__} an argument\n"
+
+
+IGNORING = """
+import os, signal, subprocess, sys, threading
+import unisono as un
+
+def fail(world):
+    os._exit(5)
+
+def launch():
+    try:
+        un.launch(fail, 1, timeout_s=60)
+    except un.PeerLostError as error:
+        print(error)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+thread = threading.Thread(target=launch)
+thread.start()
+thread.join()
+code = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode
+print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN, code)
+"""
+
+
+def test_a_program_that_ignores_children_is_told_how_its_ranks_ended_and_ignores_them_again() -> None:
+    text = subprocess.check_output([sys.executable, "-c", IGNORING], text=True, timeout=DEADLINE_S)
+    assert text == "rank 0 exited with code 5\nTrue 0\n"

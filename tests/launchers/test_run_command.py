@@ -1,0 +1,618 @@
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S, eventually
+
+RUN = (sys.executable, "-m", "unisono", "run")
+# It gives ranks more time to notice a failure, and to end after they have told of it, than a busy machine can take.
+PATIENT = """
+import sys
+from unisono.launchers import job, output
+from unisono.cli.main import main
+job.AFTER_FAILURE = ((80.0, 15), (90.0, 9))
+output.HOLD_S = 80.0
+sys.exit(main())
+"""
+RUN_PATIENTLY = (sys.executable, "-c", PATIENT, "run")
+
+Script = Callable[[str], Path]
+
+
+def preceded(statements: str) -> tuple[str, ...]:
+    """Return a launcher that runs some statements first."""
+    return (
+        sys.executable,
+        "-c",
+        f"{statements}\nimport sys; from unisono.cli.main import main; sys.exit(main())",
+        "run",
+    )
+
+
+def ignoring(number: signal.Signals) -> tuple[str, ...]:
+    """Return a launcher that is started with a signal ignored."""
+    code = f"import os, signal, sys; signal.signal({int(number)}, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    return (sys.executable, "-c", code, *RUN)
+
+
+FAIL = 'import unisono as un; raise un.PeerLostError("rank 1 has died")'
+WAIT = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Write a script in which `rank` is known and return its path."""
+
+    def write(body: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text('import os, sys\nrank = int(os.environ["UNISONO_RANK"])\n' + textwrap.dedent(body))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_rank_is_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not processes_of(tmp_path)
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Return the ids of the processes that run the script in `folder`, without their launcher."""
+    return [int(each.partition(":")[0]) for each in processes_of(folder) if "\0run\0" not in each]
+
+
+def processes_of(folder: Path) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_text()
+        except OSError:
+            continue
+        if str(folder) in command:
+            found.append(f"{path.parent.name}: {command}")
+    return found
+
+
+def run(*arguments: object, launcher: Sequence[str] = RUN, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*launcher, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+@contextmanager
+def started(*arguments: object, launcher: Sequence[str] = RUN) -> Iterator[subprocess.Popen[str]]:
+    """Start a job whose ranks say "ready" and wait until all have; kill it when the test is over."""
+    command = [*launcher, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for _ in range(int(command[command.index("-n") + 1])):
+                assert process.stdout.readline().endswith("ready\n")
+            yield process
+        finally:
+            process.kill()
+
+
+def test_each_line_is_whole_and_has_the_label_of_its_rank(script: Script) -> None:
+    program = script("""
+        for line in range(300):
+            for piece in (f"line {line} ", "x" * 200, f" of {rank}", chr(10)):
+                sys.stdout.write(piece)
+    """)
+    ended = run("-n", 3, program)
+    assert ended.returncode == 0
+    lines = ended.stdout.splitlines()
+    expected = [f"[{rank}] line {line} {'x' * 200} of {rank}" for rank in range(3) for line in range(300)]
+    assert sorted(lines) == sorted(expected)
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert mine == [line for line in expected if line.startswith(f"[{rank}] ")]
+
+
+def test_the_last_line_needs_no_end(script: Script) -> None:
+    assert run("-n", 1, script("sys.stdout.write('no end')")).stdout == "[0] no end\n"
+
+
+def test_standard_output_and_errors_stay_apart(script: Script) -> None:
+    ended = run("-n", 1, script("print('out'); print('err', file=sys.stderr)"))
+    assert (ended.stdout, ended.stderr) == ("[0] out\n", "[0] err\n")
+
+
+def test_labels_can_be_left_out(script: Script) -> None:
+    assert run("-n", 2, "--no-label", script("print('same')")).stdout == "same\nsame\n"
+
+
+def test_arguments_reach_the_script_unchanged(script: Script) -> None:
+    ended = run("-n", 1, script("print(sys.argv[1:])"), "-n", "7", "--", "--bind", "a b")
+    assert ended.stdout == "[0] ['-n', '7', '--', '--bind', 'a b']\n"
+
+
+def test_ranks_are_told_their_place_in_one_job(script: Script) -> None:
+    program = script("""
+        told = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "STORE", "JOB")
+        print(*(os.environ["UNISONO_" + name] for name in told))
+    """)
+    facts = [line.split()[1:] for line in sorted(run("-n", 3, program).stdout.splitlines())]
+    assert [fact[:4] for fact in facts] == [[str(rank), "3", str(rank), "3"] for rank in range(3)]
+    assert len({tuple(fact[4:]) for fact in facts}) == 1
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", facts[0][4])
+    assert re.fullmatch(r"[0-9a-f]{32}", facts[0][5])
+
+
+def test_ranks_find_what_torch_reads_in_place_of_what_another_job_has_left(script: Script) -> None:
+    program = script("""
+        import socket
+        print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+        assert not [name for name in os.environ if name.startswith("TORCHELASTIC")]
+        if rank == 0:  # as the store of torch does
+            with socket.socket() as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+                listening.listen()
+    """)
+    of_another = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "other.invalid", "MASTER_PORT": "1"}
+    ended = run("-n", 2, program, **of_another, TORCHELASTIC_RUN_ID="another", TORCHELASTIC_USE_AGENT_STORE="True")
+    assert (sorted(ended.stdout.splitlines()), ended.stderr) == (["[0] 0 2 0 2", "[1] 1 2 1 2"], "")
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_programs_of_torch_meet(script: Script, backend: str) -> None:
+    pytest.importorskip("torch")
+    program = script(f"""
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group({backend!r})
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        import unisono as un
+        with un.init() as world:
+            print(x.tolist(), world.size)
+    """)
+    ended = run("-n", 2, program)
+    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (
+        0,
+        ["[0] [2.0, 2.0, 2.0] 2", "[1] [2.0, 2.0, 2.0] 2"],
+    )
+
+
+def test_the_key_comes_in_a_pipe_and_nowhere_else(script: Script) -> None:
+    program = script("""
+        key = os.read(int(os.environ["UNISONO_KEY_FD"]), 1000)
+        everything = b"".join(open(f"/proc/self/{name}", "rb").read() for name in ("environ", "cmdline"))
+        print(key.hex(), key in everything or key.hex().encode() in everything)
+    """)
+    first, second = (sorted(run("-n", 2, program).stdout.splitlines()) for _ in range(2))
+    keys = {line.split()[1] for line in first}
+    assert [line.split()[2] for line in first] == ["False", "False"]
+    assert len(keys) == 1
+    assert len(bytes.fromhex(keys.pop())) == 32
+    assert first[0] != second[0]
+
+
+def test_cores_are_shared_among_the_threads_of_the_ranks(script: Script) -> None:
+    program = script("print(os.environ['OMP_NUM_THREADS'])")
+    cores = len(os.sched_getaffinity(0))
+    assert run("-n", 1, program).stdout == f"[0] {cores}\n"
+    assert set(run("-n", cores + 1, "--no-label", program).stdout.split()) == {"1"}
+    assert run("-n", 1, program, OMP_NUM_THREADS="5").stdout == "[0] 5\n"
+
+
+def test_ranks_can_be_bound_to_cores_in_turn(script: Script) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    size = len(cores) + 1
+    ended = run("-n", size, "--bind", "core", script("print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"))
+    assert sorted(ended.stdout.splitlines()) == sorted(f"[{rank}] {cores[rank % len(cores)]} 1" for rank in range(size))
+
+
+def test_modules_and_executables_can_be_run(tmp_path: Path) -> None:
+    assert run("-n", 1, "-m", "json.tool", "--help").stdout.startswith("[0] usage")
+    assert sorted(run("-n", 2, "--", "echo", "-n", "3").stdout.splitlines()) == ["[0] 3", "[1] 3"]
+
+
+def test_the_rank_that_failed_is_shown_first_and_gives_the_exit_code(script: Script) -> None:
+    program = script(f"""
+        import time
+        if rank != 1:
+            {FAIL}
+        time.sleep(1)
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("the cause")
+    """)
+    ended = run("-n", 3, program, launcher=RUN_PATIENTLY)
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "[1] Traceback (most recent call last):"
+    assert "[1] ValueError: the cause" in lines
+    assert lines[-3] == "unisono: rank 1 exited with code 1"
+    assert lines[-2] == "unisono: rank 0 then exited with code 1 (PeerLostError: rank 1 has died)"
+    assert not [line for line in lines if line.startswith(("[0]", "[2]"))]
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_the_rank_that_failed_is_shown_in_programs_of_torch(script: Script, backend: str) -> None:
+    pytest.importorskip("torch")
+    program = script(f"""
+        import atexit, time
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group({backend!r})
+        if rank == 1:
+            atexit.register(time.sleep, 1)  # so that the others may end before
+            raise ValueError("the cause")
+        dist.all_reduce(torch.ones(3))
+    """)
+    ended = run("-n", 2, program, launcher=RUN_PATIENTLY)
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "[1] [rank1]: Traceback (most recent call last):"
+    assert "[1] [rank1]: ValueError: the cause" in lines
+    assert lines[-2] == "unisono: rank 1 exited with code 1"
+    assert re.match(r"unisono: rank 0 then exited with code 1 \(.*Connection closed by peer", lines[-1])
+    assert not [line for line in lines if line.startswith("[0]")]
+
+
+def test_verbose_shows_the_tracebacks_of_all_ranks_once(script: Script) -> None:
+    ended = run("-n", 2, "--verbose", script(f"if rank: raise ValueError('the cause')\n{FAIL}"), launcher=RUN_PATIENTLY)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 2
+    assert "unisono: rank 1 exited with code 1" in ended.stderr
+
+
+def test_an_exit_code_is_passed_on(script: Script) -> None:
+    ended = run("-n", 2, script(f"if rank == 1: sys.exit(7)\n{FAIL}"), launcher=RUN_PATIENTLY)
+    assert ended.returncode == 7
+    assert ended.stderr.splitlines()[0] == "unisono: rank 1 exited with code 7"
+
+
+def test_a_killed_rank_is_the_cause_and_gives_128_plus_the_signal(script: Script) -> None:
+    ended = run("-n", 2, script(f"if rank == 1: os.kill(os.getpid(), 9)\n{FAIL}"), launcher=RUN_PATIENTLY)
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert ended.stderr.splitlines()[0] == "unisono: rank 1 was killed by SIGKILL"
+
+
+def test_a_failure_stops_ranks_that_do_not_notice(script: Script) -> None:
+    ended = run("-n", 3, script(f"if rank == 0: raise ValueError('the cause')\n{WAIT}"))
+    assert ended.returncode == 1
+    assert "unisono: rank 2 was stopped (SIGTERM)" in ended.stderr
+
+
+def test_a_syntax_error_is_shown_for_one_rank(script: Script) -> None:
+    ended = run("-n", 3, script("never def this"))
+    assert ended.returncode == 1
+    assert ended.stderr.count("    never def this\n") == 1
+    assert "SyntaxError" in ended.stderr
+
+
+@pytest.mark.parametrize("then", ["", "import time; time.sleep(4); print('goes on')"])
+def test_a_traceback_of_a_rank_that_does_not_fail_is_output_like_any_other(script: Script, then: str) -> None:
+    ended = run(
+        "-n", 1, script(f"import logging\ntry: 1 / 0\nexcept ZeroDivisionError: logging.exception('note')\n{then}")
+    )
+    assert ended.returncode == 0
+    assert ended.stderr.startswith("[0] ERROR:root:note\n[0] Traceback (most recent call last):\n")
+    assert ended.stderr.endswith("[0] ZeroDivisionError: division by zero\n")
+
+
+def test_what_faulthandler_says_of_any_rank_is_output(script: Script) -> None:
+    ended = run("-n", 2, script("import faulthandler; faulthandler.dump_traceback(); os._exit(3)"))
+    assert ended.returncode == 3
+    assert all(f'[{rank}]   File "{script("")}", line 3 in <module>' in ended.stderr for rank in (0, 1))
+
+
+def test_the_others_hear_of_a_rank_that_ends_before_it_joins(script: Script) -> None:
+    program = script("""
+        if rank == 1: sys.exit(0)
+        from unisono.collectives.bootstrap.environment import detect
+        from unisono.transports.rendezvous import open_store
+        job = detect(os.environ)
+        store = open_store(job.store, "", key=job.key, job=job.job, timeout_s=30.0)
+        store.get("what rank 1 would set", 600.0)
+    """)
+    ended = run("-n", 2, program)
+    assert ended.returncode == 1
+    assert "RendezvousError: rank 1 exited with code 0 before it called un.init()" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "told"),
+    [
+        ("raise ValueError('the cause')", 1, "[1] ValueError: the cause"),
+        ("os.kill(os.getpid(), 9)", 137, "unisono: rank 1 was killed by SIGKILL"),
+        ("sys.exit(0)", 1, "PeerLostError: rank 1 has left"),
+    ],
+)
+def test_ranks_in_a_collective_hear_of_one_that_does_not_come(
+    script: Script, end: str, exit_code: int, told: str
+) -> None:
+    program = script(f"""
+        import numpy as np
+        import unisono as un
+        world = un.init()
+        world.allreduce(np.ones(8))
+        if world.rank == 1: {end}
+        world.allreduce(np.ones(8))
+    """)
+    ended = run("-n", 3, program, launcher=RUN_PATIENTLY)
+    assert ended.returncode == exit_code
+    assert told in ended.stderr
+    assert ended.stderr.count("Traceback") == (exit_code == 1)
+    assert "SIGTERM" not in ended.stderr
+
+
+def test_an_interrupt_ends_a_collective(script: Script) -> None:
+    program = script(f"""
+        import numpy as np
+        import unisono as un
+        world = un.init()
+        world.barrier()
+        print("ready")
+        if world.rank == 1: {WAIT}
+        world.allreduce(np.ones(8))
+    """)
+    with started("-n", 3, program, launcher=RUN_PATIENTLY) as job:
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (130, "unisono: interrupted\n")
+
+
+def test_an_interrupt_is_told_once(script: Script) -> None:
+    with started("-n", 3, script(f"print('ready')\n{WAIT}"), launcher=RUN_PATIENTLY) as job:
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (130, "unisono: interrupted\n")
+
+
+def test_a_second_interrupt_kills_ranks_that_ignore_the_first(script: Script) -> None:
+    program = script(f"""
+        import signal
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: print("no"))
+        print("ready")
+        while True: {WAIT}
+    """)
+    with started("-n", 2, program) as job:
+        assert job.stdout is not None
+        job.send_signal(signal.SIGINT)
+        assert job.stdout.readline().endswith("no\n")
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_the_launcher_end_the_ranks(script: Script, number: signal.Signals) -> None:
+    with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
+        job.send_signal(number)
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, errors) == (128 + number, f"unisono: stopped by {number.name}\n")
+
+
+def test_user_signals_reach_the_ranks_that_handle_them_and_end_nothing(script: Script) -> None:
+    program = script("""
+        import signal, subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        heard = []
+        if rank == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: heard.append(print("got it")))
+        print("ready")
+        if rank == 0:
+            while not heard: time.sleep(0.01)  # the signal may have come before a pause
+        sys.stdout.write(sys.stdin.read())
+        alive = child.poll() is None
+        child.kill(), child.wait()
+        sys.exit(not alive)
+    """)
+    with started("-n", 2, program) as job:
+        job.send_signal(signal.SIGUSR1)
+        out, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, out, errors) == (0, "[0] got it\n", "")
+
+
+def test_signals_that_the_launcher_was_started_to_ignore_stay_ignored(script: Script, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    program = script(f"""
+        import pathlib, time
+        print("ready")
+        while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.01)
+        print("the end")
+    """)
+    with started("-n", 2, program, launcher=ignoring(signal.SIGHUP)) as job:
+        job.send_signal(signal.SIGHUP)  # as under nohup, when the terminal is closed
+        for pid in ranks_of(tmp_path):
+            os.kill(pid, signal.SIGHUP)
+        end.touch()
+        out, errors = job.communicate(timeout=DEADLINE_S)
+    assert (job.returncode, sorted(out.splitlines()), errors) == (0, ["[0] the end", "[1] the end"], "")
+
+
+def test_exit_codes_are_right_where_the_launcher_was_started_to_ignore_children(script: Script) -> None:
+    program = script("""
+        import subprocess
+        code = subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode
+        sys.exit(4 + code if rank == 1 else 0)
+    """)
+    ended = run("-n", 2, program, launcher=ignoring(signal.SIGCHLD))
+    assert (ended.returncode, ended.stderr) == (7, "unisono: rank 1 exited with code 7\n")
+
+
+def test_ranks_can_be_stopped_where_the_launcher_was_started_with_signals_blocked(script: Script) -> None:
+    blocking = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1]);"
+    ended = run("-n", 1, script("import signal; print(signal.pthread_sigmask(0, []))"), launcher=preceded(blocking))
+    assert ended.stdout == "[0] set()\n"
+
+
+@pytest.mark.parametrize("lack", ["errno.ENOSYS", "errno.EPERM", ""])
+def test_ranks_are_watched_without_descriptors_of_processes(script: Script, lack: str) -> None:
+    refuse = (
+        f"def refuse(*_): raise OSError({lack}, 'refused')\nos.pidfd_open = refuse" if lack else "del os.pidfd_open"
+    )
+    ended = run("-n", 2, script("sys.exit(3 * rank)"), launcher=preceded(f"import errno, os\n{refuse}\n"))
+    assert (ended.returncode, ended.stderr) == (3, "unisono: rank 1 exited with code 3\n")
+
+
+def test_the_ranks_are_stopped_when_their_time_is_over(script: Script) -> None:
+    program = script(f"""
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if rank: {WAIT}
+    """)
+    ended = run("-n", 3, "--timeout", "3", program)
+    assert ended.returncode == 124
+    # Rank 0 may not have begun by then.
+    assert re.search(r"unisono: stopped after 3 s \(--timeout\): ranks (0, )?1, 2 had not ended\n", ended.stderr)
+
+
+def test_killing_the_launcher_kills_the_ranks(script: Script, tmp_path: Path) -> None:
+    with started("-n", 2, script(f"print('ready')\n{WAIT}")) as job:
+        assert processes_of(tmp_path)
+        job.kill()
+        job.communicate(timeout=DEADLINE_S)
+    assert eventually(lambda: not processes_of(tmp_path))
+
+
+def test_processes_that_ranks_leave_behind_are_ended(script: Script, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    program = script(f"import subprocess; subprocess.Popen([sys.executable, '-c', '{WAIT}', {str(marker)!r}])")
+    assert run("-n", 2, program).returncode == 0
+    assert eventually(lambda: not processes_of(tmp_path))
+
+
+def test_a_job_outlives_the_reader_of_its_output(script: Script, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    program = script(f"""
+        import pathlib, time
+        print("ready")
+        while not pathlib.Path({str(gone)!r}).exists(): time.sleep(0.01)
+        for _ in range(10000): print("nobody reads this")
+        print("the end", file=sys.stderr)
+        sys.exit(3 * rank)
+    """)
+    with started("-n", 2, program) as job:
+        assert job.stdout is not None
+        job.stdout.close()
+        gone.touch()
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert sorted(errors.splitlines()) == ["[0] the end", "[1] the end", "unisono: rank 1 exited with code 3"]
+    assert job.returncode == 3
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_line_is_lost_where_the_output_does_not_block(script: Script, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # as programs do that share the pipe
+    program = script("for line in range(3000): print(line, 'x' * 60)")
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([*RUN, "-n", "2", str(program)], stdout=writer, stderr=subprocess.PIPE, env=environ) as job:
+        assert eventually(lambda: not select.select([], [writer], [], 0)[1])  # the pipe is full
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            lines = pipe.read().splitlines()
+        assert job.stderr is not None
+        assert job.stderr.read() == b""
+    assert (job.returncode, len(lines), len(set(lines))) == (0, 6000, 6000)
+
+
+def test_a_time_limit_holds_while_nobody_reads_the_output(script: Script, tmp_path: Path) -> None:
+    command = [*RUN, "-n", "2", "--timeout", "2", str(script("while True: print('x' * 1000)"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        assert eventually(lambda: len(ranks_of(tmp_path)) == 2)
+        assert eventually(lambda: not ranks_of(tmp_path))
+        assert job.poll() is None
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 124
+    assert errors.endswith(b"unisono: stopped after 2 s (--timeout): ranks 0, 1 had not ended\n")
+
+
+def test_output_that_cannot_be_written_is_told_and_makes_the_job_fail(script: Script) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+    told = "unisono: lines of ranks are missing, as stdout could not be written: No space left on device"
+    assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{told}\n")
+
+
+def test_a_job_runs_where_all_standard_streams_are_closed(script: Script, tmp_path: Path) -> None:
+    program = script(f"""
+        import pathlib
+        import unisono as un
+        with un.init() as world:
+            world.barrier()
+        pathlib.Path({str(tmp_path)!r}, f"done {{rank}}").touch()
+        print("nobody reads this")
+        sys.exit(3 * rank)
+    """)
+    ended = run("-n", 2, program, launcher=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RUN))
+    assert (ended.returncode, len(list(tmp_path.glob("done *")))) == (3, 2)
+
+
+def test_no_files_are_left(script: Script, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert run("-n", 2, script("print('done')"), TMPDIR=str(temporary)).returncode == 0
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-n", "0", "{script}"], "'0' is not a positive number of ranks"),
+        (["-n", "-2", "{script}"], "'-2' is not a positive number of ranks"),
+        (["-n", "two", "{script}"], "'two' is not a positive number of ranks"),
+        (["-n", "99999999999999999999", "{script}"], "is not a positive number of ranks"),
+        (["-n", "99999999", "{script}"], "open files"),
+        (["{script}"], "Missing option '-n'"),
+        (["-n", "2"], "Missing argument 'PROGRAM...'"),
+        (["-n", "2", "absent.py"], "there is no file 'absent.py'"),
+        (["-n", "2", "{folder}"], "is a directory"),
+        (["-n", "2", "/etc/hostname"], "'/etc/hostname' is not a Python file"),
+        (["-n", "2", "echo", "hello"], "put -- before it"),
+        (["-n", "2", "-m", "absent_module"], "there is no module 'absent_module'"),
+        (["-n", "2", "--", "absent-executable"], "there is no executable 'absent-executable'"),
+        (["-n", "2", "--bind", "socket", "{script}"], "'socket' is not one of 'none', 'core'"),
+        (["-n", "2", "--timeout", "nan", "{script}"], "'nan' is not a positive number of seconds"),
+        (["-n", "2", "--bogus", "{script}"], "No such option"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_starts(
+    script: Script, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    places = {"script": script("print('started')"), "folder": tmp_path}
+    ended = run(*(argument.format(**places) for argument in arguments))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert re.fullmatch(f"unisono: .*{re.escape(complaint)}.*\n", ended.stderr)
+
+
+def test_a_bad_setting_is_refused_before_anything_starts(script: Script) -> None:
+    ended = run("-n", 2, script("print('started')"), UNISONO_TIMEOUT_S="soon")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("unisono: UNISONO_TIMEOUT_S='soon' cannot be used")
+
+
+def test_a_variable_that_is_no_setting_is_warned_of_by_rank_0_alone(script: Script) -> None:
+    ended = run("-n", 2, script("import unisono; unisono.init().close()"), UNISONO_LOGG="info")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr.startswith("[0] unisono [0/2] UNISONO_LOGG is not a setting")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_log_level_reaches_the_ranks(script: Script) -> None:
+    assert run("-n", 1, "--log", "info", script("print(os.environ['UNISONO_LOG'])")).stdout == "[0] info\n"

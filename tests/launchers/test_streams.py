@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono import streams
+
+LONG = b"0123456789" * 50_000
+
+
+class Pipe:
+    """A pipe that does not block, and a thread that reads it from `read` on."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self.data = b""
+        self._thread = threading.Thread(target=self._read)
+
+    def read(self) -> None:
+        self._thread.start()
+
+    def close(self) -> bytes:
+        os.close(self.writer)
+        self._thread.join(DEADLINE_S)
+        os.close(self.reader)
+        return self.data
+
+    def _read(self) -> None:
+        while data := os.read(self.reader, 5000):
+            self.data += data
+
+
+def test_everything_is_written_to_a_pipe_that_does_not_block() -> None:
+    pipe = Pipe()
+    looks = iter(range(1_000_000))
+
+    def go_on() -> bool:
+        if next(looks) == 2:
+            pipe.read()
+        return True
+
+    streams.write_all(pipe.writer, LONG, go_on)
+    assert pipe.close() == LONG
+
+
+def test_the_rest_is_dropped_when_it_is_not_worth_waiting_for() -> None:
+    pipe = Pipe()
+    streams.write_all(pipe.writer, LONG, lambda: False)
+    pipe.read()
+    data = pipe.close()
+    assert 0 < len(data) < len(LONG)
+    assert LONG.startswith(data)
+
+
+def test_what_nobody_reads_is_dropped() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams.write_all(writer, b"text")
+    os.close(writer)
+    streams.write_all(writer, b"text")
+
+
+def test_a_disk_that_is_full_is_an_error() -> None:
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
+        streams.write_all(full.fileno(), b"text")
+
+
+def test_text_comes_after_what_the_stream_holds_already() -> None:
+    pipe = Pipe()
+    with open(pipe.writer, "w", encoding="ascii", closefd=False) as stream:
+        stream.write("first, ")
+        pipe.read()
+        streams.write(stream, "30 \u00b5s \u2192 \u2713 \u732b \udcff\n")
+    assert pipe.close() == b"first, 30 us -> + ? \xff\n"
+
+
+@pytest.mark.parametrize("make", [io.StringIO, lambda: io.TextIOWrapper(io.BytesIO(), "latin-1")])
+def test_text_goes_through_streams_that_are_no_files(make: Any) -> None:
+    stream = make()
+    streams.write(stream, "\u00b5 \u2192")
+    stream.seek(0)
+    assert stream.read() in {"\u00b5 \u2192", "\u00b5 ->"}
+
+
+def test_text_goes_through_what_changes_the_bytes(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "file", "wt") as stream:
+        streams.write(stream, "text")
+    assert gzip.decompress((tmp_path / "file").read_bytes()) == b"text"
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def closed() -> TextIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Broken(), closed()])
+def test_text_for_a_stream_that_takes_none_is_dropped(stream: TextIO | None) -> None:
+    streams.write(stream, "text")
+
+
+ENDURING = """
+import sys
+from unisono.streams import endure
+endure()
+print("x" * 200_000 + "\u00b5")
+print(sys.stdout.isatty(), sys.stdout.encoding, file=sys.stderr)
+"""
+
+
+def test_what_a_program_prints_reaches_a_pipe_that_does_not_block() -> None:
+    pipe = Pipe()
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDURING], stdout=pipe.writer, stderr=subprocess.PIPE, env=environ
+    )
+    pipe.read()
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, errors) == (0, b"False ascii\n")
+    assert pipe.close() == b"x" * 200_000 + b"u\n"

@@ -1,0 +1,103 @@
+"""What `help`, `dir`, notebooks and editors show of the public names, and what wrong names are answered with."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import pydoc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unisono as un
+from unisono.collectives.api.mpi_names import INSTEAD
+
+X = np.ones(3)
+
+
+@pytest.fixture
+def world() -> Iterator[un.Communicator]:
+    with un.init() as world:
+        yield world
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [
+        name for name in sys.modules if name == "unisono.torch" or name.startswith("unisono.frameworks.torch")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(un), "torch", raising=False)  # another test of this process may have imported it
+    monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` raises ModuleNotFoundError
+
+
+def help_of(thing: object) -> str:
+    return pydoc.plain(pydoc.render_doc(thing))
+
+
+@pytest.mark.parametrize("name", ["allreduce", "barrier", "broadcast", "recv", "send", "sendrecv"])
+def test_help_shows_docstring_of_call(name: str) -> None:
+    method = getattr(un.Communicator, name)
+    assert type(method).__name__ == "KnownFirst"
+    text = help_of(method)
+    first_line = inspect.getdoc(inspect.unwrap(method)).splitlines()[0]
+    assert first_line in text
+    assert first_line in help_of(un.Communicator)
+    assert "timeout_s" in text.splitlines()[2]
+    assert str(inspect.signature(method)).startswith("(self")
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_module_without_torch_has_no_attribute_torch_and_says_why() -> None:
+    assert not hasattr(un, "torch")
+    assert "torch" not in dir(un)
+    with pytest.raises(AttributeError, match=r"needs torch.*pip install 'unisono\[torch\]'") as error:
+        _ = un.torch
+    assert isinstance(error.value.__cause__, ImportError)
+    assert "allreduce" in help_of(un.Communicator)
+    assert "unisono - Unisono: collective communication" in help_of(un)
+    assert dict(inspect.getmembers(un))["init"] is un.init
+    with pytest.raises(ImportError):
+        import unisono.torch  # noqa: F401
+
+
+def test_dir_of_module_lists_public_names_only() -> None:
+    names = {name for name in dir(un) if not name.startswith("__")}
+    assert {*un.__all__} - {"__version__"} <= names
+    assert names <= {*un.__all__, "torch"}
+
+
+def test_communicator_answers_names_of_mpi_with_its_own(world: un.Communicator) -> None:
+    for name in INSTEAD:
+        assert not hasattr(un.Communicator, name)
+        assert name not in dir(world)
+    for name, advice in (("bcast", "broadcast"), ("isend", "wait=False"), ("Get_rank", "the attribute rank")):
+        with pytest.raises(AttributeError, match=f"a communicator has no '{name}': use .*{advice}"):
+            getattr(world, name)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = world.no_such_name
+
+
+@pytest.mark.parametrize(
+    ("op", "meant"),
+    [("mean", "avg"), ("SUM", "sum"), ("MPI_MAX", "max"), (np.add, "sum"), (max, "max"), (operator.mul, "prod")],
+)
+def test_unknown_op_is_answered_with_the_one_meant(world: un.Communicator, op: Any, meant: str) -> None:
+    with pytest.raises(un.UsageError, match=f"did you mean '{meant}'"):
+        world.allreduce(X, op=op)
+
+
+WRONG_ARRAYS: dict[str, Callable[[un.Communicator], object]] = {
+    "a list is several arrays, and x.0. is of type int: pass numpy.asarray": lambda world: world.allreduce([1, 2]),
+    "a list is several arrays, and x.1. is of type list": lambda world: world.broadcast((X, [2])),
+    r"cannot be sent: .*x\.view\('uint8'\)": lambda world: world.broadcast(np.zeros(3, [("a", "f4"), ("b", "i4")])),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_ARRAYS)
+def test_wrong_array_is_refused_with_advice_for_it(world: un.Communicator, message: str) -> None:
+    with pytest.raises(un.UsageError, match=message):
+        WRONG_ARRAYS[message](world)

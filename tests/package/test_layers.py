@@ -1,0 +1,280 @@
+"""The rules of the layers, read from the imports of every file, those inside functions included."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+import unisono
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = (
+    *("unisono.errors", "unisono.dtypes", "unisono.operations", "unisono.options", "unisono.records"),
+    *("unisono.deadlines", "unisono.log", "unisono.autograph"),
+)
+# What processes, their children and their standard streams need, in any layer that does I/O.
+OF_PROCESSES = ("unisono.forks", "unisono.processes", "unisono.program", "unisono.streams")
+_OUTSIDE = ("unisono.entry_points", "typing_extensions.dataclass_transform")
+LAYERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+PUBLIC = tuple(f"unisono.{name}" for name in unisono.__all__)
+
+# Folder → the parts of Unisono that its files may import, with all that is inside them.
+ALLOWED = {
+    "algorithms": ("unisono.algorithms", *VOCABULARY),
+    "tuning": ("unisono.tuning", "unisono.algorithms", *VOCABULARY),
+    "transports": ("unisono.transports", "unisono.algorithms", *VOCABULARY, *OF_PROCESSES),
+    "collectives": (
+        *("unisono.collectives", "unisono.tuning", "unisono.transports", "unisono.algorithms"),
+        *VOCABULARY,
+        *OF_PROCESSES,
+    ),
+    "frameworks": ("unisono.frameworks", *PUBLIC, *VOCABULARY),
+    "bench": ("unisono.bench", *PUBLIC, *VOCABULARY, *OF_PROCESSES),
+    "examples": (*PUBLIC, "unisono.torch", "unisono.compat"),
+}
+
+# File → the modules and names that it may import beyond its folder's rule, and why.
+EXCEPTIONS = {
+    "algorithms/catalogue/registry.py": {
+        "unisono.entry_points.entry_points": "installed packages may have algorithms; they come in here",
+    },
+    "bench/memory.py": {
+        "unisono.transports._core": "a rank of many peers is simulated by channels that lead back to it",
+    },
+    "frameworks/arrays.py": {
+        "unisono.transports._core": "all ranks must compute the same bits; no user needs what sets the mode",
+    },
+    "frameworks/gradients/compression.py": {
+        **dict.fromkeys(
+            [f"unisono.transports.reductions.wire_formats.{name}" for name in ("from_wire", "to_wire", "wire_nbytes")],
+            "only gradients travel in these forms; whoever only calls collectives has no use for them",
+        ),
+    },
+    "transports/message/plugin_loading.py": {
+        "unisono.entry_points.entry_points": "installed packages may have transports; they come in here",
+    },
+    "examples/socket_transport.py": {
+        "unisono.transports.message.plugin_loading.Bootstrap": "what a transport is written with",
+        "unisono.transports.message.framed.FramedTransport": "as above",
+    },
+    "transports/rendezvous/roster.py": {
+        "unisono.__version__": "ranks of different versions must not meet",
+    },
+    "bench/gpu_stages/gpu.py": {
+        "unisono.transports.cuda": "kernels are what is measured, of which the public names tell nothing",
+    },
+    "bench/gpu_stages/kernels.py": {
+        "unisono.transports.cuda": "as above",
+        "unisono.transports.reductions.definition": "what results of kernels are compared with",
+    },
+    "bench/gpu_stages/machine.py": {
+        "unisono.cli": "a machine of which nothing is known is told of as `unisono doctor` does",
+    },
+    "bench/gpu_stages/threads.py": {
+        "unisono.transports.base": "what the transport takes",
+        "unisono.transports.cuda": "ranks that are threads of one process share a GPU; a launcher makes only processes",
+        "unisono.transports.executors.generic": "as above",
+        "unisono.transports.message.local": "as above",
+    },
+    "bench/adapters/regret_rank.py": {
+        "unisono.collectives.measurement.link_probes": "the bench evaluates the model, calibrated in its job",
+        "unisono.collectives.measurement.call_trials": "it sends the distance of cores to all ranks",
+        "unisono.tuning.decide.choice": "as above",
+        "unisono.tuning.machine.parameters": "as above",
+    },
+    "bench/selection.py": {
+        "unisono.tuning.decide.rank_interpolation": "the bench evaluates it on recorded times",
+        "unisono.algorithms.catalogue.registry": "the closed forms of the algorithms that were measured",
+        "unisono.algorithms.catalogue.algorithm": "as above",
+    },
+    "bench/mixture.py": {
+        "unisono.tuning.measure.measurement_log": "the bench compares tables of recorded times",
+        "unisono.tuning.decide.table": "as above",
+    },
+    "bench/replay.py": {
+        "unisono.tuning.measure.calibrate": "the bench evaluates campaign and model",
+        "unisono.tuning.measure.campaign": "as above",
+        "unisono.tuning.decide.choice": "as above",
+        "unisono.tuning.machine.parameters": "as above",
+        "unisono.tuning.measure.measurement_log": "as above",
+        "unisono.tuning.decide.table": "as above",
+        "unisono.algorithms.catalogue.variants": "the names of what was recorded",
+    },
+    "bench/studies.py": {
+        "unisono.tuning.machine.parameters": "the simulator is what is tried",
+        "unisono.tuning.simulator.simulate": "as above",
+        "unisono.tuning.machine.topology": "as above",
+        "unisono.tuning.simulator.training": "as above",
+        "unisono.algorithms.catalogue.registry": "the algorithms that are simulated",
+    },
+    "bench/regret.py": {"unisono.transports.host.core_distance": "which placements there are to ask for"},
+    "bench/driver.py": {
+        "unisono.transports.host.core_distance": "native threads measure the latency",
+    },
+}
+
+# What would let an algorithm do more than compute a plan.
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "ctypes",
+    "io",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "select",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+}
+
+FILES = sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+FACADE = sorted(path for path in (ROOT / "unisono").rglob("*.py") if path.resolve().is_relative_to(ROOT / "unisono"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(source: str) -> Iterator[str]:
+    """Yield the full names that a module imports: ``from a import b`` is ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def is_inside(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def violations(folder: str, source: str, exceptions: Iterable[str] = ()) -> list[str]:
+    allowed = tuple(exceptions)
+    return [name for name in imports(source) if not is_inside(name, allowed) and not is_permitted(folder, name)]
+
+
+def is_permitted(folder: str, name: str) -> bool:
+    top = name.partition(".")[0]
+    if top == "":
+        return False  # relative
+    if top == "unisono":
+        return is_inside(name, ALLOWED[folder]) or (name == "unisono" and folder in ("bench", "examples", "frameworks"))
+    if folder == "algorithms":
+        return top in sys.stdlib_module_names and top not in IMPURE
+    return top not in LAYERS
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
+    exceptions = EXCEPTIONS.get(name_of(path), {})
+    assert violations(path.relative_to(ROOT).parts[0], path.read_text(), exceptions) == []
+
+
+def test_native_core_is_imported_only_from_its_package() -> None:
+    """`from unisono.transports._core import x` would fail without advice where the core is missing."""
+    names = {(name_of(path), name) for path in (*FILES, *FACADE) for name in imports(path.read_text())}
+    assert [each for each in sorted(names) if each[1].startswith("unisono.transports._core.")] == []
+
+
+@pytest.mark.parametrize("name", [part.partition(".")[2] for part in (*VOCABULARY, *OF_PROCESSES)])
+def test_the_vocabulary_imports_nothing_but_itself_and_the_standard_library(name: str) -> None:
+    source = (ROOT / "unisono" / f"{name}.py").read_text()
+    foreign = [
+        found
+        for found in imports(source)
+        if not is_inside(found, (*VOCABULARY, *OF_PROCESSES, *_OUTSIDE))
+        and found.partition(".")[0] not in sys.stdlib_module_names
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("algorithms", "import numpy"),
+        ("algorithms", "import socket"),
+        ("algorithms", "def build():\n    from time import sleep"),
+        ("algorithms", "from unisono.transports import base"),
+        ("algorithms", "from unisono import Communicator"),
+        ("algorithms", "from .plan import Plan"),
+        ("tuning", "from unisono.transports.base import Call"),
+        ("tuning", "def race():\n    import unisono.collectives.bootstrap.init"),
+        ("transports", "from unisono.tuning import choice"),
+        ("transports", "from unisono.collectives.communicator import Communicator"),
+        ("collectives", "from unisono.frameworks import torch"),
+        ("collectives", "from transports.base import Call"),
+        ("frameworks", "from unisono.transports import _core"),
+        ("examples", "from unisono.collectives.bootstrap.init import init"),
+    ],
+)
+def test_a_wrong_import_is_found(folder: str, source: str) -> None:
+    assert len(violations(folder, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("algorithms", "from unisono.errors import PlanError"),
+        ("transports", "from unisono.transports import _core"),
+        ("collectives", "from unisono.tuning.select import choose"),
+        ("examples", "import numpy\nimport unisono as un\nfrom unisono import PeerLostError"),
+    ],
+)
+def test_a_right_import_is_let_through(folder: str, source: str) -> None:
+    assert violations(folder, source) == []
+
+
+def test_every_exception_is_used_and_says_why() -> None:
+    for name, exceptions in EXCEPTIONS.items():
+        found = list(imports((ROOT / name).read_text()))
+        for exception, reason in exceptions.items():
+            assert reason
+            assert any(is_inside(each, (exception,)) for each in found), (name, exception)
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_a_folder_is_reached_through_a_relative_link(folder: str) -> None:
+    link = ROOT / "unisono" / folder
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{folder}"
+
+
+@pytest.mark.parametrize("module", ["unisono", *VOCABULARY, "unisono.algorithms"])
+def test_importing_a_lower_layer_loads_neither_numpy_nor_the_native_core(module: str) -> None:
+    code = (
+        f"import sys, {module}; print(*sorted({{'numpy', 'ml_dtypes', 'unisono.transports._core'}} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert ended.stdout.split() == []
+
+
+def test_every_module_of_the_algorithms_is_free_of_numpy() -> None:
+    paths = sorted((ROOT / "algorithms").rglob("[a-z]*.py"))
+    modules = [f"unisono.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in paths]
+    code = f"import sys, {', '.join(modules)}; print('numpy' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert ended.stdout.strip() == "False"
+
+
+def test_every_public_name_is_in_the_facade_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert set(unisono.__all__) <= set(dir(unisono))
+    assert unisono.UsageError is unisono.errors.UsageError
+    with pytest.raises(AttributeError, match="has no attribute 'allreduse'"):
+        _ = unisono.allreduse

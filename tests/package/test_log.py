@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono import log
+
+
+@pytest.fixture(autouse=True)
+def restored_logger() -> Iterator[None]:
+    logger = logging.getLogger(log.NAME)
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    yield
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+def test_each_line_says_which_rank_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("info", rank=2, size=4)
+    log.get(log.NAME).info("ring over %s", "shm")
+    assert capsys.readouterr() == ("", "unisono [2/4] ring over shm\n")
+
+
+def test_outside_a_job_no_rank_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("warning")
+    log.get(log.NAME).warning("careful")
+    assert capsys.readouterr().err == "unisono careful\n"
+
+
+def test_modules_below_speak_through_the_same_logger(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("debug", rank=0, size=1)
+    logging.getLogger("unisono.transports.links.listener").debug("a stranger")
+    assert capsys.readouterr().err == "unisono [0/1] a stranger\n"
+
+
+@pytest.mark.parametrize(("level", "told"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
+def test_the_level_says_how_much_is_told(level: str, told: int, capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure(level, rank=0, size=1)
+    logger = log.get(log.NAME)
+    for say in (logger.exception, logger.warning, logger.info, logger.debug):
+        say("message")
+    assert capsys.readouterr().err.count("message") == told
+    assert [logger.shows(each) for each in ("error", "warning", "info", "debug")] == [each < told for each in range(4)]
+
+
+def test_configuring_again_changes_the_rank_and_adds_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("info", rank=0, size=2)
+    log.configure("info", rank=1, size=3)
+    log.get(log.NAME).info("once")
+    assert capsys.readouterr().err == "unisono [1/3] once\n"
+
+
+def test_handlers_of_the_program_are_kept() -> None:
+    own = logging.NullHandler()
+    logging.getLogger(log.NAME).addHandler(own)
+    log.configure("info")
+    assert own in logging.getLogger(log.NAME).handlers
+
+
+def test_an_error_that_is_handled_is_told_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("error", rank=0, size=1)
+    try:
+        raise KeyError("what")
+    except KeyError:
+        log.get(log.NAME).exception("a callback failed")
+    told = capsys.readouterr().err.splitlines()
+    assert (told[0], told[-1]) == ("unisono [0/1] a callback failed", "KeyError: 'what'")
+
+
+def test_a_message_is_of_the_line_that_says_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger=log.NAME):
+        logging.getLogger(log.NAME).propagate = True
+        log.get(log.NAME).info("here")
+    assert (caplog.records[0].funcName, caplog.records[0].filename) == (
+        "test_a_message_is_of_the_line_that_says_it",
+        "test_log.py",
+    )
+
+
+SILENT = """
+import sys
+from unisono import log
+log.configure({level!r}, rank=0, size=2)
+log.get(log.NAME).info("met")
+loaded = "logging" in sys.modules
+import logging
+{then}
+log.get(log.NAME).warning("careful")
+print(loaded, logging.getLogger(log.NAME).level)
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "then", "told", "ends"),
+    [
+        ("warning", "", ["unisono [0/2] careful"], "False 30"),
+        ("error", "", [], "False 40"),
+        ("info", "", ["unisono [0/2] met", "unisono [0/2] careful"], "True 20"),
+        ("warning", "logging.getLogger('unisono').setLevel('ERROR')", [], "False 40"),
+    ],
+)
+def test_logging_is_loaded_by_the_first_message_that_is_shown(level: str, then: str, told: list[str], ends: str):
+    code = SILENT.format(level=level, then=then)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert (ended.stderr.splitlines(), ended.stdout.strip()) == (told, ends)

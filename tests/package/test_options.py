@@ -1,0 +1,119 @@
+"""Settings are checked alike wherever they come from; variables that are no settings are passed over or warned of."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+import unisono as un
+from unisono.options import strange_variables
+
+NAN, INFINITY = math.nan, math.inf
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "log": ("loud", "", None, 3),
+    "timeout_s": (0, -1.0, NAN, -INFINITY, None, "30", True, 1j),
+    "rendezvous_timeout_s": (0, -1, NAN, None, "5"),
+    "heartbeat_timeout_s": (0, -3, NAN, None),
+    "transports": (None, 3, (3,), "pigeon"),
+    "algorithm": (None, "", " ", 3),
+    "table": (None, 5, b"table.json"),
+    "load": (None, 5, ["own.py"]),
+    "segment_nbytes": (-5, 1.5, None, "64K", True),
+    "bind_address": (None, "", 7),
+    "tcp_streams": (0, 17, -1, None, 2.5, "2", True),
+    "tcp_checksum": ("maybe", None, 1),
+}
+TAKEN: dict[str, tuple[Any, Any]] = {
+    "log": ("INFO", "info"),
+    "timeout_s": (INFINITY, INFINITY),
+    "rendezvous_timeout_s": (10**400, INFINITY),
+    "heartbeat_timeout_s": (1, 1.0),
+    "transports": (["SHM", "tcp"], "shm,tcp"),
+    "algorithm": ("ring", "ring"),
+    "table": (Path("table.json"), "table.json"),
+    "load": ("own.py:other.py", "own.py:other.py"),
+    "segment_nbytes": (0, 0),
+    "bind_address": ("eth0", "eth0"),
+    "tcp_streams": (16, 16),
+    "tcp_checksum": (True, True),
+}
+# What Kubernetes sets in every container of a namespace with services called "unisono" and "unisono-store".
+OF_KUBERNETES = {
+    f"{service}_{name}": value
+    for service in ("UNISONO", "UNISONO_STORE")
+    for name, value in {
+        "SERVICE_HOST": "10.96.14.3",
+        "SERVICE_PORT": "29400",
+        "SERVICE_PORT_HTTP_ALT": "29400",
+        "PORT": "tcp://10.96.14.3:29400",
+        "PORT_29400_TCP": "tcp://10.96.14.3:29400",
+        "PORT_29400_TCP_PROTO": "tcp",
+        "PORT_29400_UDP_PORT": "29400",
+        "PORT_29400_TCP_ADDR": "10.96.14.3",
+    }.items()
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_an_option_that_cannot_be_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(un.UsageError, match=rf"{name}=.* cannot be used: it must be "):
+        un.Options(**{name: value})
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_option_is_kept_in_one_form(name: str) -> None:
+    value, kept = TAKEN[name]
+    found = getattr(un.Options(**{name: value}), name)
+    assert (found, type(found)) == (kept, type(kept))
+
+
+def test_every_option_has_values_that_are_refused_and_one_that_is_taken() -> None:
+    assert set(REFUSED) == set(TAKEN) == set(un.Options.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", ""])
+def test_a_variable_is_refused_where_the_option_is(text: str) -> None:
+    with pytest.raises(un.UsageError, match=r"UNISONO_TIMEOUT_S=.*a positive number of seconds"):
+        un.Options.from_environment({"UNISONO_TIMEOUT_S": text})
+
+
+def test_variables_of_kubernetes_are_passed_over() -> None:
+    assert list(strange_variables(OF_KUBERNETES)) == []
+    assert un.Options.from_environment(OF_KUBERNETES) == un.Options()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("UNISONO_LOGG", "did you mean UNISONO_LOG?"),
+        ("UNISONO_QUANTUM_LINKS", "`unisono doctor` lists the settings"),
+        ("UNISONO_PORT_29400_TCP_NAME", ""),
+    ],
+)
+def test_a_variable_of_another_version_or_a_typo_is_named(name: str, hint: str) -> None:
+    (sentence,) = strange_variables({**OF_KUBERNETES, name: "1"})
+    assert sentence.startswith(f"{name} is not a setting of this version of Unisono")
+    assert hint in sentence
+
+
+def test_a_strange_variable_is_warned_of_once_and_the_program_runs(tmp_path: Path) -> None:
+    program = "import unisono as un\nfor _ in range(2): un.init().close()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"UNISONO_LOGG": "info", **OF_KUBERNETES, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr.splitlines() == [
+        "unisono [0/1] UNISONO_LOGG is not a setting of this version of Unisono and is ignored; "
+        "did you mean UNISONO_LOG?"
+    ]

@@ -1,0 +1,187 @@
+"""The distributions, built and installed for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.transports.cuda.kernel_catalogue import KERNELS, SHARED_HEADERS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("algorithms", "bench", "collectives", "frameworks", "transports", "tuning")
+NATIVE_SOURCES = (".cpp", ".h", "CMakeLists.txt")
+USE = "import unisono as un; from unisono.transports import _core; un.init; un.launch; print(_core.__file__)"
+
+
+def run(*command: str | Path, cwd: Path, timeout_s: float = 300.0) -> str:
+    """Run the command without this environment's settings and return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ended = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert ended.returncode == 0, f"{command} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.mark.packaging
+@pytest.mark.timeout(900)
+def test_sdist_and_wheel_install_in_a_fresh_environment_and_import_from_anywhere(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=tmp_path, timeout_s=600)  # the wheel from the sdist
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    check_sdist(sdist)
+    check_wheel(wheel)
+
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=True)
+    run(fresh / "bin/pip", "install", "--quiet", wheel, cwd=tmp_path)
+    for cwd in (tmp_path, Path("/")):
+        native = Path(run(fresh / "bin/python", "-c", USE, cwd=cwd).strip())
+        assert native.is_relative_to(fresh)
+    assert run(fresh / "bin/unisono", "--version", cwd=tmp_path).startswith("unisono ")
+    check_import_from_the_source_folder(fresh / "bin/python")
+
+
+def check_sdist(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
+    for folder in FOLDERS:
+        assert members[f"unisono/{folder}/__init__.py"].isfile()
+    for name in (
+        "LICENSE",
+        "README.md",
+        "CMakeLists.txt",
+        "transports/native/bindings/binding.cpp",
+        "tests/conftest.py",
+    ):
+        assert members[name].isfile()
+    assert not [name for name in members if name.startswith((".venv", ".peers", "build/", ".ci"))]
+
+
+def check_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "unisono/py.typed" in names
+    for folder in FOLDERS:
+        assert f"unisono/{folder}/__init__.py" in names
+    assert [name for name in names if name.startswith("unisono/transports/_core.") and name.endswith(".so")]
+    for_gpus = {
+        f"unisono/transports/cuda/kernels/{path.relative_to(KERNELS)}" for path in KERNELS.rglob("*") if path.is_file()
+    }
+    for_gpus |= {f"unisono/transports/native/core/{name}" for name in SHARED_HEADERS}
+    assert for_gpus <= set(names)
+    assert not [name for name in set(names) - for_gpus if name.endswith(NATIVE_SOURCES)]
+    assert {name.partition("/")[0] for name in names if not name.startswith("unisono-")} == {"unisono"}
+
+
+def check_import_from_the_source_folder(python: Path) -> None:
+    """Use a regular install inside the repository: Python imports the folder, and the error says what to do."""
+    for code in ("import unisono; unisono.init()", "from unisono.transports import _core"):
+        ended = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 1
+        assert f"ImportError: Unisono was imported from its source folder {ROOT}" in ended.stderr
+        assert "pip install --editable" in ended.stderr
+
+
+def test_the_native_core_is_imported_from_anywhere(tmp_path: Path) -> None:
+    code = "from unisono.transports import _core; print(_core.__name__)"
+    for cwd in (ROOT, tmp_path, Path("/")):
+        assert run(sys.executable, "-c", code, cwd=cwd, timeout_s=60).strip() == "unisono.transports._core"
+
+
+def in_the_source_folder(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python where Unisono is imported from its source folder, without the native core.
+
+    -S leaves out the hook of the editable install, which would find the core.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from unisono.transports import _core",
+        "import unisono as un; un.init()",
+        "import unisono as un; un.empty(3)",
+        "import unisono as un; un.launch(print, 2)",
+    ],
+)
+def test_source_folder_without_native_core_says_what_to_do(code: str, tmp_path: Path) -> None:
+    ended = in_the_source_folder("-c", code, folder=tmp_path)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: Unisono was imported from its source folder {ROOT}")
+    assert f"pip install --editable {ROOT}" in last
+    assert "During handling" not in ended.stderr
+    assert "<frozen importlib" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", ["run -n 2 program.py", "tune", "bench allreduce"])
+def test_command_without_native_core_ends_with_one_line_of_advice(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("pass")
+    ended = in_the_source_folder("-m", "unisono", *arguments.split(), folder=tmp_path)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"unisono: Unisono was imported from its source folder {ROOT}")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_another_missing_name_of_the_transports_is_an_attribute_error() -> None:
+    import unisono.transports
+
+    with pytest.raises(AttributeError, match="has no attribute 'carrier_pigeon'"):
+        _ = unisono.transports.carrier_pigeon
+
+
+def preflight(python: str, compiler: str) -> subprocess.CompletedProcess[str]:
+    command = [ROOT / "scripts/preflight.sh", python, compiler]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_preflight_check_is_silent_when_nothing_is_missing() -> None:
+    ended = preflight(sys.executable, os.environ.get("CXX", "c++"))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_preflight_check_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    old_python = tmp_path / "python"
+    old_python.write_text("#!/bin/sh\nexit 1\n")  # as one that is older than 3.10 answers the question
+    old_python.chmod(0o755)
+    ended = preflight(str(old_python), "no-such-compiler")
+    assert ended.returncode == 1
+    assert "missing: Python 3.10 or newer" in ended.stderr
+    assert "missing: a C++20 compiler as 'no-such-compiler'" in ended.stderr
+    for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
+        assert advice in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"), [("no-such-compiler", "none was"), ("old-compiler", "compiles no")], ids=["none", "old"]
+)
+def test_pip_without_cxx20_compiler_says_how_to_get_one(compiler: str, problem: str, tmp_path: Path) -> None:
+    pytest.importorskip("cmake")
+    old = tmp_path / "old-compiler"
+    old.write_text('#!/bin/sh\ncase "$*" in *-std=c++20*) exit 1;; esac\nexec c++ "$@"\n')
+    old.chmod(0o755)
+    programs = Path(sys.executable).parent
+    configure = [programs / "cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", "-DUNISONO_MODULE=OFF"]
+    environment = {**os.environ, "CXX": str(old) if compiler == old.name else compiler}
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"  # where ninja is
+    ended = subprocess.run(configure, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1
+    assert "Unisono needs a C++20 compiler (g++ 11, clang++ 14 or newer)" in ended.stderr
+    assert problem in ended.stderr
+    for advice in ("apt install g++", "dnf install gcc-c++", "conda install -c conda-forge cxx-compiler"):
+        assert advice in ended.stderr

@@ -1,0 +1,123 @@
+"""What a rank loads until its first result, of which its start consists for the most part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.deadlines import DEADLINE_S
+
+FIRST_RESULT = """
+import sys
+import numpy as np
+
+before = {*sys.modules}
+
+import unisono as un
+
+with un.init() as world:
+    x = np.ones(4, np.float32)
+    world.allreduce(x, out=x)
+"""
+
+# Of Python and of others, and parts of Unisono: what other calls need, or nobody whose program runs well.
+UNUSED = (
+    *("asyncio", "concurrent", "difflib", "email", "importlib.metadata", "multiprocessing", "ssl", "sqlite3"),
+    *("heapq", "ipaddress", "pathlib", "urllib"),
+    *("click", "ifaddr", "ml_dtypes", "numpy.typing", "rich"),
+    *(
+        "unisono.algorithms.verifier.verify",
+        "unisono.algorithms.catalogue.registration",
+        "unisono.algorithms.composition.hierarchical",
+    ),
+    "unisono.algorithms.verifier.block_meaning",
+    *("unisono.cli", "unisono.frameworks", "unisono.launchers", "unisono.testing"),
+    *(
+        "unisono.collectives.arrays.typing",
+        "unisono.collectives.custom_ops.reducer",
+        "unisono.collectives.arrays.dlpack",
+    ),
+    *("unisono.collectives.calls.group_recorder", "unisono.collectives.calls.statistics"),
+    *(
+        "unisono.collectives.bootstrap.shrink",
+        "unisono.collectives.bootstrap.plugin_transport",
+        "unisono.collectives.measurement.call_trials",
+    ),
+    *(
+        "unisono.transports.cuda",
+        "unisono.transports.executors.generic",
+        "unisono.transports.mpi.messenger",
+        "unisono.transports.ucx.library",
+    ),
+    *("unisono.transports.rendezvous.file_store", "unisono.transports.rendezvous.torch_store"),
+    *(
+        "unisono.tuning.measure.calibrate",
+        "unisono.tuning.simulator.event_model",
+        "unisono.tuning.simulator.simulate",
+        "unisono.tuning.measure.measurement_log",
+    ),
+    *(
+        "unisono.transports.links.survivors",
+        "unisono.tuning.decide.forced_rules",
+        "unisono.tuning.decide.table",
+        "unisono.tuning.machine.topology",
+    ),
+)
+LOADED = f"""
+def is_in(name, part):
+    return name == part or name.startswith(part + ".")
+
+loaded = sys.modules.keys() - before
+print(*(part for part in {UNUSED!r} if any(is_in(name, part) for name in loaded)))
+"""
+
+LACKED = """
+    x = un.empty(2, "bfloat16")
+    x[...] = 3
+    print(x.dtype, world.allreduce(x).sum())
+
+    import ml_dtypes
+
+    x = np.full(2, 3, ml_dtypes.float8_e5m2)
+    print(x.dtype, world.allreduce(x).sum())
+"""
+
+COMPILED = """
+from dataclasses import is_dataclass
+
+modules = [module for name, module in list(sys.modules.items()) if name.startswith("unisono.")]
+classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+made = [each for each in classes if is_dataclass(each) and each.__module__.startswith("unisono.")]
+assert len(made) > 40, "classes are looked for where they are not"
+print(*sorted(each.__qualname__ for each in made if each.__init__.__module__ != "unisono.records"))
+"""
+
+
+def printed(program: str, folder: Path) -> list[str]:
+    """Return the words that a program of one rank, for which no machine has been calibrated, writes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={"XDG_CACHE_HOME": str(folder), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.split()
+
+
+def test_a_rank_that_has_its_first_result_has_loaded_nothing_that_it_did_not_need(tmp_path: Path) -> None:
+    assert printed(FIRST_RESULT + LOADED, tmp_path) == []
+
+
+def test_elements_that_numpy_lacks_are_known_by_their_name_and_to_a_communicator_that_was_there_before(
+    tmp_path: Path,
+) -> None:
+    assert printed(FIRST_RESULT + LACKED, tmp_path) == ["bfloat16", "6", "float8_e5m2", "6"]
+
+
+def test_the_data_classes_that_a_rank_makes_are_records_for_which_nothing_is_compiled(tmp_path: Path) -> None:
+    assert printed(FIRST_RESULT + COMPILED, tmp_path) == []

@@ -1,0 +1,22 @@
+"""The command `unisono`, run as users do, with a cache folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.deadlines import DEADLINE_S
+
+
+def unisono(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **environ},
+        check=False,
+    )

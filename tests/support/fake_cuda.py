@@ -1,0 +1,66 @@
+"""The device that tests run on: the GPU of this machine, or its driver's double (tests/native/fake_libcuda.cpp).
+
+The double is found under the driver's name by whatever asks for it: in this process because it is loaded already, in
+others because its folder stands in `LD_LIBRARY_PATH`. The binding above it is the real one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.cuda_on_host import COMPILER, ROOT, built, library_of
+
+from unisono.transports.cuda import kernel_launcher
+from unisono.transports.cuda.kernel_catalogue import Kernel
+
+SOURCE = ROOT / "tests" / "native" / "fake_libcuda.cpp"
+NAME = "libcuda.so.1"
+BUILT = ROOT / "build" / "fake_cuda"
+OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{NAME}")
+FAIL, VERSION, CAPABILITY, PEERS, KERNELS = (
+    f"FAKE_CUDA_{name}" for name in ("FAIL", "VERSION", "CAPABILITY", "PEERS", "KERNELS")
+)
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether the driver of a GPU is here, which sees one."""
+    if str(BUILT) in os.environ.get("LD_LIBRARY_PATH", ""):  # what a test has started, with the double
+        return False
+    try:
+        driver = ctypes.CDLL(NAME)
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+@functools.cache
+def folder() -> Path:
+    """Return the folder of the double."""
+    library = built(SOURCE.read_text(), (COMPILER, *OPTIONS), BUILT)
+    beside = library.with_suffix("")
+    beside.mkdir(exist_ok=True)
+    named = beside / NAME
+    if not named.exists():
+        scratch = beside / f"{os.getpid()}"
+        os.link(library, scratch)
+        scratch.replace(named)
+    return beside
+
+
+def use(monkeypatch: pytest.MonkeyPatch, kernels: Sequence[Kernel] = ()) -> None:
+    """Let this process, and those that it starts, find the double where there is no GPU; it can run `kernels`."""
+    if has_gpu():
+        return
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder()), prepend=os.pathsep)
+    ctypes.CDLL(str(folder() / NAME), ctypes.RTLD_GLOBAL)
+    if kernels:
+        monkeypatch.setenv(KERNELS, str(library_of(kernels)))
+        # What it runs is not what NVRTC makes, so that need not be made.
+        monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, folder: b"\x7fELF")

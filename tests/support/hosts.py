@@ -1,0 +1,85 @@
+"""Jobs whose ranks are on hosts of their own: network namespaces, or anything else that a command can put them into."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fabric_ranks import MpiRanks
+from support.forked_ranks import Started
+from support.mpi_ranks import environment_of
+from support.native_ranks import Job
+
+import unisono as un
+from unisono.bench.namespaces import SUBNET, address, inside, missing
+from unisono.launchers.process import Command
+
+needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+class PlacedJob(Job):
+    """A `Job` whose ranks are started by commands, one for each, which take the words of another one."""
+
+    def __init__(
+        self, fn: Callable[..., Any], prefixes: Sequence[Sequence[str]], directory: Path, *args: Any, **options: Any
+    ) -> None:
+        self._prefixes = prefixes
+        super().__init__(fn, len(prefixes), directory, *args, **options)
+
+    def start_rank(self, rank: int, command: Command, environ: Mapping[str, str]) -> Started:
+        return subprocess.Popen([*self._prefixes[rank], *command.argv], env=environ, pass_fds=command.descriptors)
+
+
+class HostsJob(PlacedJob):
+    """A `Job` whose ranks are on the hosts of a `network`: `per_host` says how many are on each."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        namespaces: Sequence[str],
+        per_host: Sequence[int],
+        directory: Path,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        self.host_of = [host for host, ranks in enumerate(per_host) for _ in range(ranks)]
+        prefixes = [inside(namespaces[host]) for host in self.host_of]
+        super().__init__(fn, prefixes, directory, *args, **options)
+
+    def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
+        placed = dataclasses.replace(options, bind_address=address(self.host_of[rank]))
+        super()._start(rank, store, placed, task)
+
+
+# How a launcher of MPI starts its daemons by an agent, in place of ssh, and has them and the ranks use `eth0` alone.
+# (Open MPI, told that slots may be oversubscribed, fills them unevenly where there are several hosts.)
+BETWEEN_HOSTS = {
+    "openmpi": (
+        *("--map-by", "slot", "--bind-to", "none"),
+        *("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", "{agent}", "--prtemca", "prte_if_include", "eth0"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"),
+        *("--host", "{hosts}"),
+    ),
+    "mpich": ("-launcher", "rsh", "-launcher-exec", "{agent}", "-iface", "eth0", "-hosts", "{hosts}"),
+}
+BY_TCP = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
+
+
+def mpi_ranks(
+    library: str, namespaces: Sequence[str], per_host: Sequence[int], directory: Path, transports: str
+) -> MpiRanks:
+    """Start ranks on the hosts of a `network` by the launcher of an MPI, whose messages go by TCP."""
+    agent = directory / "agent"
+    rows = [f'{address(host)}) exec {shlex.join(inside(name))} sh -c "$*" ;;' for host, name in enumerate(namespaces)]
+    agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", 'case "$host" in', *rows, "esac", ""]))
+    agent.chmod(0o700)
+    hosts = ",".join(f"{address(host)}:{ranks}" for host, ranks in enumerate(per_host))
+    mpiexec = str(environment_of(library) / "bin" / "mpiexec")
+    options = [word.format(agent=agent, hosts=hosts) for word in BETWEEN_HOSTS[library]]
+    variables = {**BY_TCP, "UNISONO_BIND_ADDRESS": SUBNET}
+    return MpiRanks(sum(per_host), library, transports, [*inside(namespaces[0]), mpiexec, *options], variables)

@@ -1,0 +1,158 @@
+"""Ranks that are real processes: a pool of them for what must work, and a job of them that a test may harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+from support import forked_ranks
+from support.deadlines import DEADLINE_S
+from support.forked_ranks import Started
+
+import unisono as un
+from unisono.launchers.launch import Pool
+from unisono.launchers.process import Command
+
+CHILD = "from support import native_ranks; native_ranks.serve()"
+
+
+class NativeRanks:
+    """Ranks of the contract of executors, each with a `NativeExecutor`; they stay from one `run` to the next."""
+
+    def __init__(self, size: int, transport: str) -> None:
+        self.size = size
+        self.transport = transport
+        self._pool = Pool(size, options=un.Options(transports=transport))
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``fn(executor, *args)`` on every rank; return the results by rank, or raise the first error."""
+        return self._pool.run(_with_executor, fn, args, timeout_s=DEADLINE_S)
+
+    def run_calls(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``fn(communicator, *args)`` on every rank; return the results by rank, or raise the first error."""
+        return self._pool.run(fn, *args, timeout_s=DEADLINE_S)
+
+    def __enter__(self) -> NativeRanks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with contextlib.suppress(un.MismatchError):  # a test may leave ranks behind that disagree
+            self._pool.close()
+
+
+def _with_executor(world: un.Communicator, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return fn(_Executor(world), *args)
+
+
+class _Executor:
+    """The executor of a communicator. Closing it closes the communicator, which owns the links below."""
+
+    def __init__(self, world: un.Communicator) -> None:
+        self._inner = world._executor
+        self.close = world.close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Job:
+    """`size` processes that run ``fn(world, say, *args)`` and may be killed, stopped and interrupted one by one.
+
+    `say(value)` hands a value to the test, which takes it by `hear`. Processes that are left are killed in the end.
+    """
+
+    def __init__(self, fn: Callable[..., Any], size: int, directory: Path, *args: Any, **options: Any) -> None:
+        self.size = size
+        self._processes: list[Started] = []
+        self._connections: list[Connection] = []
+        task = _by_value(fn, args)
+        for rank in range(size):
+            self._start(rank, f"file://{directory}/store", un.Options(**options), task)
+
+    def hear(self, rank: int, timeout_s: float = DEADLINE_S) -> Any:
+        """Return the next value that `rank` says. Raises EOFError if it has ended, TimeoutError if it says nothing."""
+        connection = self._connections[rank]
+        if not connection.poll(timeout_s):
+            raise TimeoutError(f"rank {rank} has said nothing for {timeout_s} s")
+        return connection.recv()
+
+    def hear_all(self, *, but: int | None = None) -> list[Any]:
+        """Return the next value of every rank but one, in the order of the ranks."""
+        return [self.hear(rank) for rank in range(self.size) if rank != but]
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank."""
+        self._processes[rank].send_signal(number)
+
+    def exit_code(self, rank: int) -> int:
+        """Return how `rank` ended, waiting for that."""
+        return self._processes[rank].wait(DEADLINE_S)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for process in self._processes:
+            if process.poll() is None and error is not None:
+                process.kill()
+        deadline = time.monotonic() + DEADLINE_S
+        late = []
+        for rank, process in enumerate(self._processes):
+            try:
+                process.wait(max(0.01, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                late.append(rank)
+                process.kill()
+                process.wait()
+        for connection in self._connections:
+            connection.close()
+        assert not late, f"ranks {late} did not end"
+
+    def start_rank(self, rank: int, command: Command, environ: Mapping[str, str]) -> Started:
+        """Start the process of `rank`."""
+        return forked_ranks.server().start_plain(command, environ)
+
+    def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = Command((sys.executable, "-c", CHILD, str(theirs.fileno())), (theirs.fileno(),))
+            self._processes.append(
+                self.start_rank(rank, command, {**os.environ, "PYTHONPATH": forked_ranks.import_path()})
+            )
+        connection = Connection(ours.detach())
+        self._connections.append(connection)
+        connection.send((store, rank, self.size, options))
+        connection.send_bytes(task)
+
+
+def _by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return the call as a pickle with what it needs of its module, which imports too much to start many ranks with."""
+    module = sys.modules[fn.__module__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps((fn, args))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    return data
+
+
+def serve() -> None:
+    """Be a rank of a `Job`. An exception of its function ends the process as one of a script would."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    store, rank, size, options = connection.recv()
+    fn, args = cloudpickle.loads(connection.recv_bytes())
+    world = un.init(options, store=store, rank=rank, size=size)
+    fn(world, connection.send, *args)
+    world.close()

@@ -1,0 +1,69 @@
+"""What starts ranks of torch.distributed in tests: plain processes that meet in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from support.deadlines import DEADLINE_S
+
+PROGRAMS = Path(__file__).parent / "torch_programs"
+
+
+@contextlib.contextmanager
+def started(program: str, ranks: int, folder: Path, *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start the ranks of a program of `torch_programs`; kill those that are left in the end.
+
+    They are in `folder`, where the program `torch_programs.meeting` lets them meet.
+    """
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "error::UserWarning", str(PROGRAMS / f"{program}.py"), *words],
+                    env={**os.environ, **place},
+                    cwd=folder,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def run(program: str, ranks: int, folder: Path, *words: str) -> list[str]:
+    """Run a program on so many ranks; return what each has written, once all have ended well.
+
+    Whoever has not ended in time is killed, so that what the others have written tells why.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    with started(program, ranks, folder, *words) as processes:
+        written = [_written_until(deadline, process) for process in processes]
+        codes = [process.returncode for process in processes]
+    assert codes == [0] * ranks, "\n".join(f"rank {rank}: {errors}" for rank, (_, errors) in enumerate(written))
+    return [output for output, _ in written]
+
+
+def _written_until(deadline: float, process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+def lines_of(outputs: Sequence[str]) -> list[list[str]]:
+    """Return the lines that each rank has written."""
+    return [output.splitlines() for output in outputs]

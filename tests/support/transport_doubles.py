@@ -1,0 +1,397 @@
+"""Transports that break one promise each, over our own `local` one, for the checks to find."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from unisono.errors import AbortedError, UnisonoError
+from unisono.testing.transports import local_factory
+from unisono.transports.base import Signature, Traffic
+from unisono.transports.message.framed import FramedTransport
+from unisono.transports.message.plugin_loading import Bootstrap
+
+kept: list[Any] = []  # what has leaked
+released = threading.Event()  # lets threads go that block
+ANY_CALL = Signature("anything", "uint8", None, "C", None, None, "direct", 1)
+
+
+class Double:
+    """A transport over `inner` that breaks nothing."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> Any:
+        return type(self)(self.inner.subgroup(ranks, number))
+
+
+class Request:
+    """A request that is done when a function says so."""
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+
+
+class Reorders(Double):
+    def arrived(self, peer: int, lane: int) -> Any:
+        return list(reversed(self.inner.arrived(peer, lane)))
+
+
+class Loses(Double):
+    sent = 0
+
+    def post_send(self, peer: int, *message: Any) -> Any:
+        self.sent += 1
+        return Request(lambda: True) if self.sent % 40 == 0 else self.inner.post_send(peer, *message)
+
+
+class Damages(Double):
+    def post_send(self, peer: int, identity: Any, call: Any, pieces: Sequence[memoryview]) -> Any:
+        data = bytearray(b"".join(pieces))
+        if len(data) > 60_000:
+            data[1 << 15] ^= 1
+        return self.inner.post_send(peer, identity, call, [memoryview(data)] if data else [])
+
+
+class MixesSegments(Double):
+    def post_send(self, peer: int, identity: Any, *message: Any) -> Any:
+        return self.inner.post_send(
+            peer, identity._replace(segment=0, sequence=identity.sequence + identity.segment), *message
+        )
+
+    def post_recv(self, peer: int, identity: Any, *message: Any) -> Any:
+        return self.inner.post_recv(
+            peer, identity._replace(segment=0, sequence=identity.sequence + identity.segment), *message
+        )
+
+
+class IsDoneEarly(Double):
+    def post_recv(self, *message: Any) -> Any:
+        self.inner.post_recv(*message)
+        return Request(lambda: True)
+
+
+class LosesNothings(Double):
+    def post_send(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
+        return self.inner.post_send(peer, identity, call, pieces) if pieces else Request(lambda: True)
+
+
+class ReadsLate(Double):
+    """Says that it is done with the memory of a sender while it still reads it."""
+
+    def post_send(self, *message: Any) -> Any:
+        self.inner.post_send(*message)
+        return Request(lambda: True)
+
+
+class SaysThatItCopies(Double):
+    capabilities = replace(
+        local_factory(0)(Bootstrap(0, 1, (0,), lambda data: [data], 0)).capabilities, zero_copy=False
+    )
+
+
+class KnowsFourPeers(Double):
+    def post_send(self, peer: int, *message: Any) -> Any:
+        return self.inner.post_send(peer, *message) if peer < 4 else Request(lambda: True)
+
+
+class CountsTwice(Double):
+    def traffic(self) -> Any:
+        return {peer: each + each for peer, each in self.inner.traffic().items()}
+
+
+class CountsNothingReceived(Double):
+    def traffic(self) -> Any:
+        counted = self.inner.traffic().items()
+        return {peer: Traffic(each.transport, each.sent_messages, each.sent_nbytes) for peer, each in counted}
+
+
+class SendBlocks(Double):
+    def post_send(self, *message: Any) -> Any:
+        request = self.inner.post_send(*message)
+        while not request.done() and not released.wait(0.001):
+            pass
+        return request
+
+
+class TwinsAreOne(Double):
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> Any:
+        return TwinsAreOne(self.inner.subgroup(ranks, 0))
+
+
+class AnyCallWillDo(Double):
+    def post_send(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
+        return self.inner.post_send(peer, identity, ANY_CALL, pieces)
+
+    def post_recv(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
+        return self.inner.post_recv(peer, identity, ANY_CALL, pieces)
+
+
+class AnyLengthWillDo(Double):
+    def post_send(self, peer: int, identity: Any, call: Any, pieces: Sequence[memoryview]) -> Any:
+        return self.inner.post_send(peer, identity, call, [memoryview(b"".join(pieces).ljust(64, b"\0"))])
+
+    def post_recv(self, peer: int, identity: Any, call: Any, pieces: Any) -> Any:
+        return self.inner.post_recv(peer, identity, call, [memoryview(bytearray(64))])
+
+
+class AbortBlocks(Double):
+    def abort(self, error: Exception) -> None:
+        released.wait()
+        self.inner.abort(error)
+
+
+class AbortWaitsForRoom(Double):
+    """Waits until what it has sent is received before it tells of an error."""
+
+    pending: Any = None
+
+    def post_send(self, *message: Any) -> Any:
+        self.pending = self.inner.post_send(*message)
+        return self.pending
+
+    def abort(self, error: Exception) -> None:
+        while self.pending is not None and not self.pending.done() and not released.wait(0.001):
+            pass
+        self.inner.abort(error)
+
+
+class AbortsAlone(Double):
+    """Tells no other rank."""
+
+    error: UnisonoError | None = None
+
+    def abort(self, error: UnisonoError) -> None:
+        self.error = self.error or error
+
+    def progress(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.inner.progress()
+
+    def post_recv(self, *message: Any) -> Any:
+        request = self.inner.post_recv(*message)
+
+        def done() -> bool:
+            if self.error is not None:
+                raise self.error
+            return bool(request.done())
+
+        return Request(done)
+
+    post_send = post_recv
+
+
+class AbortForgetsWhy(Double):
+    def abort(self, error: Exception) -> None:
+        self.inner.abort(AbortedError("something went wrong"))
+
+
+class PendingHangs(Double):
+    """Requests that are pending when an error comes stay so."""
+
+    def post_recv(self, *message: Any) -> Any:
+        request = self.inner.post_recv(*message)
+
+        def done() -> bool:
+            try:
+                return bool(request.done())
+            except UnisonoError:
+                return False
+
+        return Request(done)
+
+
+class WritesAfterAbort(Double):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.memories: list[memoryview] = []
+
+    def post_recv(self, peer: int, identity: Any, call: Any, pieces: Sequence[memoryview]) -> Any:
+        self.memories += pieces
+        return self.inner.post_recv(peer, identity, call, pieces)
+
+    def abort(self, error: Exception) -> None:
+        self.inner.abort(error)
+        for memory in self.memories:
+            memory[:] = b"\xff" * memory.nbytes
+
+
+class MissesDepartures(PendingHangs):
+    def departed(self, peer: int) -> bool:
+        return False
+
+
+class CloseWaits(Double):
+    pending: Any = None
+
+    def post_send(self, *message: Any) -> Any:
+        self.pending = self.inner.post_send(*message)
+        return self.pending
+
+    def close(self) -> None:
+        while self.pending is not None and not self.pending.done() and not released.wait(0.001):
+            pass
+        self.inner.close()
+
+
+class LeaksDescriptors(Double):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        kept.append(os.memfd_create("leak"))
+
+
+class LeaksThreads(Double):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        threading.Thread(target=released.wait, daemon=True).start()
+
+
+class LeaksMemory(Double):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        # Pages of its own, for what Python allocates may come from what this process has freed before; and more than
+        # what the process may give back meanwhile of what earlier tests have used.
+        pages = mmap.mmap(-1, 1 << 20)
+        pages.write(b"x" * (1 << 20))
+        kept.append(pages)
+
+
+class QueueLinks:
+    """Frame links by queues between the ranks of a process, which keep every promise."""
+
+    name = "queues"
+
+    def __init__(self, rank: int, boxes: list[queue.SimpleQueue[Any]]) -> None:
+        self.rank, self.boxes, self.gone = rank, boxes, set[int]()
+
+    def send(self, peer: int, parts: Sequence[memoryview]) -> Any:
+        self.boxes[peer].put((self.rank, b"".join(parts)))
+        return Request(lambda: True)
+
+    def receive(self) -> Any:
+        while not self.boxes[self.rank].empty():
+            sender, frame = self.boxes[self.rank].get()
+            if frame is None:
+                self.gone.add(sender)
+            else:
+                yield sender, memoryview(frame)
+
+    def ended(self, peer: int) -> bool:
+        return peer in self.gone
+
+    def close(self) -> None:
+        for box in self.boxes:
+            box.put((self.rank, None))
+
+
+class NeverEnds(QueueLinks):
+    def ended(self, peer: int) -> bool:
+        return False
+
+
+class StaysOpen(QueueLinks):
+    def close(self) -> None:
+        pass
+
+
+class EndsWithAnyRank(QueueLinks):
+    def ended(self, peer: int) -> bool:
+        return bool(self.gone)
+
+
+class CloseDropsFrames(QueueLinks):
+    """Takes back what has been sent and not yet received."""
+
+    def close(self) -> None:
+        for box in self.boxes:
+            while not box.empty():
+                box.get()
+        super().close()
+
+
+class SendsWithoutRequest(QueueLinks):
+    def send(self, peer: int, parts: Sequence[memoryview]) -> Any:
+        super().send(peer, parts)
+
+
+class ReceivesBytes(QueueLinks):
+    def receive(self) -> Any:
+        return [(sender, bytes(frame)) for sender, frame in super().receive()]
+
+
+class ReceivesNothing(QueueLinks):
+    def receive(self) -> Any:
+        return None
+
+
+# Which check must find links with a bug, and what it says.
+BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
+    NeverEnds: ("end of links", "as ended() says that it has gone: not within"),
+    StaysOpen: ("end of links", "as ended() says that it has gone: not within"),
+    EndsWithAnyRank: ("end of links", "ended() tells of a rank that is there"),
+    CloseDropsFrames: ("end of links", "what a rank had sent before its links ended"),
+    SendsWithoutRequest: ("messages", "queues: send() returned None: it must return an object whose done() says"),
+    ReceivesBytes: ("messages", "queues: receive() gave ['int', 'bytes']: it must give pairs"),
+    ReceivesNothing: ("messages", "queues: receive() returned None: it must give pairs"),
+}
+
+
+def framed_factory_of(links: type[QueueLinks]) -> Callable[[Bootstrap], FramedTransport]:
+    """Return a factory of framed transports over such links."""
+    boxes: dict[bytes, list[queue.SimpleQueue[Any]]] = {}
+
+    def opened(bootstrap: Bootstrap) -> FramedTransport:
+        token = os.urandom(16)
+        if bootstrap.rank == 0:
+            boxes[token] = [queue.SimpleQueue() for _ in range(bootstrap.size)]
+        of_job = boxes[bootstrap.exchange(token)[0]]
+        return FramedTransport(links(bootstrap.rank, of_job), bootstrap)
+
+    return opened
+
+
+# Which check must find each.
+BUGS: dict[type[Double], str] = {
+    Reorders: "unexpected messages",
+    Loses: "unexpected messages",
+    Damages: "messages",
+    MixesSegments: "identities",
+    IsDoneEarly: "early receives",
+    LosesNothings: "zero bytes",
+    ReadsLate: "memory of the sender",
+    SaysThatItCopies: "memory of the sender",
+    KnowsFourPeers: "many peers",
+    CountsTwice: "traffic",
+    CountsNothingReceived: "traffic",
+    SendBlocks: "nonblocking",
+    TwinsAreOne: "subgroups",
+    AnyCallWillDo: "another call",
+    AnyLengthWillDo: "another length",
+    AbortBlocks: "abort",
+    AbortsAlone: "abort",
+    AbortForgetsWhy: "abort",
+    PendingHangs: "abort",
+    WritesAfterAbort: "abort",
+    AbortWaitsForRoom: "abort of a full link",
+    MissesDepartures: "departure",
+    CloseWaits: "close with pending",
+    LeaksDescriptors: "open and close",
+    LeaksThreads: "open and close",
+    LeaksMemory: "open and close",
+}
+
+
+def factory_of(bug: type[Double], capacity: int = 0) -> Callable[[Bootstrap], Any]:
+    """Return a factory of transports with a bug."""
+    inner = local_factory(capacity)
+    return lambda bootstrap: bug(inner(bootstrap))

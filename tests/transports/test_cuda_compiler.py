@@ -1,0 +1,209 @@
+"""Kernels are compiled for every generation of GPUs; what the compiler made of them is read from its output."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.sass import Instruction, disassembled, disassembler, loads_under_way, resources
+
+from unisono.dtypes import DTYPES
+from unisono.errors import InternalError, TransportUnavailableError
+from unisono.operations import OPERATIONS
+from unisono.transports.cuda import cache, compiler
+from unisono.transports.cuda.cache import built, user_cache
+from unisono.transports.cuda.compiler import MACHINES, compile_kernel, fingerprint, target_for
+from unisono.transports.cuda.kernel_catalogue import (
+    COPY_EXTENTS,
+    MOST_SOURCES,
+    Kernel,
+    dequantise,
+    quantise,
+    reduction,
+    scaling,
+)
+
+SMALL = reduction(DTYPES["int32"], OPERATIONS["sum"], 2)
+
+
+def has_nvrtc() -> bool:
+    try:
+        fingerprint(SMALL, "sm_90")
+    except TransportUnavailableError:
+        return False
+    return True
+
+
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed: make cuda")
+needs_disassembler = pytest.mark.skipif(disassembler() is None, reason="nvdisasm is not installed: make cuda")
+
+MANY = MOST_SOURCES + 1
+MOST_REGISTERS = 128  # of a thread, where 512 share the 65,536 of a multiprocessor
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+# Every way of the sources, and every kind of element and operation.
+REDUCTIONS = [
+    *(("float32", "sum", k) for k in (1, 2, 3, 5, 8, MANY)),
+    *(("bfloat16", "sum", k) for k in (2, 4, 8, MANY)),
+    *(("float8_e4m3fn", "sum", k) for k in (2, 8, MANY)),
+    *(("float16", "avg", 2), ("float8_e5m2", "max", 2), ("float64", "max", 2), ("int8", "prod", 2)),
+    *(
+        ("int64", "avg", 2),
+        ("uint8", "land", 4),
+        ("bool", "lor", 2),
+        ("float8_e4m3fn", "lxor", 8),
+        ("uint16", "bxor", 8),
+    ),
+    *(("complex64", "sum", 2), ("complex64", "prod", 4), ("complex128", "minloc", 3)),
+]
+REST = [
+    COPY_EXTENTS,
+    *(scaling(DTYPES[dtype]) for dtype in ("float32", "bfloat16", "complex64")),
+    *(
+        make(DTYPES[dtype], DTYPES[codes])
+        for make in (quantise, dequantise)
+        for dtype, codes in (("float32", "int8"), ("bfloat16", "float8_e4m3fn"), ("float16", "float8_e5m2"))
+    ),
+]
+
+
+def least_loads(dtype: str, sources: int, machine: str) -> int:
+    """Return how many loads a thread must have under way at least.
+
+    A pack of 8-bit elements makes so many states that the compiler begins to combine some before it has loaded the
+    rest; of 8-bit floats, where no instructions convert them, it takes two packs at a time.
+    """
+    if dtype in FLOAT8 and machine == "sm_80":
+        return 2
+    return 3 if DTYPES[dtype].itemsize == 1 else 8
+
+
+def assert_fits(log: str) -> None:
+    found = resources(log)
+    assert found.registers <= MOST_REGISTERS
+    assert found.stack_nbytes == 0
+    assert found.spilled_nbytes == 0
+
+
+@needs_nvrtc
+@needs_disassembler
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("dtype", "op", "sources"), REDUCTIONS)
+def test_a_reduction_loads_packs_of_all_sources_before_it_combines_them(
+    dtype: str, op: str, sources: int, machine: str, tmp_path: Path
+) -> None:
+    compiled = compile_kernel(reduction(DTYPES[dtype], OPERATIONS[op], sources), machine)
+    assert_fits(compiled.log)
+    instructions = disassembled(compiled.code, tmp_path)
+    assert loads_under_way(instructions) >= least_loads(dtype, sources, machine)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kernel", REST, ids=lambda kernel: kernel.name)
+def test_other_kernels_keep_everything_in_registers(kernel: Kernel, machine: str) -> None:
+    assert_fits(compile_kernel(kernel, machine).log)
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_reduction_is_compiled_without_spills(op: str, machine: str) -> None:
+    for dtype in DTYPES.values():
+        if dtype.kind in OPERATIONS[op].kinds:
+            for sources in (2, MOST_SOURCES, MANY):
+                assert_fits(compile_kernel(reduction(dtype, OPERATIONS[op], sources), machine).log)
+
+
+@needs_nvrtc
+def test_newer_gpus_are_given_ptx() -> None:
+    text = compile_kernel(SMALL, "compute_100").code.decode()
+    assert ".target sm_100" in text
+    assert f".entry {SMALL.name}(" in text
+
+
+@needs_nvrtc
+def test_8_bit_floats_are_converted_by_instructions_where_there_are_any() -> None:
+    kernel = reduction(DTYPES["float8_e4m3fn"], OPERATIONS["sum"], 2)
+    assert b"e4m3x2" in compile_kernel(kernel, "compute_90").code
+    assert b"e4m3x2" not in compile_kernel(kernel, "compute_80").code
+
+
+@needs_nvrtc
+def test_what_cannot_be_compiled_is_an_error_that_says_why() -> None:
+    with pytest.raises(InternalError, match=r"the kernel wrong cannot be compiled for sm_90: wrong.cu\(1\): error"):
+        compile_kernel(Kernel("wrong", "int wrong = ;"), "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [
+        *(((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90"), ((10, 0), "sm_100"), ((10, 3), "sm_100")),
+        *(((11, 0), "compute_100"), ((12, 0), "compute_100")),
+    ],
+)
+def test_a_gpu_is_given_machine_code_of_its_generation_or_ptx(capability: tuple[int, int], target: str) -> None:
+    assert target_for(capability) == target
+
+
+def test_gpus_that_are_too_old_are_refused() -> None:
+    with pytest.raises(TransportUnavailableError, match=r"7\.5 are too old: 8\.0 is needed"):
+        target_for((7, 5))
+
+
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(TransportUnavailableError, match=r"NVRTC was not found .*: pip install 'unisono\[cuda\]'"):
+        compile_kernel(SMALL, "sm_90")
+
+
+@needs_nvrtc
+def test_a_kernel_is_compiled_once_and_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a" / "cache"
+    code = built(SMALL, "sm_90", folder)
+    assert code.startswith(b"\x7fELF")
+    assert [path.name for path in folder.iterdir()] == [f"{SMALL.name}-sm_90-{fingerprint(SMALL, 'sm_90')[:32]}.cubin"]
+    monkeypatch.setattr(cache, "compile_kernel", None)  # calling it would raise
+    assert built(SMALL, "sm_90", folder) == code
+
+
+@needs_nvrtc
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    assert built(SMALL, "compute_100", occupied).startswith(b"//")
+    assert occupied.read_bytes() == b""
+
+
+@needs_nvrtc
+def test_a_kernel_is_compiled_anew_when_anything_that_it_is_made_of_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(SMALL, "sm_90")
+    assert fingerprint(SMALL, "sm_90") == before
+    assert fingerprint(SMALL, "sm_100") != before
+    assert fingerprint(COPY_EXTENTS, "sm_90") != before
+    for path in compiler.KERNELS.glob("*.cuh"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
+    assert fingerprint(SMALL, "sm_90") == before
+    (tmp_path / "reduce.cuh").write_text("")
+    assert fingerprint(SMALL, "sm_90") != before
+
+
+def test_the_cache_is_that_of_the_user() -> None:
+    assert user_cache({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/unisono/cuda")
+    for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
+        assert user_cache(environ) == Path.home() / ".cache/unisono/cuda"
+
+
+def test_loads_are_under_way_until_a_result_is_taken() -> None:
+    def load(to: int) -> Instruction:
+        return Instruction("LDG.E.128", f"R{to}, desc[UR4][R2.64]")
+
+    add = Instruction("FADD", "R20, R7, R8")
+    assert loads_under_way([load(4), load(8), load(12), add, load(4)]) == 3
+    assert loads_under_way([load(4), add, load(8), load(12)]) == 2
+    assert loads_under_way([Instruction("LDG.E", "R4, desc[UR4][R2.64]"), add]) == 0

@@ -1,0 +1,454 @@
+"""The device by the CUDA driver: on a GPU where there is one, and on its driver's double elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import fake_cuda
+from support.bit_patterns import assert_same_values, random_bits
+
+import unisono as un
+from unisono.cli.gpu_checks import gpu_findings
+from unisono.dtypes import DTYPES
+from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
+from unisono.operations import OPERATIONS, Op
+from unisono.transports.cuda import kernel_launcher
+from unisono.transports.cuda.cache import built
+from unisono.transports.cuda.compiler import version
+from unisono.transports.cuda.device import ALLOCATION_NBYTES, LEGACY_STREAM, THREAD_STREAM, Allocation, Stream
+from unisono.transports.cuda.ipc_probe import try_sharing
+from unisono.transports.cuda.kernel_catalogue import MOST_SOURCES, reduction, scaling
+from unisono.transports.cuda.kernel_launcher import require_suitable
+from unisono.transports.reductions.definition import lift, reduce_into
+
+driver = pytest.importorskip("unisono.transports.cuda.driver")
+pytest.importorskip("cuda.bindings.driver", reason="the binding of CUDA is not installed: make cuda")
+
+pytestmark = pytest.mark.gpu
+
+MANY = MOST_SOURCES + 1
+REDUCTIONS = [
+    *(("float32", "sum", 2), ("bfloat16", "avg", 3), ("complex64", "prod", 2), ("int16", "max", MOST_SOURCES)),
+    *(("float32", "sum", MANY), ("float32", "sum", MANY + 600)),
+]
+FACTORS = [("float32", 0.5), ("bfloat16", -3.0), ("int64", 7), ("complex64", 1 - 2j)]
+KERNELS = (
+    *{reduction(DTYPES[dtype], OPERATIONS[op], min(k, MANY)) for dtype, op, k in REDUCTIONS},
+    *(scaling(DTYPES[dtype]) for dtype, _ in FACTORS),
+)
+only_double = pytest.mark.skipif(fake_cuda.has_gpu(), reason="a GPU does not do that on demand")
+
+
+@pytest.fixture(autouse=True)
+def found_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda.use(monkeypatch, sorted(KERNELS, key=lambda kernel: kernel.name))
+
+
+@pytest.fixture
+def device() -> Any:
+    return driver.CudaDevice()
+
+
+@pytest.fixture
+def stream(device: Any) -> Iterator[Stream]:
+    made = device.new_stream()
+    yield made
+    device.end_stream(made)
+
+
+def finish(device: Any, stream: Stream) -> None:
+    with device._context:
+        device._driver("cuStreamSynchronize", stream)
+
+
+def uploaded(device: Any, array: Any, stream: Stream) -> Allocation:
+    """Return memory of the device that holds what `array` does."""
+    made, pinned = device.allocate(array.nbytes), device.pin(array.nbytes)
+    pinned[:] = array.reshape(-1).view(np.uint8)
+    device.copy(made.pointer, pinned.ctypes.data, array.nbytes, stream)
+    finish(device, stream)
+    device.unpin(pinned)
+    return made
+
+
+def downloaded(device: Any, pointer: int, like: Any, stream: Stream) -> Any:
+    pinned = device.pin(like.nbytes)
+    device.copy(pinned.ctypes.data, pointer, like.nbytes, stream)
+    finish(device, stream)
+    found = pinned.copy().view(like.dtype)
+    device.unpin(pinned)
+    return found
+
+
+def test_a_device_tells_what_it_is(device: Any) -> None:
+    assert device.ordinal == 0
+    assert device.name
+    assert len(bytes.fromhex(device.uuid)) == 16
+    assert device.can_reach(device.uuid)
+    assert not device.can_reach("00" * 15 + "ff")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, ALLOCATION_NBYTES, ALLOCATION_NBYTES + 1])
+def test_memory_is_allocated_by_itself_in_whole_pages(device: Any, nbytes: int) -> None:
+    made, other = device.allocate(nbytes), device.allocate(nbytes)
+    assert made.nbytes == max(1, -(-nbytes // ALLOCATION_NBYTES)) * ALLOCATION_NBYTES
+    assert abs(made.pointer - other.pointer) >= made.nbytes
+    facts = device.facts(made.pointer + 5)
+    assert (facts.kind, facts.ordinal, facts.allocation) == ("device", 0, made)
+    for each in (made, other):
+        device.free(each)
+
+
+@pytest.mark.parametrize("stream", [LEGACY_STREAM, THREAD_STREAM, None])
+def test_bytes_are_copied_to_the_device_on_it_and_back(device: Any, stream: Stream | None) -> None:
+    used = stream or device.new_stream()
+    row = np.arange(1000, dtype=np.int32)
+    first, second = uploaded(device, row, used), device.allocate(row.nbytes)
+    device.copy(second.pointer + 16, first.pointer, row.nbytes, used)
+    device.copy(second.pointer, first.pointer, 0, used)
+    assert downloaded(device, second.pointer + 16, row, used).tolist() == row.tolist()
+    device.free(first)
+    device.free(second)
+
+
+@pytest.mark.parametrize(("dtype", "op", "k"), REDUCTIONS)
+def test_arrays_are_reduced_as_by_the_definition(device: Any, stream: Stream, dtype: str, op: str, k: int) -> None:
+    rows = random_bits(np.random.default_rng(k), k, 1003, dtype)
+    sources = [uploaded(device, row, stream) for row in rows[: MANY + 1]]
+    pointers = [sources[i % len(sources)].pointer for i in range(k)]
+    target = device.allocate(rows[0].nbytes)
+    device.reduce(target.pointer, pointers, 1003, DTYPES[dtype], OPERATIONS[op], 3, stream)
+    wanted = np.empty_like(rows[0])
+    reduce_into(wanted, [rows[i % len(sources)] for i in range(k)], OPERATIONS[op], 3, lower=True)
+    assert_same_values(downloaded(device, target.pointer, wanted, stream), wanted)
+    for each in (*sources, target):
+        device.free(each)
+
+
+def test_nothing_is_reduced_of_no_elements(device: Any, stream: Stream) -> None:
+    device.reduce(1, [1, 1], 0, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
+
+
+def test_tables_of_addresses_are_used_again(device: Any, stream: Stream) -> None:
+    row = np.ones(8, np.float32)
+    source, target = uploaded(device, row, stream), device.allocate(row.nbytes)
+    for _ in range(5):
+        device.reduce(target.pointer, [source.pointer] * MANY, 8, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
+        finish(device, stream)
+    assert len(device._tables._waiting) == 1
+    assert downloaded(device, target.pointer, row, stream).tolist() == [MANY] * 8
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize(("dtype", "factor"), FACTORS)
+def test_contributions_are_multiplied_as_by_the_definition(
+    device: Any, stream: Stream, dtype: str, factor: complex, shift: int
+) -> None:
+    op = Op.premul_sum(factor)
+    row = random_bits(np.random.default_rng(0), 1, 5001, dtype)[0]
+    memory = uploaded(device, row, stream)
+    target = device.allocate(row.nbytes + 64) if shift else memory
+    dst = target.pointer + shift * row.itemsize
+    device.lift(dst, memory.pointer, row.size, DTYPES[dtype], op, stream)
+    assert_same_values(downloaded(device, dst, row, stream), lift(op, row))
+    device.free(memory)
+
+
+def test_a_factor_beyond_the_dtype_is_refused(device: Any) -> None:
+    with pytest.raises(UsageError, match="not in the range of int64"):
+        device.lift(1, 1, 1, DTYPES["int64"], Op.premul_sum(0.5), LEGACY_STREAM)
+
+
+def made_by(device: Any, call: str, *arguments: Any) -> int:
+    with device._context:
+        return int(device._driver(call, *arguments))
+
+
+def test_memory_of_other_kinds_is_known(device: Any, stream: Stream) -> None:
+    pinned = device.pin(100)
+    assert device.facts(pinned.ctypes.data).kind == "pinned"
+    assert device.facts(pinned.ctypes.data).ordinal == -1
+    assert device.facts(np.zeros(8).ctypes.data).kind == "host"
+    attach = int(device._driver.api.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
+    managed = made_by(device, "cuMemAllocManaged", 4096, attach)
+    assert device.facts(managed).kind == "managed"
+    pooled = made_by(device, "cuMemAllocAsync", 4096, stream)
+    assert device.facts(pooled).kind == "pooled"
+    device.unpin(pinned)
+    for call, *arguments in (("cuMemFree", managed), ("cuMemFreeAsync", pooled, stream)):
+        with device._context:
+            device._driver(call, *arguments)
+
+
+def test_events_happen_after_what_was_issued(device: Any, stream: Stream) -> None:
+    event = device.new_event()
+    assert device.done(event)
+    device.record(event, stream)
+    device.wait(LEGACY_STREAM, event)
+    finish(device, stream)
+    assert device.done(event)
+    device.end_event(event)
+
+
+def test_a_stream_that_records_a_graph_is_seen(device: Any) -> None:
+    stream = device.new_stream()
+    assert not device.is_capturing(stream)
+    modes = device._driver.api.CUstreamCaptureMode
+    with device._context:
+        device._driver("cuStreamBeginCapture", stream, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        seen = device.is_capturing(stream)
+        device._driver("cuStreamEndCapture", stream)
+    assert seen
+    device.end_stream(stream)
+
+
+def test_the_context_that_was_current_is_so_after_a_call(device: Any) -> None:
+    before = device._driver("cuCtxGetCurrent")
+    device.free(device.allocate(1))
+    with pytest.raises(InternalError):
+        device.free(Allocation(12345, 1))
+    assert int(device._driver("cuCtxGetCurrent")) == int(before)
+
+
+def test_handles_do_not_open_in_the_exporter(device: Any) -> None:
+    memory, event = device.allocate(1), device.new_event(shared=True)
+    with pytest.raises(TransportUnavailableError, match="cannot be opened by the process that exported it"):
+        device.open(device.export(memory))
+    with pytest.raises(TransportUnavailableError, match="cannot be opened by the process that exported it"):
+        device.open_event(device.export_event(event))
+    with pytest.raises(InternalError, match="has 88 bytes, and this one 3"):
+        device.open(b"abc")
+
+
+def ring_of_processes(world: Any) -> list[int]:
+    """Write into the next rank's memory, and return what the one before has written into this one's."""
+    from unisono.transports.cuda.driver import CudaDevice
+
+    device, next_rank = CudaDevice(), (world.rank + 1) % world.size
+    stream, memory, event = device.new_stream(), device.allocate(64), device.new_event(shared=True)
+    handles = world.allgather_object((device.export(memory), device.export_event(event), device.uuid))
+    theirs, _, uuid = handles[next_rank]
+    assert device.can_reach(uuid)
+    opened, pinned = device.open(theirs), device.pin(64)
+    pinned[:] = world.rank + 1
+    device.copy(opened.pointer, pinned.ctypes.data, 64, stream)
+    device.record(event, stream)
+    world.barrier()
+    waited = device.open_event(handles[world.rank - 1][1])
+    device.wait(stream, waited)
+    device.copy(pinned.ctypes.data, memory.pointer, 64, stream)
+    device.record(event, stream)
+    while not device.done(event):
+        pass
+    found = [int(byte) for byte in set(pinned)]
+    world.barrier()
+    device.end_event(waited)
+    device.close(opened)
+    world.barrier()
+    device.free(memory)
+    return found
+
+
+def test_processes_use_each_others_memory_and_events() -> None:
+    assert un.launch(ring_of_processes, 3) == [[3], [1], [2]]
+
+
+def test_after_an_abort_things_are_only_given_back(device: Any) -> None:
+    stream, event, memory, pinned = device.new_stream(), device.new_event(), device.allocate(1), device.pin(8)
+    device.abort()
+    for refused in (
+        *(lambda: device.allocate(1), lambda: device.record(event, stream), lambda: device.wait(stream, event)),
+        *(lambda: device.copy(memory.pointer, memory.pointer, 0, stream), lambda: device.pin(1), device.new_stream),
+        *(lambda: device.export(memory), lambda: device.facts(memory.pointer), lambda: device.can_reach("")),
+        lambda: device.reduce(memory.pointer, [memory.pointer], 1, DTYPES["int8"], OPERATIONS["sum"], 1, stream),
+        lambda: device.lift(memory.pointer, memory.pointer, 1, DTYPES["int8"], Op.premul_sum(1), stream),
+    ):
+        with pytest.raises(AbortedError, match="the device 0 was aborted"):
+            refused()
+    assert device.done(event)
+    device.end_event(event)
+    device.end_stream(stream)
+    device.unpin(pinned)
+    device.free(memory)
+
+
+def test_another_process_tries_to_share(device: Any) -> None:
+    try_sharing(device)
+
+
+@only_double
+def test_the_doctor_tells_of_gpus() -> None:
+    findings = gpu_findings()
+    assert all(finding.usable for finding in findings)
+    details = {finding.subject: finding.detail for finding in findings}
+    assert details["GPU driver"] == "of CUDA 13.0, which sees 2 GPUs"
+    assert details["GPU 0"].startswith("GPU of the tests, ")
+    assert "GPUs" in details["GPU topology"]
+    assert details["CUDA IPC"] == "another process opened memory and events, and saw what was written"
+
+
+@only_double
+def test_gpus_without_peer_access_are_staged_and_the_doctor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [driver.CudaDevice(ordinal) for ordinal in range(2)]
+    details = {finding.subject: finding.detail for finding in gpu_findings()}
+    assert devices[0].can_reach(devices[1].uuid)
+    assert details["GPU topology"] == "all 2 GPUs read each other's memory"
+    monkeypatch.setenv(fake_cuda.PEERS, "0")
+    details = {finding.subject: finding.detail for finding in gpu_findings()}
+    assert not devices[0].can_reach(devices[1].uuid)
+    assert details["GPU topology"].startswith("staged through the host between GPUs 0 and 1")
+
+
+@only_double
+def test_the_doctor_tells_what_is_missing_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, "cuInit=803")
+    driver, nvrtc, gpu, topology, sharing = gpu_findings()
+    assert (driver.usable, driver.remedy) == (
+        False,
+        "its library and its kernel module are of different versions, so restart the machine",
+    )
+    assert nvrtc.usable
+    assert gpu.detail == "not tried: it needs the driver"
+    assert {topology.detail, sharing.detail} == {"not tried: it needs the device"}
+
+
+@only_double
+@pytest.mark.parametrize(("code", "name"), [(801, "NOT_SUPPORTED"), (1, "INVALID_VALUE"), (201, "INVALID_CONTEXT")])
+def test_memory_that_another_process_cannot_open_is_found(
+    monkeypatch: pytest.MonkeyPatch, device: Any, code: int, name: str
+) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, f"cuIpcOpenMemHandle={code}")
+    with pytest.raises(
+        TransportUnavailableError, match=rf"another process cannot open .*TransportUnavailableError.*\({name}\)"
+    ):
+        try_sharing(device)
+
+
+@only_double
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        ("cuInit", 100, r"refused cuInit \(NO_DEVICE\): it sees no GPU; .* CUDA_VISIBLE_DEVICES"),
+        ("cuInit", 803, r"refused cuInit \(SYSTEM_DRIVER_MISMATCH\): .* so restart the machine"),
+        ("cuInit", 34, r"\(STUB_LIBRARY\): .* put the driver's first"),
+        ("cuDevicePrimaryCtxRetain", 46, r"\(DEVICE_UNAVAILABLE\): another process has the GPU for itself"),
+        ("cuDevicePrimaryCtxRetain", 2, r"\(OUT_OF_MEMORY\): the GPU has too little memory left"),
+    ],
+)
+def test_a_device_that_cannot_be_used_says_why(
+    monkeypatch: pytest.MonkeyPatch, call: str, code: int, said: str
+) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, f"{call}={code}")
+    with pytest.raises(TransportUnavailableError, match=said):
+        driver.CudaDevice()
+
+
+@only_double
+@pytest.mark.parametrize(
+    ("call", "code", "error"),
+    [
+        *(("cuIpcGetMemHandle", 801, TransportUnavailableError), ("cuMemAlloc", 2, TransportUnavailableError)),
+        *(("cuIpcGetMemHandle", 1, TransportUnavailableError), ("cuIpcGetEventHandle", 400, TransportUnavailableError)),
+        *(("cuMemAlloc", 700, InternalError), ("cuLaunchKernel", 719, InternalError)),
+        *(("cuModuleLoadData", 222, TransportUnavailableError), ("cuMemcpyAsync", 900, UsageError)),
+        *(("cuEventQuery", 700, InternalError), ("cuMemcpyAsync", 12345, InternalError)),
+    ],
+)
+def test_what_the_driver_refuses_is_an_error_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch, device: Any, stream: Stream, call: str, code: int, error: type[Exception]
+) -> None:
+    memory, event = device.allocate(64), device.new_event(shared=True)
+    actions = {
+        "cuIpcGetMemHandle": lambda: device.export(memory),
+        "cuIpcGetEventHandle": lambda: device.export_event(event),
+        "cuMemAlloc": lambda: device.allocate(1),
+        "cuMemcpyAsync": lambda: device.copy(memory.pointer, memory.pointer + 32, 8, stream),
+        "cuEventQuery": lambda: device.done(event),
+    }
+    reduce = (memory.pointer, [memory.pointer] * 2, 4, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
+    with monkeypatch.context() as patch:
+        patch.setenv(fake_cuda.FAIL, f"{call}={code}")
+        with pytest.raises(error, match=call):
+            actions.get(call, lambda: device.reduce(*reduce))()
+    assert device.done(event), "the device can be used further"
+
+
+@only_double
+def test_another_stream_that_records_counts_for_the_legacy_one(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+    monkeypatch.setenv(fake_cuda.FAIL, "cuStreamIsCapturing=906")
+    assert device.is_capturing(LEGACY_STREAM)
+
+
+@only_double
+def test_a_driver_older_than_the_toolkit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.VERSION, "12080")
+    with pytest.raises(TransportUnavailableError, match=r"is of CUDA 12\.8, and too old for what NVRTC 13\.\d makes"):
+        driver.CudaDevice()
+
+
+@only_double
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fake_cuda.CAPABILITY, "75")
+    with pytest.raises(TransportUnavailableError, match=r"7\.5 are too old"):
+        driver.CudaDevice()
+
+
+@pytest.mark.parametrize(
+    ("has", "compiler", "target", "fits"),
+    [
+        *(((13, 0), (13, 0), "sm_90", True), ((13, 0), (13, 2), "sm_90", True), ((12, 9), (13, 0), "sm_90", False)),
+        *(((13, 0), (13, 0), "compute_100", True), ((13, 0), (13, 2), "compute_100", False)),
+        ((14, 0), (13, 2), "compute_100", True),
+    ],
+)
+def test_drivers_load_machine_code_of_their_major_version_and_ptx_that_is_not_newer(
+    has: tuple[int, int], compiler: tuple[int, int], target: str, *, fits: bool
+) -> None:
+    if fits:
+        require_suitable(has, compiler, target)
+    else:
+        with pytest.raises(TransportUnavailableError, match="install NVIDIA's driver"):
+            require_suitable(has, compiler, target)
+
+
+def test_what_nvrtc_makes_is_loaded_and_launched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: Any, stream: Stream
+) -> None:
+    monkeypatch.setattr(kernel_launcher, "built", lambda kernel, target, _: built(kernel, target, tmp_path))
+    memory = uploaded(device, np.full(64, 1.5, np.float32), stream)
+    device.reduce(memory.pointer, [memory.pointer] * 2, 64, DTYPES["float32"], OPERATIONS["sum"], 1, stream)
+    assert downloaded(device, memory.pointer, np.empty(64, np.float32), stream).tolist() == [3.0] * 64
+    assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
+    assert version() >= (13, 0)
+
+
+ATTEMPT = """
+from unisono.errors import TransportUnavailableError
+from unisono.transports.cuda.driver import CudaDevice
+try:
+    CudaDevice()
+except TransportUnavailableError as error:
+    print(error)
+"""
+
+
+@only_double
+def test_without_a_driver_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    ended = subprocess.run([sys.executable, "-c", ATTEMPT], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.startswith("NVIDIA's driver, or its cuDriverGetVersion, was not found")
+    assert "install NVIDIA's driver, of CUDA 13" in ended.stdout
+
+
+def test_without_the_binding_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(
+        TransportUnavailableError, match=r"cuda.bindings is not installed .*: pip install 'unisono\[cud"
+    ):
+        driver.CudaDevice()

@@ -1,0 +1,434 @@
+"""Collectives of ranks that read each other's device memory: what they give, and what happens when a rank is lost."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from support.device_ranks import WAIT_S, DeviceCall, DeviceRank, check_calls, device_rank
+from support.harness import LocalRanks
+from support.native_ranks import Job, NativeRanks
+from support.outcomes import told
+
+import unisono as un
+from unisono.algorithms.catalogue.registry import ALGORITHMS
+from unisono.dtypes import DTYPES
+from unisono.errors import CollectiveTimeoutError, UsageError
+from unisono.operations import OPERATIONS, Op
+from unisono.testing.device_double import Gpu
+
+pytestmark = pytest.mark.timeout(120)
+
+MAPPED = [
+    (collective, name)
+    for collective, by_name in ALGORITHMS.items()
+    for name, algorithm in by_name.items()
+    if algorithm.mapped
+]
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+IN_PLACE = ("allreduce", "broadcast", "reduce")
+SMALL = {"slab_nbytes": 1024}
+# Longer than a small slab.
+COUNTS = (0, 1, 7, 1000)
+SEED = 7
+PATIENCE_S = 20.0
+WHY = "they have no peer access, or CUDA_VISIBLE_DEVICES hides it from this process"
+
+
+def calls_of_all(size: int) -> list[DeviceCall]:
+    """Return every collective that there is, with every kind of count, and where it may be in place, so too."""
+    return [
+        DeviceCall(collective, name, count=count, root=root, in_place=in_place, offset=count % 2)
+        for collective, name in MAPPED
+        for count in COUNTS
+        for root in ({0, size - 1} if collective in ROOTED else {None})
+        for in_place in ([False, True] if collective in IN_PLACE else [False])
+    ]
+
+
+def random_calls(seed: int, number: int) -> list[DeviceCall]:
+    """Return reductions of random dtypes by random operations that are defined for them."""
+    random = Random(seed)
+    known = [
+        (dtype, op)
+        for dtype in DTYPES
+        for op in (*OPERATIONS, "premul_sum")
+        if DTYPES[dtype].kind in (OPERATIONS[op] if op in OPERATIONS else Op.premul_sum(2)).kinds
+    ]
+    chosen = random.sample(known, number)
+    return [
+        DeviceCall("allreduce", random.choice(("one_shot", "two_shot")), dtype, op, random.choice((3, 130)))
+        for dtype, op in chosen
+    ]
+
+
+def run_threads(size: int, calls: list[DeviceCall], options: dict[str, Any], seed: int = SEED) -> None:
+    """Run calls on ranks that are threads of this process, and share a device."""
+    gpu = Gpu(seed)
+
+    def run_rank(executor: Any) -> None:
+        rank = DeviceRank(executor, gpu, **options)
+        for call in calls:
+            rank.check(call)
+        rank.close()
+
+    LocalRanks(size, deadline_s=WAIT_S * 2).run(run_rank)
+    assert gpu.leaks() == []
+    gpu.close()
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(request.param, "shm") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[NativeRanks]:
+    with NativeRanks(2, "shm") as started:
+        yield started
+
+
+# What collectives give.
+
+
+@pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
+def test_ranks_that_are_processes(ranks: NativeRanks, options: dict[str, Any]) -> None:
+    # Of each three calls, every number of ranks takes another one.
+    ranks.run(check_calls, SEED, calls_of_all(ranks.size)[ranks.size % 3 :: 3], options)
+
+
+@pytest.mark.parametrize("options", [{}, SMALL], ids=["large slabs", "small slabs"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_that_are_threads(size: int, options: dict[str, Any]) -> None:
+    run_threads(size, calls_of_all(size), options)
+
+
+def test_dtypes_and_operations_of_processes(ranks: NativeRanks) -> None:
+    ranks.run(check_calls, SEED, random_calls(SEED + ranks.size, 8), SMALL)
+
+
+def test_dtypes_and_operations_of_threads() -> None:
+    run_threads(3, random_calls(SEED, 12), SMALL)
+
+
+# Order.
+
+
+def call_often(executor: Any, seed: int, calls: int) -> None:
+    """Call again and again, each rank with its own pauses; what one call gives, the next one takes."""
+    random = Random(seed * 10 + executor.rank)
+    with device_rank(executor, seed, **SMALL) as rank:
+        call = DeviceCall("allreduce", dtype="int64", op="sum", count=100)
+        source = rank.array(np.full(100, rank.rank + 1))
+        other = rank.array(np.zeros(100, np.int64))
+        for _ in range(calls):
+            if random.random() < 0.2:
+                time.sleep(0.002)
+            rank.start(call, source, other).wait(WAIT_S)
+            source, other = other, source
+        wanted = rank.size * (rank.size + 1) // 2 * rank.size ** (calls - 1)
+        np.testing.assert_array_equal(rank.values(source, 100, "int64"), wanted)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_calls_follow_each_other_without_waiting_for_the_device(ranks: NativeRanks, seed: int) -> None:
+    ranks.run(call_often, seed, 20)
+
+
+def start_many(executor: Any) -> None:
+    """Start calls on streams of their own, and wait for the last of them first."""
+    with device_rank(executor, 3, **SMALL) as rank:
+        call = DeviceCall("allreduce", dtype="int32", op="max", count=700)
+        main, started = rank.stream, []
+        for _ in range(4):
+            rank.stream = rank.device.new_stream()
+            operands = rank.operands(call)
+            started.append((rank.stream, operands, rank.start(call, *operands)))
+        for stream, (_, target), operation in reversed(started):
+            operation.wait(WAIT_S)
+            rank.stream = stream
+            np.testing.assert_array_equal(rank.values(target, 700, "int32"), call.wanted(rank.size, rank.rank))
+            rank.device.end_stream(stream)
+        rank.stream = main
+
+
+def test_calls_may_be_waited_for_in_any_order(two: NativeRanks) -> None:
+    two.run(start_many)
+
+
+def go_on_alone(executor: Any) -> None:
+    with device_rank(executor, 4) as rank:
+        call = DeviceCall("allreduce", count=50)
+        operands = rank.operands(call)
+        operation = rank.start(call, *operands)
+        operation.go_on(WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while not operation._finished and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert operation._finished
+        np.testing.assert_array_equal(rank.values(operands[1], 50, "float32"), call.wanted(rank.size, rank.rank))
+
+
+def test_a_call_goes_on_by_itself(two: NativeRanks) -> None:
+    two.run(go_on_alone)
+
+
+# Memory.
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def open_and_close(executor: Any, times: int) -> tuple[int, int]:
+    """Use so many communicators one after the other; return the descriptors before and after."""
+    gpu = Gpu(executor.rank)
+    everybody = range(executor.size)
+
+    def use() -> None:
+        sub = executor.subgroup(everybody)
+        rank = DeviceRank(sub, gpu)
+        rank.check(DeviceCall("allreduce", count=3))
+        rank.close()
+        sub.close()
+
+    for _ in range(7):  # the double keeps some memory that was given back, to know it by
+        use()
+    before = descriptors()
+    for _ in range(times):
+        use()
+    assert gpu.leaks() == []
+    after = descriptors()
+    gpu.close()
+    return before, after
+
+
+def test_communicators_come_and_go(two: NativeRanks) -> None:
+    for before, after in two.run(open_and_close, 5):
+        assert after <= before + 2
+
+
+def count_traffic(executor: Any) -> Any:
+    with device_rank(executor, 1) as rank:
+        rank.check(DeviceCall("allreduce", "two_shot", count=1001))
+        rank.check(DeviceCall("broadcast", root=1, count=10))
+        return dict(rank.collectives.traffic())
+
+
+def test_traffic_is_what_ranks_read_of_each_other(two: NativeRanks) -> None:
+    first, second = two.run(count_traffic)
+    of_first, of_second = first[1], second[0]
+    assert of_first.transport == "cuda_ipc"
+    # A half of each INPUT and of each OUTPUT, of which one is an element longer; and what the root has.
+    assert of_first.received_nbytes == of_second.sent_nbytes == (501 + 500) * 4 + 40
+    assert of_first.sent_nbytes == of_second.received_nbytes == (501 + 500) * 4
+
+
+# Refusals.
+
+
+def meet(executor: Any, gpus: list[dict[str, Any]]) -> str | None:
+    gpu = Gpu(**gpus[executor.rank])
+    rank = DeviceRank(executor, gpu)
+    refusal = rank.collectives.refusal
+    assert rank.collectives.refuses("allreduce") == refusal
+    if refusal:
+        with pytest.raises(UsageError, match=refusal):
+            rank.run(DeviceCall())
+    rank.close()
+    assert gpu.leaks() == []
+    gpu.close()
+    return refusal
+
+
+def test_ranks_refuse_alike_what_one_of_them_cannot_do(two: NativeRanks) -> None:
+    here, there = {"uuid": "a"}, {"uuid": "b"}
+    for gpus, wanted in (
+        ([here, here], None),
+        ([here, there], f"rank 0: device b, of rank 1, cannot be reached from a: {WHY}"),
+        ([{**here, "reaches": ["b"]}, there], f"rank 1: device a, of rank 0, cannot be reached from b: {WHY}"),
+        ([{**here, "reaches": ["b"]}, {**there, "reaches": ["a"]}], None),
+        ([here, {**here, "exports": False}], "rank 1: this device cannot export memory"),
+    ):
+        assert two.run(meet, gpus) == [wanted, wanted]
+
+
+def meet_without_memory(executor: Any) -> str | None:
+    """Rank 1 can make no memory that rank 0 could map."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    gpu = Gpu(uuid="a")  # a double in such memory itself
+    with pytest.MonkeyPatch.context() as patch:
+        if executor.rank == 1:
+            patch.setattr(os, "memfd_create", refuse)
+        rank = DeviceRank(executor, gpu)
+        refusal = rank.collectives.refusal
+    rank.close()
+    assert gpu.leaks() == []
+    gpu.close()
+    return refusal
+
+
+def test_ranks_refuse_alike_where_one_of_them_has_no_memory_to_share(two: NativeRanks) -> None:
+    first, second = two.run(meet_without_memory)
+    assert first == second
+    assert str(first).startswith("rank 1: memory for other ranks of this host cannot be made: Function not implemented")
+
+
+def test_ranks_of_one_process_on_different_devices_refuse() -> None:
+    gpus = [{"uuid": "a", "reaches": ["b"]}, {"uuid": "b", "reaches": ["a"]}]
+    wanted = "rank 0: rank 1 is in this process too, but on another device, b"
+    assert LocalRanks(2, deadline_s=WAIT_S).run(lambda executor: meet(executor, gpus)) == [wanted] * 2
+
+
+def refused(executor: Any) -> list[str | None]:
+    with device_rank(executor, 1) as rank:
+        ask = rank.collectives.refuses
+        return [ask("scan"), ask("allreduce", "ring"), ask("allreduce", "no such"), ask("allreduce", "two_shot")]
+
+
+def test_calls_without_a_plan_over_mapped_memory_are_refused(two: NativeRanks) -> None:
+    scan, ring, unknown, two_shot = two.run(refused)[0]
+    assert scan == "there is no scan over mapped memory"
+    assert "Send" in str(ring)
+    assert "no algorithm 'no such'" in str(unknown)
+    assert two_shot is None
+
+
+def call_after_close(executor: Any) -> None:
+    with device_rank(executor, 1) as rank:
+        rank.collectives.close(WAIT_S)
+        with pytest.raises(UsageError, match="closed"):
+            rank.run(DeviceCall())
+
+
+def test_a_closed_communicator_refuses(two: NativeRanks) -> None:
+    two.run(call_after_close)
+
+
+# Failures: each ends the job, so it is one of its own.
+
+
+def fail_together(how: dict[int, Any]) -> list[tuple[str, str]]:
+    """Let each of two ranks, which are threads, do what `how` says; return what is told to them."""
+    gpu = Gpu(SEED)
+
+    def run_rank(executor: Any) -> tuple[str, str]:
+        rank = DeviceRank(executor, gpu)
+        outcome = told(lambda: how[rank.rank](rank))
+        if not outcome[0]:
+            outcome = told(lambda: rank.run(DeviceCall("barrier")))
+        rank.synchronize()
+        rank.collectives.close(WAIT_S)
+        return outcome
+
+    results = LocalRanks(2, deadline_s=WAIT_S).run(run_rank)
+    gpu.close()
+    return results
+
+
+def wait_shortly(rank: DeviceRank) -> None:
+    call = DeviceCall(count=5)
+    rank.start(call, *rank.operands(call)).wait(0.2)
+
+
+def abort(rank: DeviceRank) -> None:
+    call = DeviceCall(count=5)
+    rank.start(call, *rank.operands(call)).abort("the test says so")
+
+
+def stay_away(rank: DeviceRank) -> None:
+    while True:
+        rank.executor.check("nothing")
+        time.sleep(0.001)
+
+
+def test_ranks_that_call_different_things_are_told() -> None:
+    sums, highest = DeviceCall(op="sum"), DeviceCall(op="max")
+    for kind, text in fail_together({0: lambda rank: rank.run(sums), 1: lambda rank: rank.run(highest)}):
+        assert kind == "MismatchError", text
+        assert "allreduce(float32[8], op=" in text
+
+
+def test_a_rank_that_stays_away_is_named_after_the_time_limit() -> None:
+    for kind, text in fail_together({0: wait_shortly, 1: stay_away}):
+        assert kind == "CollectiveTimeoutError", text
+        assert "rank 0 waited 0.2 s for rank 1" in text
+
+
+def test_an_abort_is_told_to_all() -> None:
+    for kind, text in fail_together({0: lambda rank: rank.run(DeviceCall(count=5)), 1: abort}):
+        assert kind in ("AbortedError", ""), text
+
+
+def test_what_was_issued_before_an_error_is_over_when_the_stream_of_the_call_is() -> None:
+    gpu = Gpu(SEED, background=False)
+
+    def run_rank(executor: Any) -> None:
+        rank = DeviceRank(executor, gpu, slab_nbytes=1024)
+        if rank.rank == 1:
+            with pytest.raises(CollectiveTimeoutError):
+                stay_away(rank)
+        else:
+            # The factors are multiplied into slabs at once, of one segment on this stream, of another beside it.
+            call = DeviceCall(op="premul_sum", count=5000)
+            operands = rank.operands(call)
+            with pytest.raises(CollectiveTimeoutError):
+                rank.start(call, *operands).wait(0.2)
+            rank.device.copy(*operands, 4 * call.count, rank.stream)  # a trap, if that is not ordered behind them
+            rank.device.copy(*reversed(operands), 4 * call.count, rank.stream)
+        rank.collectives.close(WAIT_S)  # likewise, if it frees what is in use
+
+    LocalRanks(2, deadline_s=WAIT_S).run(run_rank)
+    gpu.close()
+
+
+def be_lost(world: un.Communicator, say: Any, gives_up: bool) -> None:
+    """Call until somebody is killed; say what came of it, what the next call gives, and whether the stream goes on."""
+    gpu = Gpu(world.rank, gives_up=gives_up)
+    rank = DeviceRank(world._executor, gpu, slab_nbytes=1 << 16)
+    call = DeviceCall("allreduce", "two_shot", count=50_000)
+    operands = rank.operands(call)
+
+    def call_for_ever() -> None:
+        for number in itertools.count():
+            rank.start(call, *operands).wait(WAIT_S)
+            if number == 1:
+                say("ready")
+            if number % 3 == 0 and gives_up:
+                rank.synchronize()
+
+    outcome = told(call_for_ever)
+    later = told(lambda: rank.start(call, *operands))
+    say((outcome, later, rank.collectives.close(PATIENCE_S if gives_up else 0.5)))
+
+
+# What a driver makes of the work of a process that is killed is not documented: that work may never be done.
+@pytest.mark.parametrize("gives_up", [True, False], ids=["given up", "never done"])
+@pytest.mark.parametrize(("size", "victim"), [(2, 1), (3, 0)])
+def test_a_rank_that_is_killed_is_lost_to_the_others_which_do_not_hang(
+    tmp_path: Path, size: int, victim: int, *, gives_up: bool
+) -> None:
+    with Job(be_lost, size, tmp_path, gives_up) as job:
+        job.hear_all()
+        job.signal(victim, signal.SIGKILL)
+        for (kind, text), later, has_closed in job.hear_all(but=victim):
+            assert kind == "PeerLostError", text
+            assert f"rank {victim}" in text
+            assert later[0] == "AbortedError"
+            assert has_closed or not gives_up
+        job.exit_code(victim)

@@ -1,0 +1,159 @@
+"""The reductions of GPUs, compiled for the host, against the definition in numpy, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.bit_patterns import PACK_NBYTES, assert_same_values, is_guarded, placed, random_bits
+from support.cuda_on_host import Run, compiled, reduce
+
+from unisono.dtypes import DTYPES
+from unisono.errors import UsageError
+from unisono.operations import OPERATIONS, Op
+from unisono.transports.cuda.kernel_catalogue import BLOCK_THREADS, MOST_SOURCES, reduction
+from unisono.transports.reductions.definition import reduce_into
+
+REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
+NARROW = ["float16", "bfloat16", *FLOAT8]
+INSTRUCTIONS = ("-include", "cuda_float8_instructions.h")
+MOST_UNROLLED = 8
+MANY = MOST_SOURCES + 1
+
+
+def kernel(dtype: str, op: str, sources: int, *options: str) -> Run:
+    """Return a kernel; those of an operation are compiled together, because most of the time goes into the headers."""
+    kernels = tuple(
+        reduction(DTYPES[name], OPERATIONS[op], k)
+        for name, of in REDUCTIONS
+        if of == op and (name in FLOAT8 or not options)
+        for k in range(1, MANY + 1)
+    )
+    wanted = reduction(DTYPES[dtype], OPERATIONS[op], sources).name
+    return compiled(kernels, *options)[wanted]
+
+
+def wanted_of(rows: list[Any], op: str, size: int) -> Any:
+    wanted = np.zeros_like(rows[0])
+    reduce_into(wanted, rows, OPERATIONS[op], size, lower=True)
+    return wanted
+
+
+def part_nbytes(dtype: str) -> int:
+    """Return what arrays must be aligned to."""
+    return DTYPES[dtype].itemsize // (2 if DTYPES[dtype].kind == "complex" else 1)
+
+
+def counts(dtype: str) -> Any:
+    """Return counts that need the ways for single elements, for single packs, and for whole tiles of a block."""
+    lanes = PACK_NBYTES // DTYPES[dtype].itemsize
+    tile = MOST_UNROLLED * BLOCK_THREADS * lanes
+    small = st.sampled_from(sorted({0, 1, 2, 3, lanes - 1, lanes, lanes + 1, 3 * lanes + 1, 1001}))
+    return small | st.integers(tile - 2 * lanes, tile + 2 * lanes)
+
+
+def starts(dtype: str, arrays: int) -> Any:
+    """Return offsets at which arrays may begin: the same for all, or of each its own."""
+    part = part_nbytes(dtype)
+    start = st.integers(0, PACK_NBYTES // part - 1).map(lambda parts: parts * part)
+    return start.map(lambda one: [one] * arrays) | st.lists(start, min_size=arrays, max_size=arrays)
+
+
+@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, data: st.DataObject) -> None:
+    sources = data.draw(st.integers(1, MANY + 2), "sources")
+    count = data.draw(counts(dtype), "count")
+    offsets = data.draw(starts(dtype, sources + 1), "offsets")
+    size = data.draw(st.sampled_from([1, 2, 3, 7, 8, 1000]), "size")
+    rows = random_bits(np.random.default_rng(data.draw(st.integers(0, 1000), "seed")), sources, count, dtype)
+    arrays = [placed(row, offset) for row, offset in zip(rows, offsets, strict=False)]
+    dst = placed(np.zeros(count, dtype), offsets[-1])
+    reduce(kernel(dtype, op, sources), data.draw(st.integers(1, 3), "blocks"), dst, arrays, size)
+    assert_same_values(dst, wanted_of(list(rows), op, size))
+    assert is_guarded(dst), "bytes outside the destination were written"
+    assert all(array.tobytes() == row.tobytes() for array, row in zip(arrays, rows, strict=True))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(reduction_of=st.sampled_from(REDUCTIONS), sources=st.integers(1, MANY), target=st.integers(0, 8), data=st.data())
+def test_the_destination_may_be_any_of_the_sources(
+    reduction_of: tuple[str, str], sources: int, target: int, data: st.DataObject
+) -> None:
+    dtype, op = reduction_of
+    rows = random_bits(np.random.default_rng(sources), sources, data.draw(counts(dtype), "count"), dtype)
+    wanted = wanted_of(list(rows), op, sources)
+    arrays = [placed(row, 0) for row in rows]
+    target %= sources
+    reduce(kernel(dtype, op, sources), 2, arrays[target], arrays, sources)
+    assert_same_values(arrays[target], wanted)
+
+
+@pytest.mark.parametrize("options", [(), INSTRUCTIONS], ids=["arithmetic", "instructions"])
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg", "lor"])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_every_pair_of_8_bit_floats_is_combined_as_by_numpy(dtype: str, op: str, options: tuple[str, ...]) -> None:
+    elements = np.arange(256, dtype=np.uint8).view(dtype)
+    rows = [placed(np.repeat(elements, 256), 0), placed(np.tile(elements, 256), 0)]
+    got = placed(np.zeros(1 << 16, dtype), 0)
+    reduce(kernel(dtype, op, 2, *options), 1, got, rows, 2)
+    assert_same_values(got, wanted_of(rows, op, 2))
+
+
+PARTNERS = [0.0, -0.0, 1.5, 1e-7, 6e-8, -65504.0, np.inf, np.nan]
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "avg"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_half_is_combined_as_by_numpy(dtype: str, op: str) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    for partner in PARTNERS:
+        rows = [placed(halves, 0), placed(np.full(1 << 16, partner, dtype), 0)]
+        got = placed(np.zeros(1 << 16, dtype), 0)
+        reduce(kernel(dtype, op, 2), 1, got, rows, 3)
+        assert_same_values(got, wanted_of(rows, op, 3))
+
+
+@pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.kind == "integer"])
+def test_the_extremes_of_integers_are_divided_as_by_numpy(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
+    row, got = placed(extremes, 0), placed(extremes, 0)
+    for size in (1, 2, 3, 255, 256, limits.max // 2 + 1, 1 << 40):
+        reduce(kernel(dtype, "avg", 1), 1, got, [row], size)
+        assert_same_values(got, wanted_of([row], "avg", size))
+
+
+def page_before_nothing(nbytes: int) -> Any:
+    """Return memory that ends where no more may be read or written."""
+    page = mmap.PAGESIZE
+    whole = -(-nbytes // page) * page
+    memory = np.frombuffer(mmap.mmap(-1, whole + page), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + whole), ctypes.c_size_t(page), 0) == 0
+    return memory[whole - nbytes : whole]
+
+
+@pytest.mark.parametrize("sources", [1, 2, 3, 8, MANY])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "complex128"])
+def test_nothing_behind_the_end_of_an_array_is_read(dtype: str, sources: int) -> None:
+    itemsize = DTYPES[dtype].itemsize
+    for count in (1, PACK_NBYTES // itemsize, 1001, MOST_UNROLLED * BLOCK_THREADS * PACK_NBYTES // itemsize + 1):
+        arrays = [page_before_nothing(count * itemsize).view(dtype) for _ in range(sources + 1)]
+        for array in arrays:
+            array[:] = 1
+        reduce(kernel(dtype, "sum", sources), 2, arrays[0], arrays[1:], sources)
+        assert (arrays[0] == sources).all()
+
+
+def test_what_is_not_defined_is_refused() -> None:
+    with pytest.raises(UsageError, match="'min' is not defined for complex64"):
+        reduction(DTYPES["complex64"], OPERATIONS["min"], 2)
+    with pytest.raises(UsageError, match="a function of Python, which GPUs cannot run"):
+        reduction(DTYPES["float32"], Op.from_function(np.hypot), 2)

@@ -1,0 +1,555 @@
+"""Ranks that disagree, die, stop, stay away, leave and interrupt: every other rank is told in time, and by name."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S, await_marks, leave_mark
+from support.native_ranks import Job, NativeRanks
+from support.outcomes import told
+
+import unisono as un
+from unisono.transports.links.session import Session
+
+SHORT_S = 0.5
+# From the line before a call to being blocked in it, which nobody can see from outside.
+BLOCKED_S = 1.0
+# How late a rank takes a link in that another one has opened.
+LATE_S = 0.1
+X = np.ones(8, np.float32)
+Say = Callable[[Any], None]
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ranks(transport: str) -> Iterator[NativeRanks]:
+    with NativeRanks(3, transport) as started:
+        yield started
+
+
+def until_an_error(call: Callable[[], Any]) -> tuple[str, str]:
+    """Return class and text of the first error of a call that is made again and again."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        error = told(call)
+        if error[0]:
+            return error
+    return "", "no error"
+
+
+def reduce_until_an_error(world: un.Communicator, algorithm: str | None = None) -> tuple[str, str]:
+    return until_an_error(lambda: world.allreduce(np.ones(1000), algorithm=algorithm))
+
+
+# --- disagreement --------------------------------------------------------------------------------------------------
+
+COMMON = {
+    "allreduce": lambda world: world.allreduce(X),
+    "broadcast": lambda world: world.broadcast(X, 0),
+    "barrier": lambda world: world.barrier(),
+    "matrix": lambda world: world.allreduce(np.ones((2, 3))),
+}
+DIVERGENT = {
+    "dtype": ("allreduce", lambda world: world.allreduce(X.astype("int32")), "allreduce(int32[8], op=sum)"),
+    "count": ("allreduce", lambda world: world.allreduce(X[:7]), "allreduce(float32[7], op=sum)"),
+    "nothing": ("allreduce", lambda world: world.allreduce(X[:0]), "allreduce(float32[0], op=sum)"),
+    "shape": ("allreduce", lambda world: world.allreduce(X.reshape(2, 4)), "allreduce(float32[2,4], op=sum)"),
+    "op": ("allreduce", lambda world: world.allreduce(X, "max"), "allreduce(float32[8], op=max)"),
+    "root": ("broadcast", lambda world: world.broadcast(X, 1), "broadcast(float32[8], root=1)"),
+    "barrier": ("allreduce", lambda world: world.barrier(), "barrier()"),
+    "broadcast": ("allreduce", lambda world: world.broadcast(X, 0), "broadcast(float32[8], root=0)"),
+    "no barrier": ("barrier", lambda world: world.allreduce(X), "allreduce(float32[8], op=sum)"),
+    "order": (
+        "matrix",
+        lambda world: world.allreduce(np.ones((2, 3), order="F")),
+        "allreduce(float64[2,3], order=F, op=sum)",
+    ),
+}
+
+
+def disagree(world: un.Communicator, what: str, erring: int) -> tuple[str, str]:
+    """One rank calls something else; a rank that is through with its own call is told at the next."""
+    name, divergent, _ = DIVERGENT[what]
+    mine = divergent if world.rank == erring else COMMON[name]
+    error = told(lambda: mine(world))
+    return error if error[0] else told(lambda: world.barrier(timeout_s=DEADLINE_S))
+
+
+@pytest.mark.parametrize(
+    ("what", "erring"), [*((what, 2) for what in DIVERGENT), ("dtype", 0), ("nothing", 0), ("barrier", 0)]
+)
+def test_a_disagreement_is_told_to_every_rank_with_both_calls_and_their_lines(
+    ranks: NativeRanks, what: str, erring: int
+) -> None:
+    for kind, text in ranks.run_calls(disagree, what, erring):
+        assert kind == "MismatchError", text
+        assert f"rank {erring} called {DIVERGENT[what][2]} at " in text
+        assert text.count(f"{Path(__file__).name}:") == 2
+
+
+def join_late(world: un.Communicator) -> tuple[str, str]:
+    """Rank 0 calls something else, and rank 2, who would say so too, calls last."""
+    world.barrier()
+    if world.rank == 2:
+        time.sleep(LATE_S)
+    error = told(lambda: world.allreduce(X.astype("int32") if world.rank == 0 else X))
+    return error if error[0] else told(world.barrier)
+
+
+def test_who_disagrees_is_decided_by_the_ranks_that_call_a_little_later_too(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(join_late):
+        assert kind == "MismatchError", text
+        assert "rank 0 called allreduce(int32[8]" in text
+        assert "where ranks 1 and 2 called allreduce(float32[8]" in text
+
+
+def skip_a_call(world: un.Communicator) -> tuple[str, str]:
+    """Rank 1 forgets one allreduce in a row, and goes on to the barrier."""
+    for call in range(5):
+        if (world.rank, call) != (1, 3):
+            error = told(lambda: world.allreduce(X))
+            if error[0]:
+                return error
+    return told(world.barrier)
+
+
+def test_a_skipped_call_is_a_disagreement(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(skip_a_call):
+        assert kind == "MismatchError", text
+        assert "rank 1 called barrier()" in text
+
+
+def broadcast_from_another_root(world: un.Communicator, calls: int) -> tuple[str, str]:
+    """Rank 2 names another root, and then waits; ranks 0 and 1 go on with broadcasts, which end without it."""
+    world.broadcast(X, 0)
+    error = told(lambda: world.broadcast(X, 1 if world.rank == 2 else 0))
+    for _ in range(calls):
+        error = error if error[0] else told(lambda: world.broadcast(X, 0))
+    return error if error[0] else told(world.barrier)
+
+
+def test_a_root_that_differs_is_found_however_far_the_others_run_ahead() -> None:
+    with NativeRanks(3, "tcp") as ranks:  # whose sockets hold tens of thousands of small messages
+        for kind, text in ranks.run_calls(broadcast_from_another_root, 50_000):
+            assert kind == "MismatchError", text
+            assert "rank 2 called broadcast(float32[8], root=1) at " in text
+
+
+def close_after(world: un.Communicator, say: Say, divergent: bool) -> None:
+    """Make a last call that no rank waits in, with roots that differ if it is `divergent`; and close."""
+    error = told(lambda: world.broadcast(X, world.rank % 2 if divergent else 0))
+    say(error if error[0] else told(world.close))
+
+
+@pytest.mark.parametrize(("size", "divergent"), [(2, True), (3, True), (3, False)])
+def test_closing_finds_a_disagreement_on_the_last_call(
+    tmp_path: Path, transport: str, size: int, divergent: bool
+) -> None:
+    with Job(close_after, size, tmp_path, divergent, transports=transport) as job:
+        for kind, text in job.hear_all():
+            assert kind == ("MismatchError" if divergent else ""), text
+            assert not divergent or "rank 1 called broadcast(float32[8], root=1) at " in text
+
+
+def send_something_else(world: un.Communicator, count: int, dtype: str) -> tuple[str, str]:
+    error = ("", "")
+    if world.rank == 0:
+        error = told(lambda: world.send(X, 1, 3))
+    if world.rank == 1:
+        error = told(lambda: world.recv(np.zeros(count, dtype), 0, 3))
+    return error if error[0] else reduce_until_an_error(world)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(8, "float64"), (9, "float32"), (0, "float32")])
+def test_a_message_of_another_type_or_length_is_a_disagreement(ranks: NativeRanks, count: int, dtype: str) -> None:
+    for kind, text in ranks.run_calls(send_something_else, count, dtype):
+        assert kind == "MismatchError", text
+        assert "rank 0 sent float32[8] with tag 3" in text
+        assert f"{dtype}[{count}]" in text
+
+
+# --- ranks that end ------------------------------------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def reduce_till_the_end(world: un.Communicator, say: Say, algorithm: str | None) -> None:
+    world.allreduce(X, algorithm=algorithm)
+    say(os.getpid())
+    say(reduce_until_an_error(world, algorithm))
+    say(told(world.barrier))
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "killed", "algorithm"), [(2, 1, "direct"), (3, 0, "ring"), (3, 1, "direct"), (4, 3, "ring")]
+)
+def test_a_killed_rank_is_lost_to_all_others(
+    tmp_path: Path, transport: str, size: int, killed: int, algorithm: str
+) -> None:
+    with Job(reduce_till_the_end, size, tmp_path, algorithm, transports=transport) as job:
+        job.hear_all()
+        job.signal(killed, signal.SIGKILL)
+        for kind, text in job.hear_all(but=killed):
+            assert kind == "PeerLostError", text
+            assert f"rank {killed}" in text
+        assert [kind for kind, _ in job.hear_all(but=killed)] == ["AbortedError"] * (size - 1)
+
+
+def leave_early(world: un.Communicator, say: Say, leaver: int, how: str) -> None:
+    world.allreduce(X)
+    if world.rank == leaver:
+        if how == "raises":
+            raise ValueError("out of luck")
+        if how == "closes":
+            world.close()
+        return
+    say(told(lambda: world.allreduce(X)))
+
+
+@pytest.mark.parametrize(
+    ("size", "leaver", "how"),
+    [(2, 1, "raises"), (3, 0, "raises"), (4, 3, "raises"), (3, 2, "closes"), (3, 0, "closes"), (3, 2, "returns")],
+)
+def test_a_rank_that_leaves_without_a_call_is_lost_to_the_others(
+    tmp_path: Path, transport: str, size: int, leaver: int, how: str
+) -> None:
+    with Job(leave_early, size, tmp_path, leaver, how, transports=transport) as job:
+        for kind, text in job.hear_all(but=leaver):
+            assert kind == "PeerLostError", text
+            reason = "has left: ValueError: out of luck" if how == "raises" else "has left the communicator"
+            assert f"rank {leaver} {reason}" in text
+        assert job.exit_code(leaver) == (1 if how == "raises" else 0)
+
+
+def lose_the_first_rank_well(world: un.Communicator, say: Say) -> None:
+    """Rank 0 closes its communicator when it is not needed any more; the others go on in one of their own."""
+    if world.rank == 0:
+        world.close()
+        say("closed")
+        return
+    others = world.subgroup([1, 2, 3])
+    others.allreduce(X)
+    say(os.getpid())
+    if world.rank == 3:
+        time.sleep(DEADLINE_S)
+    say(told(lambda: others.recv(X.copy(), 2)))  # rank 3 of the job, from which nothing has come yet
+
+
+def test_a_death_is_heard_of_when_rank_0_has_left(tmp_path: Path, transport: str) -> None:
+    with Job(lose_the_first_rank_well, 4, tmp_path, transports=transport) as job:
+        _, _, _, victim = job.hear_all()
+        assert job.exit_code(0) == 0
+        time.sleep(BLOCKED_S)
+        job.signal(3, signal.SIGKILL)
+        for rank in (1, 2):
+            kind, text = job.hear(rank)
+            assert kind == "PeerLostError", text
+            assert f"rank 3 died [rank {rank}; " in text
+            assert f"rank 3 was process {victim} on {os.uname().nodename}]" in text
+
+
+def receive_from_the_dead(world: un.Communicator, say: Say) -> None:
+    world.barrier()
+    say("ready")
+    if world.rank == 1:
+        say(told(lambda: world.recv(np.zeros(4), 2)))
+    elif world.rank == 2:
+        time.sleep(DEADLINE_S)
+    else:
+        say(reduce_until_an_error(world))
+
+
+def test_a_message_from_a_killed_rank_will_not_come(tmp_path: Path, transport: str) -> None:
+    with Job(receive_from_the_dead, 3, tmp_path, transports=transport) as job:
+        job.hear_all()
+        job.signal(2, signal.SIGKILL)
+        for kind, text in job.hear_all(but=2):
+            assert kind == "PeerLostError"
+            assert "rank 2" in text
+
+
+# --- ranks that stay away ------------------------------------------------------------------------------------------
+
+
+def stay_away(world: un.Communicator, say: Say, absent: int, folder: Path) -> None:
+    def reduce() -> None:
+        world.allreduce(X, timeout_s=SHORT_S)
+
+    world.allreduce(X)
+    if world.rank == absent:
+        await_marks(folder, *({0, 1, 2} - {absent}))
+        # What the others have sent is there: a call may end well before word of their error comes.
+        say(until_an_error(reduce))
+    else:
+        say(told(reduce))
+    leave_mark(folder, world.rank)
+    say(told(world.barrier))
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_stays_away_is_named_and_told_when_it_comes(tmp_path: Path, transport: str, absent: int) -> None:
+    with Job(stay_away, 3, tmp_path, absent, tmp_path, transports=transport) as job:
+        first, second = job.hear_all(), job.hear_all()
+        for kind, text in first:
+            assert kind == "CollectiveTimeoutError", text
+            assert f"rank {absent} has not called it" in text
+            assert f"waited {SHORT_S} s" in text
+        assert [kind for kind, _ in second] == ["AbortedError"] * 3
+
+
+def be_stopped(world: un.Communicator, say: Say, folder: Path, victim: int, channels: str) -> None:
+    if channels == "open":
+        world.allreduce(X)
+    say("ready")
+    if world.rank == victim:
+        time.sleep(DEADLINE_S)
+    else:
+        await_marks(folder, "stopped")
+        say(told(lambda: world.allreduce(X, timeout_s=SHORT_S)))
+
+
+@pytest.mark.parametrize(("victim", "channels"), [(0, "open"), (0, "closed"), (1, "closed"), (2, "open")])
+def test_a_stopped_rank_is_named_by_a_timeout(tmp_path: Path, transport: str, victim: int, channels: str) -> None:
+    with Job(be_stopped, 3, tmp_path, tmp_path, victim, channels, transports=transport) as job:
+        job.hear_all()
+        job.signal(victim, signal.SIGSTOP)
+        leave_mark(tmp_path, "stopped")
+        outcomes = job.hear_all(but=victim)
+        job.signal(victim, signal.SIGKILL)
+        for kind, text in outcomes:
+            assert kind == "CollectiveTimeoutError", text
+            assert f"waited {SHORT_S} s in call #{1 if channels == 'open' else 0} allreduce(" in text
+            assert f": rank {victim} does not answer" in text
+
+
+def start_calls_with_the_stopped(world: un.Communicator, say: Say, folder: Path) -> None:
+    """Start calls with rank 0, to which no channel is open: none of them waits for it."""
+    say("ready")
+    if world.rank == 0:
+        await_marks(folder, "stopped")
+    works = []
+    if world.rank == 1:
+        await_marks(folder, "stopped")
+        works = [world.send(X, 0, wait=False), world.allreduce(X, wait=False)]
+        say("started")
+    else:
+        received = X.copy()
+        works = [world.recv(received, 1, wait=False)] if world.rank == 0 else []
+        works.append(world.allreduce(X, wait=False))
+    un.wait_all(works)
+    say(told(world.barrier))
+
+
+def test_calls_are_started_while_their_peer_is_stopped(tmp_path: Path, transport: str) -> None:
+    with Job(start_calls_with_the_stopped, 2, tmp_path, tmp_path, transports=transport) as job:
+        job.hear_all()
+        job.signal(0, signal.SIGSTOP)
+        leave_mark(tmp_path, "stopped")
+        assert job.hear(1) == "started"
+        job.signal(0, signal.SIGCONT)
+        assert job.hear_all() == [("", "")] * 2
+
+
+def pass_round(world: un.Communicator, say: Say, folder: Path) -> None:
+    """Receive from the rank before, and send to the next one; rank 1, on which all wait, is stopped."""
+    world.barrier()
+    say("ready")
+    if world.rank == 1:
+        time.sleep(DEADLINE_S)
+    await_marks(folder, "stopped")
+    say(told(lambda: world.recv(X.copy(), (world.rank - 1) % world.size, timeout_s=SHORT_S)))
+
+
+def test_a_timeout_of_a_message_names_the_rank_that_all_wait_for(tmp_path: Path, transport: str) -> None:
+    with Job(pass_round, 4, tmp_path, tmp_path, transports=transport) as job:
+        job.hear_all()
+        job.signal(1, signal.SIGSTOP)
+        leave_mark(tmp_path, "stopped")
+        outcomes = job.hear_all(but=1)
+        job.signal(1, signal.SIGKILL)
+        for kind, text in outcomes:
+            assert kind == "CollectiveTimeoutError", text
+            assert "rank 1 does not answer (is it stopped?)" in text
+
+
+def send_to_each_other(world: un.Communicator) -> tuple[str, str]:
+    """Make the mistake of beginners: both ranks send a large message first."""
+    return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1 - world.rank, timeout_s=SHORT_S))
+
+
+def test_ranks_that_send_to_each_other_are_told_that_they_wait_for_each_other(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        for kind, text in ranks.run_calls(send_to_each_other):
+            assert kind == "CollectiveTimeoutError", text
+            assert "test_faults.py:" in text
+            assert text.partition(" [rank")[0].endswith(": these ranks wait for each other")
+
+
+def receive_another_tag(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.recv(np.zeros(8, np.float32), 1, 5, timeout_s=SHORT_S))
+    world.send(X, 0, 6)
+    return until_an_error(lambda: world.iprobe(0))
+
+
+def test_a_timeout_of_a_message_tells_which_tags_have_come(transport: str) -> None:
+    with NativeRanks(2, transport) as ranks:
+        kind, text = ranks.run_calls(receive_another_tag)[0]
+    assert kind == "CollectiveTimeoutError"
+    assert "waited 0.5 s for a message from rank 1 (1 with other tags have come: 6): rank 1 is in " in text
+
+
+def wait_for_a_message(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.recv(np.zeros(4), 1, timeout_s=SHORT_S))
+    return reduce_until_an_error(world)
+
+
+def test_a_message_that_nobody_sends_times_out(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(wait_for_a_message):
+        assert kind == "CollectiveTimeoutError"
+        assert "rank 0 waited 0.5 s for a message from rank 1" in text
+
+
+def send_to_nobody(world: un.Communicator) -> tuple[str, str]:
+    if world.rank == 0:
+        return told(lambda: world.send(np.zeros(32 << 20, np.uint8), 1, timeout_s=SHORT_S))
+    return reduce_until_an_error(world)
+
+
+def test_a_large_message_that_nobody_receives_times_out(ranks: NativeRanks) -> None:
+    for kind, text in ranks.run_calls(send_to_nobody):
+        assert kind == "CollectiveTimeoutError"
+        assert "rank 0 waited 0.5 s for rank 1 to receive its message: rank 1 is in allreduce(" in text
+
+
+def leave_after_a_send(world: un.Communicator) -> float:
+    """Send and leave, while what opens the link is still waiting to be taken in by rank 1."""
+    if world.rank == 0:
+        world.send(np.full(1000, 7.0), 1)
+        world.close()
+        return 7.0
+    deliver = Session._deliver
+
+    def later(*args: Any) -> None:
+        time.sleep(LATE_S)
+        deliver(*args)
+
+    x = np.zeros(1000)
+    with mock.patch.object(Session, "_deliver", later):
+        world.recv(x, 0)
+    return float(x.min())
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_what_was_sent_by_a_rank_that_then_leaves_arrives(transports: str) -> None:
+    options = un.Options(transports=transports)
+    assert un.launch(leave_after_a_send, 2, options=options, timeout_s=DEADLINE_S) == [7.0, 7.0]
+
+
+# --- ranks that give up --------------------------------------------------------------------------------------------
+
+
+def be_interrupted(world: un.Communicator, say: Say, call: str, folder: Path) -> None:
+    world.barrier()
+    say("ready")
+    if world.rank != 1:
+        await_marks(folder, "interrupted")
+        say(until_an_error(world.barrier))  # one that needs no more of rank 1 than it has sent may still end
+        return
+    blocked = world.barrier if call == "barrier" else lambda: world.recv(np.zeros(4), 0)
+    say(told(blocked))
+    say(told(world.barrier))
+
+
+@pytest.mark.parametrize("call", ["barrier", "recv"])
+def test_an_interrupt_ends_a_blocked_call_at_once_and_aborts_the_others(
+    tmp_path: Path, transport: str, call: str
+) -> None:
+    with Job(be_interrupted, 3, tmp_path, call, tmp_path, transports=transport) as job:
+        job.hear_all()
+        time.sleep(BLOCKED_S)
+        job.signal(1, signal.SIGINT)
+        kind, _ = job.hear(1)
+        leave_mark(tmp_path, "interrupted")
+        assert kind == "KeyboardInterrupt"
+        for other in (0, 2):
+            kind, text = job.hear(other)
+            assert kind == "AbortedError"
+            assert "rank 1 was interrupted" in text
+        assert job.hear(1)[0] == "AbortedError"
+
+
+def abort_and_close(world: un.Communicator, say: Say) -> None:
+    with contextlib.suppress(un.AbortedError):  # rank 1 may be through it, and abort, while others are not
+        world.barrier()
+    if world.rank == 1:
+        world.abort("the loss is not a number")
+    say([told(world.barrier), told(world.barrier), told(lambda: world.allreduce(X))])
+    world.close()
+    world.close()
+    say(told(world.barrier))
+
+
+def test_after_an_abort_every_call_raises_and_close_works(tmp_path: Path, transport: str) -> None:
+    with Job(abort_and_close, 3, tmp_path, transports=transport) as job:
+        for outcomes in job.hear_all():
+            assert [kind for kind, _ in outcomes] == ["AbortedError"] * 3
+            assert "the loss is not a number" in outcomes[0][1]
+        assert [kind for kind, _ in job.hear_all()] == ["UsageError"] * 3
+
+
+# --- what is left --------------------------------------------------------------------------------------------------
+
+
+def count_descriptors(world: un.Communicator, say: Say, store: str) -> None:
+    """Say how many descriptors are open before and after a job that ends with the loss of a rank."""
+    world.close()
+    before = descriptors()
+    second = un.init(un.Options(transports=os.environ["TEST_TRANSPORT"]), store=store, rank=world.rank, size=world.size)
+    for peer in range(world.size):
+        if second.rank == peer:
+            second.send(X, (peer + 1) % world.size)
+        elif second.rank == (peer + 1) % world.size:
+            second.recv(X.copy(), peer)
+    second.allreduce(X)
+    say("ready")
+    error = reduce_until_an_error(second)
+    second.close()
+    del second
+    gc.collect()
+    say((error[0], descriptors() - before))
+
+
+def test_survivors_keep_no_descriptors(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TRANSPORT", transport)
+    with Job(count_descriptors, 3, tmp_path, f"file://{tmp_path}/second", transports=transport) as job:
+        job.hear_all()
+        job.signal(2, signal.SIGKILL)
+        assert job.hear_all(but=2) == [("PeerLostError", 0)] * 2
+
+
+def test_nothing_is_left_in_shared_memory_by_killed_ranks(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with Job(reduce_till_the_end, 2, tmp_path, None, transports="shm") as job:
+        job.hear_all()
+        for rank in range(2):
+            job.signal(rank, signal.SIGKILL)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "unisono" in name]

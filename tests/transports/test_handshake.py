@@ -1,0 +1,246 @@
+import contextlib
+import dataclasses
+import os
+
+import pytest
+from hypothesis import given, strategies as st
+
+from unisono.errors import InternalError, TransportUnavailableError, UsageError
+from unisono.transports.links.handshake import (
+    HELLO_NBYTES,
+    AcceptorHandshake,
+    DialerHandshake,
+    Endpoint,
+    HandshakeError,
+    Hello,
+    Purpose,
+    common_version,
+)
+
+KEY = b"k" * 32
+JOB = b"j" * 16
+HELLO = Hello(JOB, epoch=3, sender=1, receiver=0, purpose=Purpose.TCP, communicator=1 << 63, lane=2)
+ENDPOINT = Endpoint(JOB, epoch=3, rank=0, senders=range(1, 4), purposes={Purpose.TCP, Purpose.SHM})
+
+
+def exchange(dialer, acceptor):
+    dialer_sends = acceptor.receive(dialer.opening)
+    acceptor_sends = dialer.receive(dialer_sends)
+    dialer.receive(acceptor.receive(acceptor_sends))
+
+
+def refusal(hello=HELLO, endpoint=ENDPOINT):
+    """Return what the acceptor raises, and what the dialer raises on the acceptor's reply."""
+    dialer = DialerHandshake(KEY, hello)
+    with pytest.raises(HandshakeError) as on_acceptor:
+        AcceptorHandshake(KEY, endpoint).receive(dialer.opening)
+    with pytest.raises(HandshakeError) as on_dialer:
+        dialer.receive(on_acceptor.value.reply)
+    return on_acceptor.value.message, on_dialer.value.message
+
+
+def test_both_sides_know_each_other_after_the_handshake():
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    exchange(dialer, acceptor)
+    assert dialer.done
+    assert acceptor.done
+    assert acceptor.agreed == HELLO
+    assert (dialer.agreed.sender, dialer.agreed.receiver, dialer.agreed.lane) == (0, 1, 2)
+    assert dialer.needed == acceptor.needed == 0
+
+
+def test_the_handshake_works_byte_by_byte():
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    to_acceptor, to_dialer = dialer.opening, b""
+    while to_acceptor or to_dialer:
+        to_dialer += b"".join(acceptor.receive(to_acceptor[i : i + 1]) for i in range(len(to_acceptor)))
+        to_acceptor = b"".join(dialer.receive(to_dialer[i : i + 1]) for i in range(len(to_dialer)))
+        to_dialer = b""
+    assert dialer.done
+    assert acceptor.done
+
+
+def test_a_hello_has_a_fixed_size_and_survives_the_wire():
+    assert len(HELLO.pack()) == HELLO_NBYTES == 90
+    assert Hello.unpack(HELLO.pack()) == HELLO
+
+
+def test_nonces_are_fresh():
+    assert Hello(JOB, 0, 0, 1, Purpose.SHM).nonce != Hello(JOB, 0, 0, 1, Purpose.SHM).nonce
+
+
+def test_a_job_id_of_another_length_is_refused_at_once():
+    with pytest.raises(UsageError, match="16 bytes"):
+        Hello(b"short", 0, 0, 1, Purpose.SHM)
+
+
+def test_the_newest_common_version_and_the_common_features_are_agreed():
+    hello = dataclasses.replace(HELLO, versions=(2, 5), features=0b0110)
+    endpoint = dataclasses.replace(ENDPOINT, versions=(3, 4), features=0b0011)
+    dialer, acceptor = DialerHandshake(KEY, hello), AcceptorHandshake(KEY, endpoint)
+    exchange(dialer, acceptor)
+    assert dialer.agreed.versions == acceptor.agreed.versions == (4, 4)
+    assert dialer.agreed.features == acceptor.agreed.features == 0b0010
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "common"),
+    [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((1, 1), (2, 2), 0), ((4, 6), (1, 3), 0), ((1, 9), (4, 4), 4)],
+)
+def test_the_common_version_is_the_newest_in_both_ranges(ours, theirs, common):
+    assert common_version(ours, theirs) == common_version(theirs, ours) == common
+
+
+def test_without_a_common_version_both_sides_name_both_ranges():
+    on_acceptor, on_dialer = refusal(endpoint=dataclasses.replace(ENDPOINT, versions=(2, 3)))
+    assert "here 2 to 3, there 1 to 1" in on_acceptor
+    assert "here 1 to 1, there 2 to 3" in on_dialer
+
+
+def test_a_version_mismatch_is_a_typed_error():
+    assert issubclass(HandshakeError, TransportUnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_acceptor", "on_dialer"),
+    [
+        ({"epoch": 4}, "of epoch 4, here is epoch 3", "epoch 3, wanted was 4"),
+        ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, wanted was 2"),
+    ],
+)
+def test_a_hello_for_another_epoch_or_rank_is_refused_and_told_why(changes, on_acceptor, on_dialer):
+    acceptor_says, dialer_says = refusal(hello=dataclasses.replace(HELLO, **changes))
+    assert on_acceptor in acceptor_says
+    assert on_dialer in dialer_says
+
+
+@pytest.mark.parametrize("changes", [{"sender": 0}, {"sender": 4}, {"purpose": Purpose.STORE}])
+def test_a_rank_or_a_purpose_that_is_not_admitted_is_refused(changes):
+    with pytest.raises(HandshakeError, match=r"not admitted|not served"):
+        AcceptorHandshake(KEY, ENDPOINT).receive(dataclasses.replace(HELLO, **changes).pack())
+
+
+def test_another_job_learns_nothing():
+    with pytest.raises(HandshakeError, match="another job") as caught:
+        AcceptorHandshake(KEY, ENDPOINT).receive(dataclasses.replace(HELLO, job=b"x" * 16).pack())
+    assert caught.value.reply == b""
+
+
+def test_the_dialer_refuses_an_acceptor_with_another_key():
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(b"x" * 32, ENDPOINT)
+    answer = acceptor.receive(dialer.opening)
+    with pytest.raises(HandshakeError, match="does not hold the key"):
+        dialer.receive(answer)
+    assert not dialer.done
+
+
+def test_the_acceptor_refuses_a_dialer_without_the_key():
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor.receive(HELLO.pack())
+    with pytest.raises(HandshakeError, match="does not hold the key"):
+        acceptor.receive(os.urandom(32))
+    assert not acceptor.done
+
+
+def test_a_proof_that_is_reflected_to_its_maker_is_refused():
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    answer = acceptor.receive(HELLO.pack())
+    with pytest.raises(HandshakeError, match="does not hold the key"):
+        acceptor.receive(answer[HELLO_NBYTES:])
+
+
+def test_a_hello_that_is_reflected_to_its_sender_is_refused():
+    dialer = DialerHandshake(KEY, HELLO)
+    own_door = dataclasses.replace(ENDPOINT, rank=HELLO.sender, senders=range(4))
+    with pytest.raises(HandshakeError) as caught:
+        AcceptorHandshake(KEY, own_door).receive(dialer.opening)
+    with pytest.raises(HandshakeError, match="answers as sender 1"):
+        dialer.receive(caught.value.reply)
+
+
+def test_a_replayed_dialer_is_refused():
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    recorded = dialer.receive(acceptor.receive(dialer.opening))
+    again = AcceptorHandshake(KEY, ENDPOINT)
+    again.receive(dialer.opening)
+    with pytest.raises(HandshakeError, match="does not hold the key"):
+        again.receive(recorded)
+
+
+def test_a_replayed_acceptor_is_refused():
+    recorded = AcceptorHandshake(KEY, ENDPOINT).receive(HELLO.pack())
+    fresh = DialerHandshake(KEY, dataclasses.replace(HELLO, nonce=os.urandom(32)))
+    with pytest.raises(HandshakeError, match="does not hold the key"):
+        fresh.receive(recorded)
+
+
+def test_the_same_nonces_on_both_sides_give_the_same_answer():
+    first = AcceptorHandshake(KEY, ENDPOINT, nonce=b"n" * 32).receive(HELLO.pack())
+    assert AcceptorHandshake(KEY, ENDPOINT, nonce=b"n" * 32).receive(HELLO.pack()) == first
+
+
+def test_more_bytes_than_asked_for_are_refused():
+    with pytest.raises(HandshakeError, match="more bytes"):
+        AcceptorHandshake(KEY, ENDPOINT).receive(HELLO.pack() + b"x")
+
+
+def test_an_early_end_of_the_connection_is_refused():
+    with pytest.raises(HandshakeError, match="ended"):
+        AcceptorHandshake(KEY, ENDPOINT).receive(b"")
+
+
+def test_a_failed_handshake_stays_failed():
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    with pytest.raises(HandshakeError):
+        acceptor.receive(b"x" * HELLO_NBYTES)
+    with pytest.raises(HandshakeError):
+        acceptor.receive(HELLO.pack())
+    assert not acceptor.done
+
+
+def test_nothing_is_agreed_before_the_end():
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor.receive(HELLO.pack())
+    with pytest.raises(InternalError, match="not complete"):
+        _ = acceptor.agreed
+
+
+@given(st.binary(min_size=1, max_size=2 * HELLO_NBYTES))
+def test_random_bytes_never_get_past_the_acceptor(garbage):
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    with contextlib.suppress(HandshakeError):
+        assert acceptor.receive(garbage) == b""
+    assert not acceptor.done
+
+
+@given(st.binary(min_size=HELLO_NBYTES + 32, max_size=HELLO_NBYTES + 32))
+def test_random_answers_never_get_past_the_dialer(garbage):
+    with pytest.raises(HandshakeError):
+        DialerHandshake(KEY, HELLO).receive(garbage)
+
+
+@given(st.integers(0, HELLO_NBYTES - 1))
+def test_a_truncated_hello_is_never_answered(nbytes):
+    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    if nbytes:
+        assert acceptor.receive(HELLO.pack()[:nbytes]) == b""
+    assert acceptor.needed == HELLO_NBYTES - nbytes
+    with pytest.raises(HandshakeError, match="ended"):
+        acceptor.receive(b"")
+
+
+@given(message=st.integers(0, 2), position=st.integers(0, 8 * (HELLO_NBYTES + 32) - 1))
+def test_one_flipped_bit_in_any_message_ends_the_handshake(message, position):
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+
+    def flipped(data, number):
+        if number != message:
+            return data
+        byte, bit = divmod(position % (8 * len(data)), 8)
+        return data[:byte] + bytes([data[byte] ^ 1 << bit]) + data[byte + 1 :]
+
+    with contextlib.suppress(HandshakeError):
+        answer = acceptor.receive(flipped(dialer.opening, 0))
+        proof = dialer.receive(flipped(answer, 1))
+        acceptor.receive(flipped(proof, 2))
+    assert not acceptor.done

@@ -1,0 +1,255 @@
+"""Which ranks share memory is found by trying: apart by namespaces and users, and with what is needed taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.hosts import PlacedJob
+from support.ports import free_port
+from support.refused_calls import refused
+
+import unisono as un
+from unisono.deadlines import Deadline
+from unisono.transports.host.host_discovery import Locality, Surroundings
+from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Hello, Purpose
+from unisono.transports.links.handshake_io import greet
+
+Say = Callable[[Any], None]
+
+KEY, JOB = bytes(range(32)), b"j" * 16
+HERE = Surroundings("machine", "node", 1, 2, 3)
+
+
+def works(*prefix: str) -> bool:
+    """Return whether a command can be run behind these words, and may read what the ranks need."""
+    command = [*prefix, sys.executable, "-c", "import unisono.transports.host.host_discovery"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
+    return False
+
+
+def needs(*prefix: str) -> Sequence[str]:
+    """Return the words, or skip the test."""
+    if not works(*prefix):
+        pytest.skip(f"not allowed here: {' '.join(prefix)}")
+    return prefix
+
+
+def localities(size: int, job: bytes = JOB, meeting: int = 0) -> list[Locality]:
+    return [Locality(KEY, job, 0, rank, size, meeting, DEADLINE_S) for rank in range(size)]
+
+
+def close_all(found: Sequence[Locality]) -> None:
+    for each in found:
+        each.close()
+
+
+# --- the handshake -------------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_one_host_find_the_same_host_and_other_jobs_another() -> None:
+    ours, theirs = localities(3), localities(2, b"k" * 16)
+    close_all([*ours, *theirs])
+    assert len({each.host_id for each in ours}) == 1
+    assert len({each.host_id for each in (*ours, *theirs)}) == 2
+    assert not any(each.surroundings.alone for each in ours)
+
+
+def test_a_rank_that_looks_again_does_not_ask_those_that_look_for_the_first_time() -> None:
+    first, again = localities(2, b"a" * 16), localities(2, b"a" * 16, meeting=1)
+    close_all([*first, *again])
+    assert len({each.host_id for each in first}) == len({each.host_id for each in again}) == 1
+    assert first[0].host_id != again[0].host_id
+
+
+def test_many_ranks_that_look_at_once_agree() -> None:
+    found: list[Locality] = []
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.append(Locality(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S)))
+        for rank in range(32)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    close_all(found)
+    assert len(found) == 32
+    assert len({each.host_id for each in found}) == 1
+
+
+def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    one = Locality(KEY, JOB, 0, 0, 1, 0, DEADLINE_S)
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    close_all([one, *localities(2, b"n" * 16)])
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+@contextlib.contextmanager
+def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[Locality]:
+    """Have a socket that is none of the job bear the name of its first rank, which is yielded; a thread answers."""
+    first = Locality(KEY, job, 0, 0, 2, 0, DEADLINE_S)
+    assert first._serving is not None
+    name = first._serving[2].getsockname()
+    first.close()
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(name)
+        squatter.listen()
+        threading.Thread(target=answer, args=(squatter,), daemon=True).start()
+        yield first
+
+
+def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    def lie(squatter: socket.socket) -> None:
+        theirs, _ = squatter.accept()
+        with theirs:
+            theirs.recv(1000)
+            theirs.sendall(b"\xff" * 122)
+
+    with squatted(b"s" * 16, lie):
+        found = Locality(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
+    assert "does not hold the key" in found.surroundings.alone
+    assert "shares memory with no other rank" in caplog.text
+
+
+def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> None:
+    def go(squatter: socket.socket) -> None:
+        theirs, _ = squatter.accept()
+        squatter.close()
+        theirs.close()
+
+    with squatted(b"g" * 16, go) as first:
+        second = Locality(KEY, b"g" * 16, 0, 1, 2, 0, DEADLINE_S)
+    close_all([second])
+    assert not second.surroundings.alone
+    assert second.host_id != first.host_id
+
+
+def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
+    job = b"w" * 16
+    first = Locality(KEY, job, 0, 0, 3, 0, DEADLINE_S)
+    assert first._serving is not None
+    hello = Hello(job, 0, 2, NO_RANK, Purpose.HOST)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(first._serving[2].getsockname())
+        greet(silent, DialerHandshake(KEY, hello), Deadline(DEADLINE_S))
+        second = Locality(KEY, job, 0, 1, 3, 0, DEADLINE_S)
+        close_all([first, second])
+        assert silent.recv(1) == b""
+    assert second.host_id == first.host_id
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        (replace(HERE, machine="other", network=9), "another machine"),
+        (replace(HERE, network=9, user=4), "another network namespace"),
+        (replace(HERE, user=4, users=9), "another user: 4, here 3"),
+        (replace(HERE, alone="no descriptors"), "no shared memory there: no descriptors"),
+        (replace(HERE, users=9), "another user namespace"),
+        (HERE, "its sockets cannot be reached"),
+    ],
+)
+def test_a_reason_is_given_for_ranks_that_are_apart(there: Surroundings, why: str) -> None:
+    assert HERE.apart_from(there) == why
+
+
+# --- whole jobs ----------------------------------------------------------------------------------------------------
+
+
+def tell(world: un.Communicator, say: Say) -> None:
+    total = world.allreduce(np.arange(5000, dtype=np.int64) * (world.rank + 1), algorithm="ring")
+    assert (total == np.arange(5000) * (world.size * (world.size + 1) // 2)).all()
+    gathered = world.allgather(np.array([world.rank]))
+    assert gathered.ravel().tolist() == list(range(world.size))
+    ways = {peer: traffic.transport for peer, traffic in world.stats().items()}
+    say((world.hosts, ways, str(world.explain("allreduce", 8))))
+    world.barrier()
+
+
+def check(prefixes: Sequence[Sequence[str]], hosts: Any, reason: str, directory: Path) -> None:
+    """Run a job of three ranks, of which the last is apart from the others, and check what it tells of that."""
+    with PlacedJob(tell, prefixes, directory) as job:
+        for rank, (found, ways, told) in enumerate(job.hear_all()):
+            assert found == hosts
+            together = next(host for host in hosts if rank in host)
+            assert ways == {peer: "shm" if peer in together else "tcp" for peer in ways}
+            assert ways
+            if hosts != ((0, 1, 2),):
+                other = "rank 2: " if rank != 2 else "ranks 0, 1: "
+                assert f"{other}tcp ({reason}" in told
+
+
+APART = ((0, 1), (2,))
+
+
+def test_a_rank_of_another_user_namespace_without_our_user_goes_by_tcp(tmp_path: Path) -> None:
+    prefix = needs("unshare", "--user")
+    check([[], [], prefix], APART, "another user: ", tmp_path)
+
+
+def test_ranks_of_other_pid_and_mount_namespaces_share_memory(tmp_path: Path) -> None:
+    prefix = needs("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    check([prefix, [], prefix], ((0, 1, 2),), "", tmp_path)
+
+
+def test_a_full_and_a_missing_dev_shm_do_not_matter(tmp_path: Path) -> None:
+    needs("unshare", "--mount")
+    script = 'mount -t tmpfs -o size=4k none /dev/shm && {} && exec "$@"'
+    full = ["unshare", "--mount", "sh", "-c", script.format("! head -c 9000 /dev/zero > /dev/shm/x 2> /dev/null"), "-"]
+    sealed = ["unshare", "--mount", "sh", "-c", script.format("mount -o remount,ro /dev/shm"), "-"]
+    check([needs(*full), needs(*sealed), []], ((0, 1, 2),), "", tmp_path)
+
+
+def test_another_id_of_the_boot_parts_nobody(tmp_path: Path) -> None:
+    """What a container shows of the kernel decides nothing."""
+    fake = tmp_path / "boot_id"
+    fake.write_text("00000000-0000-0000-0000-000000000000\n")
+    script = f'mount --bind {fake} /proc/sys/kernel/random/boot_id && exec "$@"'
+    check([[], [], needs("unshare", "--mount", "sh", "-c", script, "-")], ((0, 1, 2),), "", tmp_path)
+
+
+def test_a_rank_that_cannot_make_shared_memory_goes_by_tcp(tmp_path: Path) -> None:
+    """The kernel refuses it, as the rules of some sandboxes do."""
+    prefix = needs(*refused("memfd_create", "ENOSYS"))
+    check([[], [], prefix], APART, "no shared memory ", tmp_path)
+
+
+def test_ranks_of_different_users_go_by_tcp(tmp_path: Path) -> None:
+    # By a store that both may use; a folder is its owner's alone.
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("to be another user needs root and setpriv")
+    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # what is in the folders of root
+    prefix = needs("setpriv", "--reuid=23456", "--regid=23456", "--clear-groups", *reading)
+    program = (
+        "import sys, numpy, unisono as un\n"
+        "rank = int(sys.argv[1])\n"
+        f"world = un.init(store='tcp://127.0.0.1:{free_port()}', rank=rank, size=2)\n"
+        "world.allreduce(numpy.ones(3))\n"
+        "print(world.stats()[1 - rank].transport, world.explain('barrier', 0), flush=True)\n"
+        "world.barrier()\n"
+    )
+    commands = [[*words, sys.executable, "-c", program, str(rank)] for rank, words in enumerate([[], prefix])]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    try:
+        told = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [text.startswith("tcp ") for text in told] == [True, True]
+    assert "rank 1: tcp (another user: 23456, here 0)" in told[0]
+    assert "rank 0: tcp (another user: 0, here 23456)" in told[1]

@@ -1,0 +1,253 @@
+"""Jobs on several hosts: network namespaces that are joined by shaped links, of which some fail."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.fabric_ranks import require
+from support.hosts import HostsJob, needs_namespaces
+
+import unisono as un
+from unisono.bench.namespaces import ip, network
+from unisono.collectives.measurement import link_probes
+from unisono.tuning.decide.choice import Known, explain
+from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
+
+pytestmark = needs_namespaces
+Say = Callable[[Any], None]
+
+RATE = "1gbit"
+COUNT = 12_000
+NBYTES = 8 * COUNT
+# Eight ranks that make many calls share the cores of one machine.
+MANY_CALLS_S = 150.0
+HEARTBEAT_S = 2.0
+# What carries messages between hosts, and the option for it.
+WAYS = {"tcp": "auto", "ucx": "shm,ucx,tcp"}
+# Bytes of the longer messages that pairs exchange at once, and of how many at least.
+LARGE_PROBE, FEWEST_ROUNDS = 1 << 20, 5
+# What headers of the network and of our own, control links and acknowledgements may add to the bytes of messages.
+OVERHEAD = 1.25
+
+
+@pytest.fixture(autouse=True)
+def network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep UCX from the memory that these hosts share, which it finds as they are of one kernel."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[str]]:
+    with network(4, RATE) as namespaces:
+        yield namespaces
+
+
+def sent_by_this_host() -> int:
+    with open("/sys/class/net/eth0/statistics/tx_bytes", encoding="ascii") as file:
+        return int(file.read())
+
+
+def sent_to(world: un.Communicator) -> dict[int, tuple[str, int]]:
+    return {peer: (traffic.transport, traffic.sent_nbytes) for peer, traffic in world.stats().items()}
+
+
+def reduce_and_count(world: un.Communicator, say: Say, algorithm: str) -> None:
+    """Say what an allreduce has sent, by peer, and what has left this host meanwhile."""
+    x = np.arange(COUNT, dtype=np.int64) * (world.rank + 1)
+    wanted = np.arange(COUNT) * (world.size * (world.size + 1) // 2)
+    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()  # opens the links
+    world.barrier()
+    before, left_before = sent_to(world), sent_by_this_host()
+    assert (world.allreduce(x, algorithm=algorithm) == wanted).all()
+    after = {peer: (way, nbytes - before.get(peer, (way, 0))[1]) for peer, (way, nbytes) in sent_to(world).items()}
+    world.barrier()
+    say((world.hosts, after, sent_by_this_host() - left_before))
+    world.barrier()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_ring_sends_to_its_neighbour_and_the_bytes_leave_the_host(way: str, hosts: list[str], tmp_path: Path) -> None:
+    require(way)
+    with HostsJob(reduce_and_count, hosts, [1, 1, 1, 1], tmp_path, "ring", transports=WAYS[way]) as job:
+        for rank, (found, sent, left) in enumerate(job.hear_all()):
+            assert found == ((0,), (1,), (2,), (3,))
+            assert all(its_way == way for its_way, _ in sent.values())
+            assert {peer: nbytes for peer, (_, nbytes) in sent.items() if nbytes} == {(rank + 1) % 4: NBYTES * 3 // 2}
+            assert NBYTES * 3 // 2 <= left < OVERHEAD * NBYTES * 3 // 2
+
+
+def test_a_hierarchical_reduction_sends_between_leaders_only_on_unequal_hosts(hosts: list[str], tmp_path: Path) -> None:
+    groups, leaders = ((0,), (1, 2), (3, 4, 5)), {0, 1, 3}
+    with HostsJob(reduce_and_count, hosts, [1, 2, 3], tmp_path, "hierarchical") as job:
+        for rank, (found, sent, _) in enumerate(job.hear_all()):
+            assert found == groups
+            here = next(group for group in groups if rank in group)
+            assert {way for peer, (way, _) in sent.items() if peer in here} <= {"shm"}
+            outside = {peer: nbytes for peer, (way, nbytes) in sent.items() if peer not in here and nbytes}
+            assert bool(outside) == (rank in leaders)
+            assert set(outside) <= leaders
+            assert all(sent[peer][0] == "tcp" for peer in outside)
+
+
+def calibrate_links(world: un.Communicator, say: Say) -> None:
+    """Say what a calibration of the links knows, and how many messages of 1 MiB so many pairs have exchanged."""
+    exchanged = []
+    together = link_probes._Probes.together
+
+    def watched(own: Any, nbytes: int, pairs: int) -> float:
+        before, seconds = sent_to(own._pair), together(own, nbytes, pairs)
+        sent = sum(after - before.get(peer, ("", 0))[1] for peer, (_, after) in sent_to(own._pair).items())
+        exchanged.append((pairs, sent // LARGE_PROBE))
+        return seconds
+
+    link_probes._Probes.together = watched  # type: ignore[method-assign]
+    link_probes.rounds_calibrated = lambda comm, known, short: known  # type: ignore[assignment]
+    say((to_json(link_probes.calibrated(world, PRIORS, short=True)), exchanged))
+    world.barrier()
+
+
+@pytest.mark.parametrize("ranks", [[2, 2], [1, 2], [3, 1, 2], [1, 1]])
+def test_links_are_calibrated_inside_hosts_and_between_as_many_pairs_as_two_of_them_have(
+    ranks: list[int], hosts: list[str], tmp_path: Path
+) -> None:
+    with HostsJob(calibrate_links, hosts, ranks, tmp_path) as job:
+        found, exchanged = zip(*job.hear_all(), strict=True)
+    known = from_json(found[0])
+    assert all(from_json(each) == known for each in found)
+    measured = {name for name, link in known.links.items() if link.step.nbytes}
+    assert measured == ({"shm", "tcp/network"} if ranks[0] > 1 else {"tcp/network"})
+    last = sum(ranks) - max(ranks[1:])  # here the last host is the one that has most ranks, but for the first
+    both = min(ranks[0], max(ranks[1:])) > 1
+    for rank, counts in enumerate(exchanged):
+        place = rank - last if rank >= last else rank
+        takes_part = both and place < 2 and (rank >= last or rank < ranks[0])
+        assert {pairs for pairs, _ in counts} == ({1, 2} if takes_part else set()), rank
+        assert all((count >= FEWEST_ROUNDS) == (pairs > place) for pairs, count in counts if count), rank
+        assert not takes_part or any(count for pairs, count in counts if pairs == 2), rank
+    assert both or known.links["tcp/network"].pairs == math.inf
+
+
+def calibrate_calls(world: un.Communicator, say: Say) -> None:
+    found = link_probes.rounds_calibrated(world, PRIORS, short=True, collectives=("allreduce", "barrier"))
+    say((to_json(found), world.explain("allreduce", 8).question))
+    world.barrier()
+
+
+def test_a_short_calibration_calls_compositions_which_are_predicted_so(hosts: list[str], tmp_path: Path) -> None:
+    with HostsJob(calibrate_calls, hosts, [2, 2], tmp_path) as job:
+        found, (asked, *_) = zip(*job.hear_all(), strict=True)
+    known = from_json(found[0])
+    assert all(from_json(each) == known for each in found)
+    (rounds,) = known.rounds["tcp"]
+    assert (rounds.ranks, rounds.ranks_per_host) == (4, 2)
+    names = {collective: set(calls) for collective, calls in rounds.calls.items()}
+    assert names == {"allreduce": {"hierarchical", "full_lane"}, "barrier": {"hierarchical"}}
+    for each in explain(replace(asked, nbytes=32), Known(None, known)).candidates:
+        if each.phases:
+            assert each.predicted_s == pytest.approx(rounds.calls["allreduce"][each.algorithm].at(32))
+
+
+def judge_collectives(world: un.Communicator, say: Say) -> None:
+    summary = un.testing.check_collectives(world, cases=40, seed=5)
+    for algorithm in ("hierarchical", "full_lane", "ring"):
+        x = np.arange(1000, dtype=np.int32) + world.rank
+        wanted = np.arange(1000) * world.size + world.size * (world.size - 1) // 2
+        assert (world.allreduce(x, algorithm=algorithm) == wanted).all()
+    say((summary.cases, world.hosts, {peer: traffic.transport for peer, traffic in world.stats().items()}))
+    world.barrier()
+
+
+@pytest.mark.parametrize(("way", "count"), [("tcp", 4), ("ucx", 2)])
+def test_every_collective_is_right_on_hosts_of_two_ranks(
+    way: str, count: int, hosts: list[str], tmp_path: Path
+) -> None:
+    require(way)
+    groups = ((0, 1), (2, 3), (4, 5), (6, 7))[:count]
+    with HostsJob(judge_collectives, hosts, [2] * count, tmp_path, transports=WAYS[way]) as job:
+        for rank in range(job.size):
+            cases, found, ways = job.hear(rank, MANY_CALLS_S)
+            assert found == groups
+            assert len(cases) > 12
+            assert ways == {peer: "shm" if peer // 2 == rank // 2 else way for peer in ways}
+            assert len(ways) == 2 * count - 1
+
+
+# --- hosts that are lost -------------------------------------------------------------------------------------------
+
+
+def reduce_until_an_error(world: un.Communicator, say: Say) -> None:
+    x = np.ones(100_000)
+    world.allreduce(x)  # opens the links
+    world.barrier()
+    say("ready")
+    try:
+        while True:
+            world.allreduce(x, timeout_s=DEADLINE_S)
+    except un.UnisonoError as error:
+        say((type(error).__name__, str(error)))
+
+
+def test_a_host_whose_ranks_are_killed_is_lost_to_all_others(hosts: list[str], tmp_path: Path) -> None:
+    with HostsJob(reduce_until_an_error, hosts, [1, 1, 2], tmp_path) as job:
+        job.hear_all()
+        for rank in (3, 2):
+            job.signal(rank, signal.SIGKILL)
+        for rank in (0, 1):
+            kind, text = job.hear(rank)
+            assert kind == "PeerLostError", text
+            assert "rank 2" in text or "rank 3" in text
+
+
+def wait_for_the_first(world: un.Communicator, say: Say) -> None:
+    """Nothing is under way: only a heartbeat can tell."""
+    world.allreduce(np.ones(8))
+    say("ready")
+    try:
+        world.recv(np.ones(1), source=un.ANY_SOURCE, timeout_s=DEADLINE_S)
+    except un.UnisonoError as error:
+        say((type(error).__name__, str(error)))
+
+
+@pytest.mark.parametrize("program", [reduce_until_an_error, wait_for_the_first])
+def test_a_host_that_falls_silent_is_lost_on_both_sides(program: Callable[..., Any], tmp_path: Path) -> None:
+    with network(3) as namespaces:
+        job_of = HostsJob(program, namespaces, [2, 1, 1], tmp_path, heartbeat_timeout_s=HEARTBEAT_S)
+        with job_of as job:
+            job.hear_all()
+            ip("link", "set", "eth0", "down", namespace=namespaces[2])
+            told = job.hear_all()
+    for kind, text in told:
+        assert kind == "PeerLostError", text
+    assert all("rank 3 is out of reach" in text for _, text in told[:3])
+    assert any(f"rank {judge} is out of reach" in told[3][1] for judge in (0, 1))  # the judges of the job, both there
+
+
+# --- wrong input ---------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_listen_on_loopback_are_told_what_to_set(
+    hosts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Hidden(HostsJob):
+        def _start(self, rank: int, store: str, options: un.Options, task: bytes) -> None:
+            super(HostsJob, self)._start(rank, store, options, task)
+
+    with Hidden(say_error_of_init, hosts, [1, 1], tmp_path) as job:
+        assert [job.exit_code(rank) for rank in range(2)] == [1, 1]
+    told = [line for line in capfd.readouterr().err.splitlines() if "RendezvousError" in line]
+    assert len(told) == 2
+    for line in told:
+        assert "ranks 0 and 1 are apart (another network namespace), and rank 0 and 1 more can be reached" in line
+        assert "UNISONO_BIND_ADDRESS" in line
+
+
+def say_error_of_init(world: un.Communicator, say: Say) -> None:
+    raise AssertionError("the ranks cannot have met")

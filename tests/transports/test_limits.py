@@ -1,0 +1,193 @@
+"""Ranks that reach a limit of their machine: every rank gets a typed error, and none hangs or crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.deadlines import DEADLINE_S
+from support.native_ranks import Job
+from support.refused_calls import refuse
+
+import unisono as un
+
+RANKS = 3
+COUNT = 300_000
+_above: list[bytearray] = []
+Say = Callable[[Any], None]
+Call = Callable[[un.Communicator, Any], None]
+
+
+def few_descriptors(spare: int) -> None:
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken: list[int] = []
+    with contextlib.suppress(OSError):  # numbers below the highest may be free
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    for descriptor in taken[len(taken) - spare :]:
+        os.close(descriptor)
+
+
+def little_memory(spare_nbytes: int) -> None:
+    """Limit the address space so that nothing large can be mapped, while small objects still have memory.
+
+    The interpreter itself must not run short: CPython 3.11 answers that with a SystemError from `compile`.
+    Freed blocks below an allocated one stay in the heap of malloc, which small objects are taken from.
+    """
+    heap = [bytearray(64 << 10) for _ in range(64)]
+    _above.append(bytearray(64 << 10))
+    del heap
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + spare_nbytes, resource.RLIM_INFINITY))
+
+
+def no_shared_memory(_: int) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    os.memfd_create = refuse
+
+
+def no_process_descriptors(_: int) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    os.pidfd_open = refuse
+
+
+def short_memory(nbytes: int) -> None:
+    whole = os.ftruncate
+    os.ftruncate = lambda descriptor, promised: whole(descriptor, promised - nbytes)
+
+
+def short_memory_for_the_other_side(nbytes: int) -> None:
+    pass_whole = socket.send_fds
+
+    def pass_short(sock: socket.socket, data: Any, descriptors: list[int]) -> int:
+        memory = os.memfd_create("short", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(memory, os.fstat(descriptors[0]).st_size - nbytes)
+        sent = pass_whole(sock, data, [memory, *descriptors[1:]])
+        os.close(memory)
+        return sent
+
+    socket.send_fds = pass_short
+
+
+def no_threads(_: int) -> None:
+    refuse(["threads"], errno.EAGAIN)
+
+
+def call_thrice(world: un.Communicator, x: Any) -> None:
+    for _ in range(3):
+        world.allreduce(x, op="max", out=x, timeout_s=DEADLINE_S)
+
+
+def call_on_another_communicator(world: un.Communicator, x: Any) -> None:
+    call_thrice(world.dup(), x)
+
+
+def go_on(world: un.Communicator, x: Any) -> None:
+    world.allreduce(x, op="max", out=x, wait=False).wait(DEADLINE_S)
+
+
+def go_on_by_function(world: un.Communicator, x: Any) -> None:
+    world.allreduce(x, op=un.Op.from_function(np.maximum), out=x, wait=False).wait(DEADLINE_S)
+
+
+def reduce_below_a_limit(
+    world: un.Communicator, say: Say, limited: int, limit: Callable[[int], None], by: int, is_set: Path, call: Call
+) -> None:
+    x = np.full(COUNT, world.rank, np.float32)
+    said = ("", "")
+    if world.rank == limited:
+        limit(by)
+        is_set.mkdir()
+    while not is_set.exists():  # nobody links to the limited rank before it is
+        time.sleep(0.001)
+    try:
+        call(world, x)
+    except (un.UnisonoError, MemoryError) as error:
+        said = (type(error).__name__, str(error))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if not said[0] and not np.all(x == RANKS - 1):
+        said = ("", "a wrong result")
+    say(said)
+
+
+def outcomes(
+    directory: Path,
+    limited: int,
+    limit: Callable[[int], None],
+    by: int = 0,
+    transport: str = "shm",
+    call: Call = call_thrice,
+) -> Any:
+    is_set = directory / "limit"
+    with Job(reduce_below_a_limit, RANKS, directory, limited, limit, by, is_set, call, transports=transport) as job:
+        return job.hear_all()
+
+
+@pytest.mark.parametrize("limited", range(RANKS))
+@pytest.mark.parametrize("spare", [0, 2, 4])
+def test_a_rank_without_descriptors_is_an_error_everywhere(tmp_path: Path, limited: int, spare: int):
+    found = outcomes(tmp_path, limited, few_descriptors, spare)
+    if spare == 0 or found != [("", "")] * RANKS:
+        assert all(names_the_limit(*each, limited) for each in found), found
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_communicator_that_a_rank_has_no_descriptor_for_is_an_error_everywhere(tmp_path: Path, limited: int):
+    found = outcomes(tmp_path, limited, few_descriptors, 1, call=call_on_another_communicator)
+    assert all(names_the_limit(*each, limited) for each in found), found
+
+
+def names_the_limit(kind: str, text: str, limited: int) -> bool:
+    is_named = f"rank {limited}" in text and "this process has as many files open as it may (`ulimit -n`" in text
+    return kind == "TransportUnavailableError" and is_named and "UNISONO_TRANSPORTS" not in text
+
+
+@pytest.mark.parametrize("call", [go_on, go_on_by_function], ids=["by the core", "by a function"])
+def test_a_thread_that_cannot_be_started_is_an_error_everywhere(tmp_path: Path, call: Call):
+    found = outcomes(tmp_path, 1, no_threads, call=call)
+    assert {kind for kind, _ in found} == {"TransportUnavailableError"}, found
+    assert all("rank 1 cannot" in text and "`ulimit -u`" in text for _, text in found), found
+
+
+@pytest.mark.parametrize("limited", range(RANKS))
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_without_memory_is_an_error_everywhere_or_needs_none(tmp_path: Path, limited: int, transport: str):
+    found = outcomes(tmp_path, limited, little_memory, 64 << 10, transport)
+    assert all(kind for kind, _ in found) or found == [("", "")] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("limit", "by"),
+    [(no_shared_memory, 0), (short_memory, 1), (short_memory, 4096), (short_memory_for_the_other_side, 4096)],
+    ids=["no memfd", "a byte short", "a page short", "a page short for the other side"],
+)
+def test_shared_memory_that_cannot_be_had_is_an_error_that_names_the_way_out(
+    tmp_path: Path, limit: Callable[[int], None], by: int
+):
+    found = outcomes(tmp_path, 2, limit, by)
+    assert all(kind for kind, _ in found), found
+    if limit is not short_memory_for_the_other_side:
+        assert all("UNISONO_TRANSPORTS=tcp" in text for _, text in found), found
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_do_without_process_descriptors(tmp_path: Path, transport: str):
+    assert outcomes(tmp_path, 0, no_process_descriptors, transport=transport) == [("", "")] * RANKS
+
+
+def test_tcp_needs_no_shared_memory(tmp_path: Path):
+    assert outcomes(tmp_path, 2, no_shared_memory, transport="tcp") == [("", "")] * RANKS

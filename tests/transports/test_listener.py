@@ -1,0 +1,356 @@
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from support.deadlines import DEADLINE_S
+
+from unisono.deadlines import Deadline
+from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
+from unisono.transports.links import handshake_io, listener as listener_module
+from unisono.transports.links.dialer import Caller, Target, dial
+from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
+from unisono.transports.links.handshake_io import greet
+from unisono.transports.links.listener import Addresses, Listener
+
+KEY = bytes(range(32))
+JOB = b"j" * 16
+
+
+class Door:
+    """A listener of rank 0 of `size`, and what it has delivered."""
+
+    def __init__(self, key=KEY, job=JOB, size=4):
+        self.delivered = queue.Queue()
+        self.listener = Listener(
+            key=key,
+            job=job,
+            epoch=0,
+            rank=0,
+            size=size,
+            bind_address="127.0.0.1",
+            host_id="host",
+            use_unix=True,
+            deliver=lambda *arrival: self.delivered.put(arrival),
+            on_failure=self.delivered.put,
+        )
+        self.addresses = self.listener.addresses
+
+    def next(self):
+        return self.delivered.get(timeout=DEADLINE_S)
+
+    def close(self):
+        self.listener.close()
+        while not self.delivered.empty():
+            self.delivered.get()[1].close()
+
+
+@pytest.fixture
+def door():
+    with contextlib.closing(Door()) as opened:
+        yield opened
+
+
+def knock(addresses, *, key=KEY, job=JOB, epoch=0, rank=1, timeout_s=DEADLINE_S, **changes):
+    return dial(Caller(key, job, epoch, rank), target(addresses, **changes), timeout_s)
+
+
+def target(addresses, *, peer=0, use_unix=False, purpose=Purpose.TCP, communicator=0, lane=0):
+    return Target(peer, addresses, use_unix, purpose, communicator, lane)
+
+
+def stranger(addresses, use_unix=False):
+    if not use_unix:
+        return socket.create_connection((addresses.tcp_host, addresses.tcp_port), DEADLINE_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(DEADLINE_S)
+    sock.connect("\0" + addresses.unix)
+    return sock
+
+
+def assert_serves(door, rank=1):
+    """Show that a rank still gets through."""
+    sock, _ = knock(door.addresses, rank=rank)
+    hello, delivered = door.next()
+    with sock, delivered:
+        assert hello.sender == rank
+        sock.sendall(b"payload")
+        assert delivered.recv(7, socket.MSG_WAITALL) == b"payload"
+
+
+def assert_dropped(sock):
+    with contextlib.suppress(ConnectionResetError):
+        assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("use_unix", [False, True])
+def test_a_rank_that_dials_is_delivered_with_its_hello(door, use_unix):
+    sock, answer = knock(door.addresses, use_unix=use_unix, communicator=77, lane=3)
+    hello, delivered = door.next()
+    with sock, delivered:
+        assert (hello.sender, hello.purpose, hello.communicator, hello.lane) == (1, Purpose.TCP, 77, 3)
+        assert (answer.sender, answer.receiver) == (0, 1)
+        for end in (sock, delivered):
+            assert end.getblocking()
+            assert not end.get_inheritable()
+            assert end.family == (socket.AF_UNIX if use_unix else socket.AF_INET)
+            if not use_unix:
+                assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        delivered.sendall(b"after the hello")
+        assert sock.recv(15, socket.MSG_WAITALL) == b"after the hello"
+
+
+def test_many_ranks_dial_at_once_and_all_get_through():
+    size = 100
+    with contextlib.closing(Door(size=size)) as door:
+        found = []
+        threads = [
+            threading.Thread(target=lambda r=r: found.append(knock(door.addresses, rank=r, use_unix=r % 2 == 0)))
+            for r in range(1, size)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        senders = set()
+        for _ in range(size - 1):
+            hello, sock = door.next()
+            senders.add(hello.sender)
+            sock.close()
+        for sock, _ in found:
+            sock.close()
+        assert senders == set(range(1, size))
+
+
+def test_a_rank_in_another_process_gets_through(door):
+    script = (
+        "import sys\n"
+        "from unisono.transports.links.handshake import Purpose\n"
+        "from unisono.transports.links.dialer import Caller, Target, dial\n"
+        "from unisono.transports.links.listener import Addresses\n"
+        "where = Addresses(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))\n"
+        "sock, hello = dial(Caller(bytes(range(32)), b'j' * 16, 0, 2), Target(0, where, True, Purpose.SHM), 100)\n"
+        "sock.sendall(b'hello from afar')\n"
+    )
+    arguments = [str(value) for value in dataclasses.astuple(door.addresses)]
+    subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=DEADLINE_S)
+    hello, sock = door.next()
+    with sock:
+        assert (hello.sender, hello.purpose) == (2, Purpose.SHM)
+        assert sock.recv(15, socket.MSG_WAITALL) == b"hello from afar"
+
+
+@pytest.mark.parametrize("use_unix", [False, True])
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * 4096, id="another protocol"),
+        pytest.param(b"\xff" * HELLO_NBYTES, id="garbage"),
+        pytest.param(b"UNIS" + b"\0" * (HELLO_NBYTES - 4), id="the right magic alone"),
+        pytest.param(Hello(JOB, 0, 1, 0, Purpose.TCP).pack() * 2, id="a hello twice"),
+        pytest.param(Hello(b"x" * 16, 0, 1, 0, Purpose.TCP).pack(), id="another job"),
+    ],
+)
+def test_a_stranger_who_sends_garbage_is_dropped_and_changes_nothing(door, bytes_sent, use_unix):
+    with stranger(door.addresses, use_unix) as sock:
+        sock.sendall(bytes_sent)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(4096):
+                pass
+    assert_serves(door)
+    assert door.delivered.empty()
+
+
+def test_a_stranger_who_says_half_a_hello_and_leaves_changes_nothing(door):
+    with stranger(door.addresses) as sock:
+        sock.sendall(Hello(JOB, 0, 1, 0, Purpose.TCP).pack()[:40])
+    assert_serves(door)
+
+
+def test_silent_strangers_are_dropped_in_time_and_ranks_get_through_meanwhile(monkeypatch):
+    monkeypatch.setattr(handshake_io, "HANDSHAKE_TIMEOUT_S", 0.2)
+    with contextlib.closing(Door()) as door, stranger(door.addresses) as silent, stranger(door.addresses) as half:
+        half.sendall(b"UNIS")
+        assert_serves(door)
+        assert_dropped(silent)
+        assert_dropped(half)
+
+
+def test_a_crowd_of_strangers_costs_only_the_oldest_of_them(monkeypatch):
+    monkeypatch.setattr(listener_module, "_PENDING_LIMIT", 5)
+    monkeypatch.setattr(listener_module, "_PENDING_PER_RANK", 0)
+    with contextlib.closing(Door()) as door, contextlib.ExitStack() as crowd:
+        strangers = [crowd.enter_context(stranger(door.addresses)) for _ in range(8)]
+        for early in strangers[:3]:
+            assert_dropped(early)
+        assert_serves(door)
+        assert_dropped(strangers[3])
+        strangers[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            strangers[-1].recv(1)
+
+
+def test_a_right_hello_with_a_wrong_key_is_refused_by_both_sides(door):
+    with pytest.raises(TransportUnavailableError, match="does not hold the key") as caught:
+        knock(door.addresses, key=b"w" * 32)
+    assert caught.value.peer == 0
+    with stranger(door.addresses) as sock:
+        sock.sendall(Hello(JOB, 0, 1, 0, Purpose.TCP).pack())
+        sock.recv(HELLO_NBYTES + 32, socket.MSG_WAITALL)
+        sock.sendall(os.urandom(32))
+        assert_dropped(sock)
+    assert_serves(door)
+    assert door.delivered.empty()
+
+
+def test_a_recorded_session_cannot_be_replayed(door):
+    handshake = DialerHandshake(KEY, Hello(JOB, 0, 1, 0, Purpose.TCP))
+    with stranger(door.addresses) as sock:
+        sock.sendall(handshake.opening)
+        proof = handshake.receive(sock.recv(HELLO_NBYTES + 32, socket.MSG_WAITALL))
+        sock.sendall(proof)
+        assert sock.recv(1) == b"\x01"
+    door.next()[1].close()
+    with stranger(door.addresses) as sock:
+        sock.sendall(handshake.opening)
+        sock.recv(HELLO_NBYTES + 32, socket.MSG_WAITALL)
+        sock.sendall(proof)
+        assert_dropped(sock)
+    assert_serves(door)
+    assert door.delivered.empty()
+
+
+def test_two_jobs_on_one_host_do_not_meet(door):
+    with contextlib.closing(Door(key=b"o" * 32, job=b"o" * 16)) as other:
+        with pytest.raises(PeerLostError, match="closed the connection"):
+            knock(other.addresses)
+        assert other.delivered.empty()
+        assert_serves(door)
+
+
+def test_a_rank_of_another_epoch_is_told_both_epochs(door):
+    with pytest.raises(TransportUnavailableError, match="epoch 0, wanted was 7"):
+        knock(door.addresses, epoch=7)
+
+
+def test_a_unix_peer_of_another_user_is_refused_before_its_hello(door, monkeypatch, caplog):
+    become_another_user = "os.setuid(65534)" if os.geteuid() == 0 else ""
+    monkeypatch.setattr(handshake_io.os, "geteuid", lambda: 4711)
+    script = (
+        f"import os, socket; {become_another_user}\n"
+        f"sock = socket.socket(socket.AF_UNIX); sock.settimeout({DEADLINE_S})\n"
+        f"sock.connect('\\0{door.addresses.unix}'); assert sock.recv(1) == b''\n"
+    )
+    with caplog.at_level(logging.DEBUG, logger="unisono"):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=DEADLINE_S)
+    assert "another user" in caplog.text
+
+
+def test_an_error_in_deliver_closes_the_socket_and_the_listener_goes_on(caplog):
+    arrivals = queue.Queue()
+
+    def deliver(hello, sock):
+        if hello.sender == 1:
+            raise RuntimeError("no room")
+        arrivals.put(sock)
+
+    common = {"key": KEY, "job": JOB, "epoch": 0, "rank": 0, "size": 4, "host_id": "host", "use_unix": True}
+    listener = Listener(**common, bind_address="127.0.0.1", deliver=deliver, on_failure=arrivals.put)
+    with contextlib.closing(listener), caplog.at_level(logging.ERROR, logger="unisono"):
+        first, _ = knock(listener.addresses, rank=1)
+        with first:
+            assert_dropped(first)
+        second, _ = knock(listener.addresses, rank=2)
+        second.close()
+        arrivals.get(timeout=DEADLINE_S).close()
+    assert "no room" in caplog.text
+
+
+def test_a_listener_whose_loop_fails_says_so_and_refuses_whoever_dials(door, monkeypatch, caplog):
+    def fail(timeout):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(door.listener.loop._selector, "select", fail)
+    door.listener.loop.submit(lambda: None)
+    assert "Cannot allocate memory" in str(door.next())
+    for use_unix in (False, True):
+        with pytest.raises(PeerLostError, match="is gone"):
+            knock(door.addresses, use_unix=use_unix)
+    assert "unisono-listener-0: its event loop failed" in caplog.text
+
+
+def test_garbage_is_told_in_the_debug_log_only(door, caplog):
+    with caplog.at_level(logging.DEBUG, logger="unisono"):
+        with stranger(door.addresses) as sock:
+            sock.sendall(b"x" * HELLO_NBYTES)
+            assert_dropped(sock)
+        assert_serves(door)
+    assert "not a hello of Unisono" in caplog.text
+    assert all(record.levelno == logging.DEBUG for record in caplog.records)
+
+
+@pytest.mark.parametrize("use_unix", [False, True])
+def test_dialing_a_rank_that_has_gone_raises_peer_lost(use_unix):
+    door = Door()
+    door.close()
+    with pytest.raises(PeerLostError, match=r"rank 0 at .* is gone") as caught:
+        knock(door.addresses, use_unix=use_unix)
+    assert (caught.value.rank, caught.value.peer) == (1, 0)
+
+
+def test_dialing_a_rank_that_does_not_answer_times_out():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = Addresses("host", "", "127.0.0.1", silent.getsockname()[1], os.getpid())
+        with pytest.raises(CollectiveTimeoutError, match=r"did not answer within 0\.1 s"):
+            knock(where, timeout_s=0.1)
+
+
+def test_a_full_unix_backlog_is_waited_for():
+    name = f"unisono-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as crowded, contextlib.ExitStack() as waiting:
+        crowded.bind("\0" + name)
+        crowded.listen(0)
+        where = Addresses("host", name, "127.0.0.1", 1, os.getpid())
+        waiting.enter_context(stranger(where, use_unix=True))
+        with pytest.raises(CollectiveTimeoutError):
+            knock(where, use_unix=True, timeout_s=0.1)
+
+
+def test_close_can_be_called_twice_and_ends_the_thread():
+    before = threading.active_count()
+    door = Door()
+    with stranger(door.addresses) as pending:
+        door.close()
+        door.close()
+        assert_dropped(pending)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "203.0.113.7", "no.such.host.invalid"])
+def test_an_address_that_ranks_cannot_dial_is_refused_by_name(address):
+    with pytest.raises(UsageError, match="UNISONO_BIND_ADDRESS"):
+        Listener(
+            key=KEY,
+            job=JOB,
+            epoch=0,
+            rank=0,
+            size=2,
+            bind_address=address,
+            host_id="",
+            use_unix=True,
+            deliver=lambda *_: None,
+            on_failure=lambda _: None,
+        )
+
+
+def test_greet_gives_up_at_its_deadline():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        greet(ours, DialerHandshake(KEY, Hello(JOB, 0, 1, 0, Purpose.TCP)), Deadline(0.05))

@@ -1,0 +1,147 @@
+"""On which sockets ranks listen, by transport: on one for TCP and one for their host, and both ask who connects."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import fabric_ranks
+from support.deadlines import DEADLINE_S
+from support.harness import run_program
+from support.hosts import HostsJob, needs_namespaces
+from support.native_ranks import NativeRanks
+
+import unisono as un
+from unisono.bench.namespaces import address, network
+from unisono.transports.host.listening_ports import listening
+
+pytestmark = pytest.mark.timeout(120)
+
+# What a rank of the job may listen on besides its own two sockets, and who opens that.
+OF_LIBRARIES = {
+    "openmpi": "Open MPI's btl/tcp, on all interfaces",
+    "mpich": "the UCX in MPICH, and its launcher's port",
+}
+# A message that UCX takes from anyone who connects, by which a rank that listens through UCX's TCP is killed.
+DEADLY = struct.pack("<QBI", 0xCAFEBABE12345678, 10, 0)
+
+
+def sockets(world: un.Communicator) -> dict[str, Any]:
+    """Exchange all kinds of messages, and return what this rank listens on: its own sockets, and all."""
+    world.allreduce(np.ones(100_000), wait=False).wait(timeout_s=DEADLINE_S)
+    world.allgather_object("an object")
+    if world.rank < 2:
+        world.sendrecv(np.ones(3), 1 - world.rank, np.empty(3), 1 - world.rank)
+    world.split(world.rank % 2).barrier()
+    mine = world._for_objects()._executor.session.addresses  # type: ignore[attr-defined]
+    return {
+        "own": {f"{mine.tcp_host}:{mine.tcp_port}"},
+        "tcp": set(listening()),
+        "unix": unix_names() - {mine.unix},
+        "udp": bound_udp(),
+    }
+
+
+def rows_of_this_process(table: str, column: int) -> list[list[str]]:
+    links = (Path("/proc/self/fd") / each for each in os.listdir("/proc/self/fd"))
+    inodes = {os.readlink(each) for each in links if each.is_symlink()}
+    rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+    return [row for row in rows if f"socket:[{row[column]}]" in inodes]
+
+
+def unix_names() -> set[str]:
+    """Return the names of the Unix sockets on which this process listens, without the @ of abstract ones."""
+    listens = "00010000"
+    return {row[-1].removeprefix("@") for row in rows_of_this_process("unix", 6) if row[3] == listens}
+
+
+def bound_udp() -> set[str]:
+    return {row[1] for table in ("udp", "udp6") for row in rows_of_this_process(table, 9)}
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp", "ucx", "ucx_core", "shm,ucx"])
+def test_a_rank_listens_on_its_own_two_sockets_and_nowhere_else(transports: str) -> None:
+    if "ucx" in transports:
+        fabric_ranks.require("ucx")
+    for seen in un.launch(sockets, 3, options=un.Options(transports=transports), timeout_s=DEADLINE_S):
+        assert seen["own"] == seen["tcp"]
+        assert {each.rpartition(":")[0] for each in seen["tcp"]} == {"127.0.0.1"}
+        assert seen["unix"] == seen["udp"] == set()
+
+
+@pytest.mark.parametrize("library", OF_LIBRARIES)
+def test_a_rank_of_mpi_listens_on_its_own_socket_besides_those_of_the_library(library: str) -> None:
+    with fabric_ranks.started(2, library) as ranks:
+        for seen in ranks.run_calls(sockets):
+            assert seen["own"] < seen["tcp"], OF_LIBRARIES[library]
+            assert {each.rpartition(":")[0] for each in seen["own"]} == {"127.0.0.1"}
+            assert not any("unisono" in name for name in seen["unix"])
+
+
+def sum_again(world: un.Communicator) -> float:
+    return float(world.allreduce(np.ones(1000)).sum())
+
+
+@pytest.mark.parametrize("transports", ["tcp", "ucx", "ucx_core"])
+def test_no_stranger_can_end_a_rank_by_what_ucx_takes_from_everybody(transports: str) -> None:
+    fabric_ranks.require("ucx")
+    with NativeRanks(2, transports) as ranks:
+        ports = {place for seen in ranks.run_calls(sockets) for place in seen["tcp"]}
+        for place in ports:
+            host, _, port = place.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
+                stranger.sendall(DEADLY)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""  # it was refused
+        assert ranks.run_calls(sum_again) == [2000.0] * 2
+
+
+TOLD = """
+import unisono as un
+from unisono.transports.host.listening_ports import listening
+with un.init(un.Options(transports="{transports}")) as world:
+    world.barrier()
+    print("ports", len(listening()))
+"""
+
+
+@pytest.mark.parametrize("transports", ["ucx", "ucx_core"])
+def test_who_lets_ucx_listen_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str) -> None:
+    fabric_ranks.require("ucx")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    done = run_program(TOLD.format(transports=transports), tmp_path)
+    assert done.stdout.count("ports 2") == 2, done.stderr
+    assert done.stderr.count("UCX listens on 127.0.0.1:") == 2
+    assert "does not ask who connects" in done.stderr
+
+
+def listening_between_hosts(world: un.Communicator, say: Any) -> None:
+    say((sockets(world), sorted({traffic.transport for traffic in world.stats().values()})))
+    world.barrier()
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("transports", "carrier", "ports"),
+    [("shm,ucx", "ucx", 1), ("shm,ucx,tcp", "tcp", 0)],
+)
+def test_between_hosts_ucx_listens_on_the_one_interface_only_where_nothing_else_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transports: str, carrier: str, ports: int
+) -> None:
+    fabric_ranks.require("ucx")
+    monkeypatch.setenv("UCX_SHM_DEVICES", "none")  # these hosts have one memory
+    with (
+        network(2) as namespaces,
+        HostsJob(listening_between_hosts, namespaces, [1, 1], tmp_path, transports=transports) as job,
+    ):
+        for rank, (seen, carriers) in enumerate(job.hear_all()):
+            assert carriers == [carrier]
+            others = seen["tcp"] - seen["own"]
+            assert len(others) == ports
+            assert {each.rpartition(":")[0] for each in seen["tcp"]} == {address(rank)}

@@ -1,0 +1,263 @@
+"""The contract of executors, held by the native one over processes, shared memory and TCP; and what only it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support import executor_contract as contract
+from support.call_strategies import allreduce_cases, broadcast_cases
+from support.executor_contract import DIVERGENT, FEW_ALLREDUCES, Case
+from support.extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
+from support.harness import LocalRanks, by_messages
+from support.native_ranks import NativeRanks
+
+from unisono.testing.cases import REDUCTIONS
+
+ALLREDUCES = by_messages("allreduce")
+# What the kernels make of each dtype is for test_kernels.py.
+FEW_FLOATS = ["bfloat16", "float32"]
+bounded = settings(max_examples=25, deadline=None, derandomize=True)
+
+# A channel of shared memory carries messages in slots of 64 KiB.
+SLOT_NBYTES = 64 << 10
+counts = st.one_of(st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 + 1, 100_003]), st.integers(3, 200))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(size, transport) for size in (2, 3, 4, 7) for transport in ("shm", "tcp")],
+    ids=lambda param: f"{param[0]} ranks, {param[1]}",
+)
+def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    with NativeRanks(*request.param) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[NativeRanks]:
+    with NativeRanks(1, "shm") as started:
+        yield started
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def fresh_ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
+    """Ranks of one test, whose communicator may end with it."""
+    with NativeRanks(3, request.param) as started:
+        yield started
+
+
+@bounded
+@given(case=allreduce_cases(ALLREDUCES, counts))
+def test_allreduce_is_exact(ranks: NativeRanks, case: Case) -> None:
+    contract.check_allreduce(ranks, case)
+
+
+@bounded
+@given(call=several(allreduce_cases(["direct"], counts), ALLREDUCES))
+def test_several_arrays_are_reduced_as_one(ranks: NativeRanks, call: Several) -> None:
+    check_several_are_reduced(ranks, call)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("dtypes", [("int8", "float64", "bfloat16"), ("float32", "float32")])
+def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks, dtypes: tuple[str, ...], segments: int) -> None:
+    cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
+    check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("in_place", [(False,) * 3, (True,) * 3, (True, False, True)], ids=str)
+def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tuple[bool, ...]) -> None:
+    kinds = (("int8", "max"), ("float64", "avg"), ("bfloat16", "sum"))
+    cases = tuple(
+        Case(dtype=dtype, op=op, count=count, in_place=each)
+        for (dtype, op), count, each in zip(kinds, (1001, 30_000, 7), in_place, strict=True)
+    )
+    with NativeRanks(3, "shm") as ranks:
+        for segments in (1, 3):
+            check_several_are_reduced(ranks, Several(cases, algorithm=algorithm, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
+    contract.check_allreduce(ranks, Case(algorithm=algorithm, dtype=dtype, count=150_007, segments=7, in_place=True))
+
+
+@bounded
+@given(root=st.integers(0, 6), case=broadcast_cases(counts))
+def test_broadcast_carries_every_bit(ranks: NativeRanks, root: int, case: Case) -> None:
+    contract.check_broadcast(ranks, replace(case, root=root % ranks.size))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("op", [op for dtype, op in REDUCTIONS if dtype == "bfloat16"])
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_a_rank_alone_has_its_own_elements(alone: NativeRanks, algorithm: str, op: str, in_place: bool) -> None:
+    contract.check_allreduce(alone, Case(algorithm=algorithm, op=op, dtype="bfloat16", count=99, in_place=in_place))
+
+
+def test_a_rank_alone_broadcasts_to_itself_and_waits_for_nobody(alone: NativeRanks) -> None:
+    contract.check_broadcast(alone, Case("broadcast", "binomial", op=None, root=0, count=9, offset=1))
+    contract.check_barrier(alone)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_floats_are_rounded_once_by_direct(ranks: NativeRanks, dtype: str, op: str) -> None:
+    contract.check_narrow_floats_are_rounded_once(ranks, dtype, op)
+
+
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_all_ranks_get_the_same_bits(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
+    contract.check_all_ranks_get_the_same_bits(ranks, algorithm, dtype, segments=3)
+
+
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
+    case = Case(algorithm=algorithm, dtype=dtype, count=10_007, segments=4, offset=1)
+    stack = np.random.default_rng(8).standard_normal((ranks.size, case.count)).astype(dtype)
+    native = ranks.run(contract.run_case, case, stack)
+    generic = LocalRanks(ranks.size, 1).run(contract.run_case, case, stack)
+    for rank, (one, other) in enumerate(zip(native, generic, strict=True)):
+        contract.assert_same_bits(one, other, f"rank {rank}")
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCES)
+@pytest.mark.parametrize("dtype", FEW_FLOATS)
+def test_nan_and_infinity_are_propagated(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
+    contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)
+
+
+def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks: NativeRanks) -> None:
+    contract.check_barrier(ranks)
+
+
+def test_many_calls_in_a_row_do_not_mix(ranks: NativeRanks) -> None:
+    contract.check_many_calls_in_a_row(ranks, 100)
+
+
+def test_calls_may_be_awaited_in_any_order(ranks: NativeRanks) -> None:
+    contract.check_calls_may_be_awaited_in_any_order(ranks)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+@pytest.mark.parametrize("count", [11, 50_001])
+def test_traffic_is_what_the_plan_says(ranks: NativeRanks, algorithm: str, parts: int, count: int) -> None:
+    contract.check_traffic_is_what_the_plan_says(ranks, Case(algorithm=algorithm, count=count, segments=parts))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_lanes_wait_for_each_other(ranks: NativeRanks, parts: int) -> None:
+    contract.check_lanes_wait_for_each_other(ranks, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("count", [1, 10, 30_000])
+def test_spans_wrap_and_blocks_are_permuted(ranks: NativeRanks, count: int, parts: int) -> None:
+    contract.check_spans_wrap_and_blocks_are_permuted(ranks, count, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_peer_may_have_its_own_count(ranks: NativeRanks, parts: int) -> None:
+    contract.check_every_peer_may_have_its_own_count(ranks, parts)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("count", [1, 9, 70_001])
+def test_wide_spans_are_reduced(ranks: NativeRanks, count: int, parts: int) -> None:
+    contract.check_wide_spans_are_reduced(ranks, Case(dtype="float16", op="avg", count=count, segments=parts))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 1_000_000])
+def test_neighbours_exchange_messages(ranks: NativeRanks, count: int) -> None:
+    contract.check_neighbours_exchange_messages(ranks, count)
+
+
+def test_messages_are_matched_by_tag_and_in_order(ranks: NativeRanks) -> None:
+    contract.check_messages_are_matched_by_tag_and_in_order(ranks)
+
+
+def test_arrays_that_do_not_fit_are_refused(ranks: NativeRanks) -> None:
+    contract.check_arrays_that_do_not_fit_are_refused(ranks)
+
+
+def test_memory_of_peers_is_not_read_before_a_flag_of_theirs_and_not_at_all_over_tcp(ranks: NativeRanks) -> None:
+    reason = "reads memory of rank" if ranks.transport == "shm" else "needs mapped memory"
+    contract.check_mapped_steps_are_refused(ranks, reason)
+
+
+def test_calls_go_on_with_nobody_waiting(ranks: NativeRanks) -> None:
+    contract.check_calls_go_on_with_nobody_waiting(ranks)
+
+
+def test_many_calls_may_be_in_flight(ranks: NativeRanks) -> None:
+    contract.check_many_calls_may_be_in_flight(ranks, 200)
+
+
+def test_the_ends_of_calls_are_counted(ranks: NativeRanks) -> None:
+    contract.check_ends_are_counted(ranks)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_call_that_nobody_waits_for_times_out(fresh_ranks: NativeRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_call_that_nobody_waits_for_times_out(fresh_ranks, algorithm, tmp_path)
+
+
+def test_closing_ends_calls_in_flight(fresh_ranks: NativeRanks) -> None:
+    contract.check_closing_ends_calls_in_flight(fresh_ranks)
+
+
+def test_a_late_rank_is_waited_for(ranks: NativeRanks) -> None:
+    contract.check_a_late_rank_is_waited_for(ranks)
+
+
+@pytest.mark.parametrize("algorithm", FEW_ALLREDUCES)
+def test_a_missing_rank_is_named_by_a_timeout(fresh_ranks: NativeRanks, algorithm: str, tmp_path: Path) -> None:
+    contract.check_a_missing_rank_is_named_by_a_timeout(fresh_ranks, algorithm, tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", FEW_ALLREDUCES)
+def test_a_rank_that_leaves_is_lost(fresh_ranks: NativeRanks, algorithm: str) -> None:
+    contract.check_a_rank_that_leaves_is_lost(fresh_ranks, algorithm)
+
+
+@pytest.mark.parametrize("what", DIVERGENT)
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_mismatch_is_an_error_on_every_rank(fresh_ranks: NativeRanks, algorithm: str, what: str) -> None:
+    contract.check_mismatch_is_an_error_on_every_rank(fresh_ranks, Case(algorithm=algorithm), DIVERGENT[what])
+
+
+def test_two_roots_are_a_mismatch_on_every_rank(fresh_ranks: NativeRanks) -> None:
+    roots = [Case("broadcast", "binomial", op=None, root=root) for root in range(2)]
+    contract.check_mismatch_is_an_error_on_every_rank(fresh_ranks, *roots)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("int32", 4), ("float32", 5)])
+def test_mismatched_messages_are_an_error(fresh_ranks: NativeRanks, dtype: str, count: int) -> None:
+    contract.check_mismatched_messages_are_an_error(fresh_ranks, dtype, count)
+
+
+def test_abort_by_one_rank_ends_all(fresh_ranks: NativeRanks) -> None:
+    contract.check_abort_by_one_rank_ends_all(fresh_ranks)
+
+
+def test_a_closed_executor_refuses_calls(fresh_ranks: NativeRanks) -> None:
+    contract.check_a_closed_executor_refuses_calls(fresh_ranks)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_subgroups_reduce_among_themselves(ranks: NativeRanks, algorithm: str) -> None:
+    contract.check_subgroups(ranks, algorithm)
+
+
+def test_a_failure_in_a_subgroup_ends_the_job(fresh_ranks: NativeRanks) -> None:
+    contract.check_that_a_failure_in_a_subgroup_ends_the_job(fresh_ranks)

@@ -1,0 +1,248 @@
+"""Messages by UCX and by MPI: what ranks over shared memory and TCP hold, ranks over these hold too."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support import executor_contract as contract, fabric_ranks
+from support.call_strategies import allreduce_cases
+from support.deadlines import DEADLINE_S
+from support.executor_contract import Case
+from support.fabric_ranks import MpiRanks
+from support.harness import by_messages, run_program
+from support.mpi_ranks import launcher
+from support.native_ranks import Job, NativeRanks
+
+import unisono as un
+
+Ranks = NativeRanks | MpiRanks
+Say = Callable[[Any], None]
+
+# The payload that a letter of a channel has room for, and a chunk.
+SMALL_NBYTES, CHUNK_NBYTES = 3992, 256 << 10
+LENGTHS = [0, 1, SMALL_NBYTES // 8, SMALL_NBYTES // 8 + 1, CHUNK_NBYTES // 4, CHUNK_NBYTES // 4 + 1, 100_003]
+
+
+@pytest.fixture(scope="module", params=fabric_ranks.SETS)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with fabric_ranks.started(3, request.param) as started:
+        yield started
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(case=allreduce_cases(by_messages("allreduce"), st.one_of(st.sampled_from(LENGTHS), st.integers(2, 200))))
+def test_allreduce_is_exact(ranks: Ranks, case: Case) -> None:
+    contract.check_allreduce(ranks, case)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "rabenseifner"])
+@pytest.mark.parametrize("segments", [1, 7])
+def test_allreduce_of_megabytes_is_exact(ranks: Ranks, algorithm: str, segments: int) -> None:
+    case = Case(algorithm=algorithm, dtype="bfloat16", count=1_400_009, segments=segments, in_place=True)
+    contract.check_allreduce(ranks, case)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_all_ranks_get_the_same_bits(ranks: Ranks, algorithm: str) -> None:
+    contract.check_all_ranks_get_the_same_bits(ranks, algorithm, "float32", 3)
+
+
+@pytest.mark.parametrize("count", [11, 50_001])
+def test_traffic_is_what_the_plan_says(ranks: Ranks, count: int) -> None:
+    contract.check_traffic_is_what_the_plan_says(ranks, Case(algorithm="ring", count=count, segments=4))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 1_000_000])
+def test_neighbours_exchange_messages(ranks: Ranks, count: int) -> None:
+    contract.check_neighbours_exchange_messages(ranks, count)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.check_barrier,
+        contract.check_many_calls_in_a_row,
+        contract.check_calls_may_be_awaited_in_any_order,
+        contract.check_messages_are_matched_by_tag_and_in_order,
+        contract.check_calls_go_on_with_nobody_waiting,
+        contract.check_ends_are_counted,
+        contract.check_a_late_rank_is_waited_for,
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_the_contract_of_executors(ranks: Ranks, check: Callable[[Any], None]) -> None:
+    check(ranks)
+
+
+def make_random_calls(world: un.Communicator, cases: int) -> dict[int, str]:
+    un.testing.check_collectives(world, cases=cases, seed=8)
+    return {peer: traffic.transport for peer, traffic in world.stats().items()}
+
+
+def test_every_collective_gives_what_numpy_says_and_nothing_else_carries_it(ranks: Ranks) -> None:
+    for rank, carried in enumerate(ranks.run_calls(make_random_calls, 100)):
+        assert carried == {peer: ranks.transport for peer in range(ranks.size) if peer != rank}
+
+
+def inexact_results(world: un.Communicator) -> bytes:
+    """Return the bits of sums that depend on the order in which they are made."""
+    x = np.random.default_rng(world.rank).standard_normal(70_001).astype(np.float32)
+    found = [world.allreduce(x, algorithm=algorithm) for algorithm in ("ring", "direct")]
+    found += [world.reduce_scatter(x[:69_999]), world.scan(x), world.allreduce(x, reproducible=True)]
+    return b"".join(each.tobytes() for each in found)
+
+
+def test_the_bits_are_those_of_shared_memory_and_tcp(ranks: Ranks) -> None:
+    wanted = [un.launch(inexact_results, 3, options=un.Options(transports=name)) for name in ("shm", "tcp")]
+    assert wanted[0] == wanted[1] == ranks.run_calls(inexact_results)
+
+
+def open_and_close(world: un.Communicator, times: int) -> tuple[int, int, int]:
+    """Return by how much descriptors, threads and KiB of memory grew in the last nine tenths of so many cycles."""
+    for done in range(times):
+        if done == times // 10:
+            before = usage()
+        other = world.dup()
+        other.sendrecv(np.ones(1), (other.rank + 1) % other.size, np.zeros(1), (other.rank - 1) % other.size)
+        other.barrier()
+        other.close()
+    after = usage()
+    return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+
+
+def usage() -> tuple[int, int, int]:
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), kilobytes
+
+
+@pytest.mark.parametrize("times", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_communicators_that_were_closed_leave_nothing(ranks: Ranks, times: int) -> None:
+    for descriptors, threads, kilobytes in ranks.run_calls(open_and_close, times):
+        assert descriptors < 100  # of connections that the other side has not closed yet
+        assert threads == 0
+        # A channel has some 70 KiB for letters.
+        assert kilobytes < 4 << 10
+
+
+def sum_till_the_end(world: un.Communicator, say: Say, count: int, algorithm: str) -> None:
+    x = np.ones(count, np.float32)
+    world.allreduce(x, algorithm=algorithm)
+    say(os.getpid())
+    say(error_of_sums(world, count, algorithm))
+    say(error_of_sums(world, 1, algorithm))
+
+
+def error_of_sums(world: un.Communicator, count: int, algorithm: str) -> tuple[str, str]:
+    x = np.ones(count, np.float32)
+    try:
+        for _ in range(1_000_000):
+            world.allreduce(x, out=x, op="max", algorithm=algorithm)
+    except un.UnisonoError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize(("count", "algorithm"), [(1, "direct"), (4_000_000, "ring"), (4_000_000, "direct")])
+def test_a_rank_that_is_killed_in_a_transfer_by_ucx_is_lost(tmp_path: Path, count: int, algorithm: str) -> None:
+    fabric_ranks.require("ucx")
+    with Job(sum_till_the_end, 3, tmp_path, count, algorithm, transports="ucx") as job:
+        job.hear_all()
+        time.sleep(0.2)
+        job.signal(1, signal.SIGKILL)
+        for kind, text in job.hear_all(but=1):
+            assert (kind, "rank 1" in text) == ("PeerLostError", True), text
+        assert [kind for kind, _ in job.hear_all(but=1)] == ["AbortedError"] * 2
+
+
+# Without these the launchers end the whole job when a rank dies, and nobody is left to tell.
+@pytest.mark.parametrize(
+    ("library", "options"), [("openmpi", ("--with-ft", "ulfm")), ("mpich", ("-disable-auto-cleanup",))]
+)
+@pytest.mark.parametrize(("count", "algorithm"), [(1, "direct"), (4_000_000, "ring")])
+def test_a_rank_that_is_killed_in_a_transfer_by_mpi_is_lost(
+    library: str, options: tuple[str, ...], count: int, algorithm: str
+) -> None:
+    ranks = MpiRanks(3, library, launcher=launcher(library, *options))
+    with ranks.that_may_fail():
+        ranks.start(error_of_sums, count, algorithm)
+        time.sleep(0.5)
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        for rank in (0, 2):
+            try:
+                kind, text = ranks.hear(rank, DEADLINE_S)
+            except EOFError:  # MPICH ends a process that finds the other one dead in a transfer by shared memory
+                assert library == "mpich"
+            else:
+                assert (kind, "rank 1" in text) == ("PeerLostError", True), text
+
+
+MIXED = """
+import os, sys
+if os.environ["UNISONO_RANK"] == "1":
+    sys.modules["ucxx"] = sys.modules["ucp"] = None
+import json, numpy as np, unisono as un
+with un.init(un.Options(transports={transports!r})) as world:
+    try:
+        found = int(world.allreduce(np.array([world.rank]))[0])
+    except un.UnisonoError as error:
+        found = f"{{type(error).__name__}}: {{error}}"
+    used = {{peer: traffic.transport for peer, traffic in world.stats().items()}}
+    print("told " + json.dumps([found, used]))
+"""
+
+
+def told_by(tmp_path: Path, transports: str) -> list[Any]:
+    done = run_program(MIXED.format(transports=transports), tmp_path, ranks=3)
+    found = [json.loads(line.partition("told ")[2]) for line in done.stdout.splitlines() if "told " in line]
+    assert len(found) == 3, done.stderr
+    return found
+
+
+def test_the_first_transport_that_both_ranks_have_is_used(tmp_path: Path) -> None:
+    fabric_ranks.require("ucx")
+    found = told_by(tmp_path, "ucx,tcp")
+    assert [total for total, _ in found] == [3] * 3
+    used = [tuple(sorted(each.values())) for _, each in found]
+    assert sorted(used) == [("tcp", "tcp"), ("tcp", "ucx"), ("tcp", "ucx")]
+
+
+def test_a_list_that_reaches_nobody_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for found, _ in told_by(tmp_path, "ucx"):
+        assert found.startswith("TransportUnavailableError: no transport of UNISONO_TRANSPORTS=ucx reaches rank")
+        assert "cannot use ucx: UCX cannot be loaded" in found
+        assert "pip install ucxx-cu13" in found
+
+
+def test_mpi_needs_ranks_that_have_met_by_it(tmp_path: Path) -> None:
+    for found, _ in told_by(tmp_path, "mpi"):
+        assert found.startswith("TransportUnavailableError")
+        assert "start them by mpirun" in found
+
+
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_a_list_is_tried_in_its_order(library: str) -> None:
+    with fabric_ranks.started(2, library, "shm,mpi") as ranks:
+        assert ranks.run_calls(make_random_calls, 5) == [{1: "shm"}, {0: "shm"}]
+    with fabric_ranks.started(2, library, "mpi,shm") as ranks:
+        assert ranks.run_calls(make_random_calls, 5) == [{1: "mpi"}, {0: "mpi"}]
+
+
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_mpi_for_its_main_thread_alone_is_refused_with_advice(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "funneled")
+    with (
+        fabric_ranks.started(2, library) as ranks,
+        pytest.raises(un.TransportUnavailableError, match="MPI4PY_RC_THREAD_LEVEL=multiple"),
+    ):
+        ranks.run_calls(make_random_calls, 5)

@@ -1,0 +1,227 @@
+"""Calibration: what probes and rounds of made-up machines tell of these."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import ClassVar
+
+import pytest
+
+from unisono.algorithms.catalogue.registry import find
+from unisono.tuning.decide.choice import Known, Question, explain
+from unisono.tuning.machine.parameters import PRIORS, Parameters, curve, from_json, to_json
+from unisono.tuning.measure.calibrate import (
+    LONG,
+    SHORT,
+    calibrate,
+    calibrate_calls,
+    calibrate_rounds,
+    updated,
+    with_rounds,
+)
+
+
+class MadeUpProbes:
+    """A link of 2 µs and 1 GB/s, messages of which each takes 0.5 µs of work, and memory of 10 GB/s.
+
+    Of `pairs` pairs of ranks, `room` have all of that at once. A vector cut into segments of `segment_nbytes` takes 0.8
+    times as long.
+    """
+
+    def __init__(self, pairs: int = 1, room: float = 1.0, segment_nbytes: int = 0) -> None:
+        self.pairs = pairs
+        self.room = room
+        self.segment_nbytes = segment_nbytes
+
+    def around(self, nbytes: int, segment_nbytes: int) -> float:
+        return 2 * self.exchange(nbytes // 2) * (0.8 if segment_nbytes == self.segment_nbytes else 1.0)
+
+    def together(self, nbytes: int, pairs: int) -> float:
+        assert pairs <= self.pairs
+        return 2.5e-6 + nbytes / 1e9 * max(1.0, pairs / self.room)
+
+    def exchange(self, nbytes: int) -> float:
+        return 2.5e-6 + nbytes / 1e9
+
+    def one_way(self, nbytes: int) -> float:
+        return 2e-6 + nbytes / 1e9
+
+    def burst(self, nbytes: int, messages: int) -> float:
+        return 2 * self.one_way(nbytes) + (messages - 1) * 0.5e-6
+
+    def reduce(self, dtype: str, nbytes: int) -> float:
+        return 3e-6 + nbytes / 10e9
+
+    def copy(self, nbytes: int) -> float:
+        return 1e-6 + nbytes / 10e9
+
+
+@pytest.mark.parametrize("sizes", [SHORT, LONG])
+def test_a_calibration_finds_what_the_machine_is_like(sizes: Sequence[int]) -> None:
+    found = updated(PRIORS, calibrate(MadeUpProbes(), "shm", sizes, ["float32", "bfloat16"]))
+    link = found.links["shm"]
+    assert link.latency_s == pytest.approx(2e-6, rel=0.02)
+    assert link.overhead_s == pytest.approx(0.5e-6, rel=0.02)
+    assert link.per_byte_s == pytest.approx(1e-9, rel=0.02)
+    assert link.step_s(64 << 10) == pytest.approx(MadeUpProbes().exchange(64 << 10), rel=0.1)
+    assert found.reduce["float32"].at(1 << 20) == pytest.approx((1 << 20) / 10e9, rel=0.01)
+    assert found.links["tcp"] == PRIORS.links["tcp"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "room", "found"),
+    [(1, 1.0, math.inf), (2, 1.0, 1.0), (8, 1.0, 1.0), (8, 2.5, 2.5), (2, 0.4, 1.0), (8, 8.0, math.inf)],
+)
+def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room: float, found: float) -> None:
+    calibration = calibrate(MadeUpProbes(pairs, room), "tcp", SHORT, ["float32"], "network")
+    assert calibration.link.pairs == pytest.approx(found, rel=0.01)
+    known = updated(PRIORS, calibration)
+    assert known.link("tcp", "network") is calibration.link
+    assert known.link("tcp") is PRIORS.link("tcp")
+
+
+@pytest.mark.parametrize("fastest", [128 << 10, 256 << 10, 8 << 20])
+def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None:
+    known = updated(PRIORS, calibrate(MadeUpProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
+    rows = explain(Question("allreduce", 4 << 20, 2, "shm"), Known(None, known)).candidates
+    ring = next(row for row in rows if row.algorithm == "ring")
+    assert ring.segments == max(1, (2 << 20) // fastest)
+    assert from_json(to_json(known)) == known
+
+
+def test_blocks_travel_whole_where_they_are_not_faster_in_parts() -> None:
+    class Cached(MadeUpProbes):
+        """Caches of 1 MiB: what is longer is faster in parts."""
+
+        def around(self, nbytes: int, segment_nbytes: int) -> float:
+            is_slow = segment_nbytes > (1 << 20) or segment_nbytes < min(nbytes // 2, 1 << 20)
+            return super().around(nbytes, segment_nbytes) * (1.0 + 0.2 * is_slow - 0.15 * (segment_nbytes == 128 << 10))
+
+    link = calibrate(Cached(), "shm", SHORT, ["float32"]).link
+    assert (link.segment_nbytes, link.whole_nbytes) == (128 << 10, 1 << 20)
+
+
+def test_both_ranks_measure_the_same_whatever_it_takes() -> None:
+    class Noted(MadeUpProbes):
+        def around(self, nbytes: int, segment_nbytes: int) -> float:
+            noted.append((nbytes, segment_nbytes))
+            return super().around(nbytes, segment_nbytes)
+
+    found = []
+    for fastest in (0, 128 << 10, 2 << 20):
+        noted = list[tuple[int, int]]()
+        calibrate(Noted(segment_nbytes=fastest), "shm", SHORT, ["float32"])
+        found.append(noted)
+    assert found[0] == found[1] == found[2] != []
+
+
+def test_a_calibration_leaves_segments_alone_where_no_block_travels_whole() -> None:
+    calibration = calibrate(MadeUpProbes(segment_nbytes=128 << 10), "tcp", SHORT, ["float32"])
+    assert calibration.link.segment_nbytes == PRIORS.links["tcp"].segment_nbytes
+
+
+class CrowdedRanks:
+    """Collectives among ranks of a made-up machine, by a law: 9 µs for a call, 6 µs of them where there is a root.
+
+    A round takes 3 µs, a further message in it 1 µs; each byte 2 ns, and 0.5 ns to be combined.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def time_s(self, collective: str, algorithm: str, nbytes: int) -> float:
+        cost = find(collective, algorithm).cost_of(self.ranks, {})
+        assert cost is not None
+        messages = max(cost.rounds, cost.sent, cost.most_messages)
+        call_s = 6e-6 if collective == "broadcast" else 9e-6
+        moved_s = cost.rounds * 3e-6 + (messages - cost.rounds) * 1e-6 + nbytes * cost.sent * 2e-9
+        return call_s + moved_s + nbytes * cost.reduced * 0.5e-9
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+@pytest.mark.parametrize("nbytes", [840, 84 << 10, 84 << 16])
+def test_what_collectives_take_is_predicted_from_a_few_others(ranks: int, nbytes: int) -> None:
+    crowded = CrowdedRanks(ranks)
+    sizes = [1 << power for power in range(3, 23)]
+    parameters = with_rounds(PRIORS, "shm", calibrate_rounds(crowded.time_s, ranks, ranks, sizes))
+    for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
+        asked = Question(collective, nbytes, ranks, "shm")
+        for row in explain(asked, Known(None, parameters)).candidates:
+            if row.refusal is None and row.algorithm in {"ring", "direct", "bruck", "recursive_doubling", "pairwise"}:
+                assert row.predicted_s == pytest.approx(crowded.time_s(collective, row.algorithm, nbytes), rel=0.05)
+
+
+class Unequal(CrowdedRanks):
+    """Ranks whose algorithms take what their closed forms say times a factor of their own, which grows with bytes."""
+
+    def time_s(self, collective: str, algorithm: str, nbytes: int) -> float:
+        factor = 0.7 if algorithm == "bruck" else 1.6
+        return super().time_s(collective, algorithm, nbytes) * factor * nbytes**0.01
+
+
+@pytest.mark.parametrize("asked_of", [4, 6])
+@pytest.mark.parametrize("nbytes", [24, 6720, 84 << 14])
+def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_measured(
+    asked_of: int, nbytes: int
+) -> None:
+    calibrated_on, sizes = Unequal(4), [1 << power for power in range(3, 23, 3)]
+    algorithms = {"allgather": ["bruck", "circulant"]}
+    rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 4, sizes)
+    calls = calibrate_calls(calibrated_on.time_s, algorithms, [4 * sizes[0], 4 * sizes[3], 4 * sizes[6]])
+    known = Known(None, with_rounds(PRIORS, "shm", rounds._replace(calls=calls)))
+    asked = Question("allgather", nbytes, asked_of, "shm")
+    rows = {row.algorithm: row.predicted_s for row in explain(asked, known).candidates}
+    for name in algorithms["allgather"]:
+        assert rows[name] == pytest.approx(Unequal(asked_of).time_s("allgather", name, nbytes), rel=0.1), name
+
+
+class Unsteady:
+    """A machine whose speed changes before each turn, and on which each algorithm is disturbed once at each size."""
+
+    factors: ClassVar = {"direct": 1.0, "ring": 1.02, "bruck": 1.04}
+
+    def __init__(self) -> None:
+        self._draw, self._slower, self._turns = Random(1), 1.0, Counter[int]()
+
+    def time_s(self, _: str, algorithm: str, nbytes: int) -> float:
+        if algorithm == "direct":
+            self._slower = self._draw.uniform(1, 4)
+            self._turns[nbytes] += 1
+        is_disturbed = list(self.factors).index(algorithm) + 1 == self._turns[nbytes]
+        return self._slower * self.factors[algorithm] * nbytes * (10e-6 if is_disturbed else 1e-6)
+
+
+def test_algorithms_are_told_apart_on_a_machine_that_changes_its_speed_from_turn_to_turn() -> None:
+    names = list(Unsteady.factors)
+    calls = calibrate_calls(Unsteady().time_s, {"allgather": names}, [16, 64])["allgather"]
+    for nbytes in (16, 64):
+        ratios = [calls[name].at(nbytes) / calls["direct"].at(nbytes) for name in names]
+        assert ratios == pytest.approx(list(Unsteady.factors.values()))
+    assert 16e-6 < calls["direct"].at(16) < 64e-6
+
+
+def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
+    def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
+        hosts = tuple((first, first + 1) for first in range(0, size, 2))
+        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), Known(None, known))
+        return {each.algorithm: each.predicted_s for each in found.candidates}
+
+    rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 2, SHORT)
+    before = with_rounds(PRIORS, "tcp", rounds)
+    thrice = curve((nbytes, 3 * predicted(before, nbytes)["full_lane"]) for nbytes in (64, 1 << 20))  # type: ignore[operator]
+    after = with_rounds(PRIORS, "tcp", rounds._replace(calls={"allreduce": {"full_lane": thrice}}))
+    for nbytes in (8, 64, 9000, 1 << 20, 1 << 24):
+        old, new = predicted(before, nbytes), predicted(after, nbytes)
+        assert new.pop("full_lane") == pytest.approx(3 * (old.pop("full_lane") or 0.0))
+        assert new == old
+    assert predicted(after, 9000, size=6) == predicted(before, 9000, size=6)
+
+
+def test_rounds_of_as_many_ranks_are_replaced_and_others_kept() -> None:
+    found = PRIORS
+    for ranks in (3, 4, 3):
+        found = with_rounds(found, "shm", calibrate_rounds(CrowdedRanks(ranks).time_s, ranks, ranks, SHORT))
+    assert sorted(each.ranks for each in found.rounds["shm"]) == [3, 4]

@@ -1,0 +1,520 @@
+"""Campaigns: on a made-up machine with its own clock, and on real ranks by the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+
+import numpy as np
+import pytest
+from support.commands import unisono
+from support.deadlines import DEADLINE_S, eventually
+
+import unisono as un
+from unisono.algorithms.catalogue.variants import parsed
+from unisono.algorithms.catalogue.vendors import MPI_NATIVE
+from unisono.collectives.measurement.call_trials import Trials
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.decide.choice import SEGMENT, Known, Question, candidate, choose
+from unisono.tuning.decide.table import compiled, loaded
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.parameters import PRIORS, Link, Parameters
+from unisono.tuning.measure import calibration_files
+from unisono.tuning.measure.campaign import FAMILIES, Campaign, Placed, Settings
+from unisono.tuning.measure.measurement_log import Measurement, Store
+
+# What the machine is really like; the tuner believes in the priors.
+REALLY = Parameters({"shm": Link("shm", 2e-6, 0.4e-6, 1 / 3e9, 1 / 2e9), "tcp": PRIORS.links["tcp"]})
+DEFAULT_SEGMENT = PRIORS.links["shm"].segment_nbytes
+BEST_SEGMENT = DEFAULT_SEGMENT // 2
+GRID = [8 * 4**k for k in range(10)]
+HELD_OUT = [24 * 4**k for k in range(9)]
+
+
+class MadeUp:
+    """Trials whose times follow from a law, with noise; `elapsed_s` is its clock."""
+
+    def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
+        self.known = Known(machine="made up")
+        self.elapsed_s = 0.0
+        self.ran: list[tuple[str, int, str]] = []
+        self._size, self._noise, self._jitter = size, random.Random(seed), jitter
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        return Question(collective, nbytes, self._size, "shm")
+
+    def nbytes(self, collective: str, nbytes: int) -> int:
+        return max(1, nbytes)
+
+    def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
+        return "does not run here" if variant == "reduce_broadcast" else None
+
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
+        return Placed("near", 0.0, 0.0)
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        row = parsed(variant)
+        found = candidate(
+            row.having(**{SEGMENT: None}), self.question(collective, nbytes), Known(None, REALLY), None, True
+        )
+        assert found.predicted_s is not None
+        # Segments of 64 KiB are best, by up to a third.
+        far = abs(math.log2(dict(row.params).get(SEGMENT, DEFAULT_SEGMENT) / BEST_SEGMENT))
+        return found.predicted_s * (1 + min(0.3, 0.05 * far) * (nbytes > 256 << 10))
+
+    def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
+        self.ran.append((collective, nbytes, variant))
+        true_s = self.true_s(collective, nbytes, variant)
+        times = [true_s * math.exp(self._noise.gauss(0, self._jitter)) for _ in range(5)]
+        self.elapsed_s += sum(times)
+        return times, sum(times)
+
+
+def campaign(
+    trials: MadeUp, budget_s: float, before: Sequence[Measurement] = (), collectives: Sequence[str] = ("allreduce",)
+) -> list[Measurement]:
+    kept: list[Measurement] = []
+    Campaign(
+        trials, Settings(collectives, GRID, budget_s, {"machine": "made up"}), kept.extend, lambda *_: None, before
+    ).run()
+    return kept
+
+
+class UnderMpi(MadeUp):
+    """Ranks that have met by MPI, whose own collectives are the faster ones from 256 KiB on."""
+
+    def question(self, collective: str, nbytes: int) -> Question:
+        return replace(super().question(collective, nbytes), vendors=((MPI_NATIVE, None),))
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        if variant != MPI_NATIVE:
+            return super().true_s(collective, nbytes, variant)
+        return (0.3 if nbytes >= 256 << 10 else 4.0) * super().true_s(collective, nbytes, "ring")
+
+
+def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() -> None:
+    trials = UnderMpi(4, seed=3)
+    known = Known(compiled(campaign(trials, 10.0)), PRIORS, "made up")
+    for nbytes in GRID:
+        asked = trials.question("allreduce", nbytes)
+        taken, otherwise = choose(asked, known).variant, choose(replace(asked, vendors=()), known).variant
+        assert (taken == MPI_NATIVE) == (nbytes >= 256 << 10), nbytes
+        assert otherwise != MPI_NATIVE
+        better_s = min(trials.true_s("allreduce", nbytes, each) for each in (MPI_NATIVE, "ring"))
+        assert trials.true_s("allreduce", nbytes, taken) <= 1.03 * better_s
+
+
+def test_what_no_model_predicts_is_measured_even_where_the_budget_is_for_two() -> None:
+    trials, nbytes = UnderMpi(4, seed=5), 8 << 20
+    kept: list[Measurement] = []
+    budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
+    settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
+    Campaign(trials, settings, kept.extend, lambda *_: None).run()
+    assert MPI_NATIVE in {each.variant for each in kept}
+
+
+def test_what_runs_first_is_not_predicted_alike() -> None:
+    trials, nbytes = MadeUp(2, seed=5), 8 << 20
+    budget_s = 12 * trials.true_s("allreduce", nbytes, "ring")
+    settings = Settings(["allreduce"], [nbytes], budget_s, {"machine": "made up"})
+    Campaign(trials, settings, lambda _: None, lambda *_: None).run()
+    asked = trials.question("allreduce", nbytes)
+
+    def predicted_s(variant: str) -> float | None:
+        return candidate(parsed(variant), asked, trials.known, None, True).predicted_s
+
+    first, second = list(dict.fromkeys(variant for _, _, variant in trials.ran))[:2]
+    assert predicted_s(first) != predicted_s(second)
+    other = next(name for name in ("direct", "recursive_doubling", "recursive_multiplying") if name != first)
+    assert predicted_s("direct") == predicted_s("recursive_doubling") == predicted_s(other)  # else this says nothing
+
+
+class OfTwoMinds(UnderMpi):
+    """Ranks whose MPI does otherwise at one size, between two at which others are clearly faster."""
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        ours_s = MadeUp.true_s(self, collective, nbytes, "ring" if variant == MPI_NATIVE else variant)
+        return ours_s * (1.0 if variant != MPI_NATIVE else 0.5 if nbytes == GRID[7] else 1.6)
+
+
+def test_what_a_library_does_otherwise_between_two_sizes_is_found() -> None:
+    kept = campaign(OfTwoMinds(4, seed=6), 10.0)
+    (decision,) = compiled(kept).decisions.values()
+    assert [decision.variant_at(nbytes) == MPI_NATIVE for nbytes in GRID[6:9]] == [False, True, False]
+
+
+@pytest.mark.parametrize("size", [4, 6])
+@pytest.mark.parametrize("collective", ["allreduce", "broadcast", "allgather"])
+def test_choices_at_sizes_that_were_not_measured_are_near_the_best(collective: str, size: int) -> None:
+    trials = MadeUp(size, seed=size)
+    table = compiled(campaign(trials, 10.0, collectives=[collective]))
+    (decision,) = table.decisions.values()
+    regrets = []
+    for nbytes in HELD_OUT:
+        times = {variant: trials.true_s(collective, nbytes, variant) for variant in decision.times_s}
+        regrets.append(times[str(decision.variant_at(nbytes))] / min(times.values()))
+    assert geometric_mean(regrets) <= 1.03
+    assert max(regrets) <= 1.15
+
+
+def test_what_is_far_behind_is_measured_less_than_what_leads() -> None:
+    trials = MadeUp(16, seed=1)
+    table = compiled(campaign(trials, 10.0))
+    (decision,) = table.decisions.values()
+    counts = {variant: sum(one[2] == variant for one in trials.ran) for variant in decision.times_s}
+    winners = {each.variant for each in decision.ranges}
+    assert max(counts[each] for each in winners) > 2 * min(counts.values())
+    assert all(
+        sum(times[k] is not None for times in decision.times_s.values()) >= FAMILIES
+        for k, _ in enumerate(decision.sizes)
+    )
+
+
+class WithoutMapping(MadeUp):
+    """Ranks that cannot read each other's memory, which would take as long as the best segments."""
+
+    def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
+        reads = parsed(variant).algorithm == "read"
+        return "does not run here" if reads else super().prepare(collective, nbytes, variant)
+
+
+def test_segments_are_refined() -> None:
+    found = campaign(WithoutMapping(4, seed=2), 10.0, collectives=["broadcast"])
+    (decision,) = compiled(found).decisions.values()
+    assert f"{SEGMENT}={BEST_SEGMENT}" in str(decision.variant_at(GRID[-1]))
+
+
+class WithoutBestSegments(MadeUp):
+    """Ranks for which segments are all alike."""
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        return super().true_s(collective, nbytes, str(parsed(variant).having(**{SEGMENT: None})))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 8])
+def test_what_is_better_by_luck_is_not_kept_as_refined(seed: int) -> None:
+    trials = WithoutBestSegments(4, seed, jitter=0.1)
+    found = campaign(trials, 10.0, collectives=["allreduce", "broadcast"])
+    assert any(SEGMENT in variant for _, _, variant in trials.ran)
+    assert not any(SEGMENT in each.variant for each in found)
+
+
+class Moving(MadeUp):
+    """Cores that are near at first, and the other way round after each so many runs; waiting is for the next change."""
+
+    def __init__(self, size: int, seed: int, period: int) -> None:
+        super().__init__(size, seed)
+        self.waited_s, self._period, self._beside = 0.0, period, 0
+
+    def label(self) -> str:
+        return ("near", "far")[(len(self.ran) + self._beside) // self._period % 2]
+
+    def true_s(self, collective: str, nbytes: int, variant: str) -> float:
+        # Where cores are far apart, what is fastest otherwise is slowest.
+        is_far = self.label() == "far" and variant.partition("(")[0] in {"ring", "recursive_doubling", "rabenseifner"}
+        return (10.0 if is_far else 1.0) * super().true_s(collective, nbytes, variant)
+
+    def await_placement(self, wanted: str, most_s: float) -> Placed:
+        waited_s = 0.0
+        while wanted not in {"any", self.label()} and waited_s < most_s:
+            self._beside += 1
+            waited_s += 0.01
+        self.waited_s += waited_s
+        return Placed(self.label(), 0.0, waited_s)
+
+
+def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted() -> None:
+    trials = Moving(4, 7, period=150)
+    kept: list[Measurement] = []
+    settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="near")
+    Campaign(trials, settings, kept.extend, lambda *_: None).run()
+    assert trials.waited_s > 0
+    assert len({each.nbytes for each in kept}) >= len(GRID) // 2
+    assert {each.placement for each in kept} == {"near"}
+    still = MadeUp(4, 7)
+    for each in kept:
+        true_s = still.true_s("allreduce", each.nbytes, each.variant)
+        assert each.median_s == pytest.approx(true_s, rel=0.1), each
+
+
+def test_waiting_for_a_placement_ends_with_an_error_if_it_never_comes() -> None:
+    trials = Moving(4, 7, period=1 << 40)
+    settings = Settings(["allreduce"], GRID, 2.0, {"machine": "made up"}, placement="far")
+    with pytest.raises(UsageError, match="the cores were not far for a race, in 60 s of waiting"):
+        Campaign(trials, settings, lambda _: None, lambda *_: None).run()
+    assert not trials.ran
+
+
+def test_what_was_measured_before_is_not_measured_again() -> None:
+    first = campaign(MadeUp(4, seed=3), 10.0)
+    again = MadeUp(4, seed=4)
+    campaign(again, 10.0, first)
+    anchors = {nbytes for nbytes in GRID if any(each.nbytes == nbytes for each in first)}
+    raced = {(nbytes, variant) for _, nbytes, variant in again.ran}
+    assert not [(n, v) for n, v in raced if n in anchors and v in {"chain", "double_binary_tree"}]
+    assert len(again.ran) < 200
+
+
+def test_measurements_tell_how_far_apart_the_cores_were() -> None:
+    assert {each.placement for each in campaign(MadeUp(4, seed=9), 1.0)} == {"near"}
+
+
+def placed(world: un.Communicator) -> str:
+    return Trials(world).placement()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
+@pytest.mark.parametrize("bind", [None, "core"])
+def test_all_ranks_know_how_far_apart_the_cores_are_also_if_each_is_bound_to_one(bind: str | None) -> None:
+    near, *others = un.launch(placed, 3, bind=bind, timeout_s=DEADLINE_S)
+    assert near in {"core", "near", "far"}
+    assert others == [near, near]
+
+
+def test_all_ranks_go_through_the_same_campaign() -> None:
+    one, other = MadeUp(4, seed=5), MadeUp(4, seed=5)
+    assert campaign(one, 1.0) == campaign(other, 1.0)
+    assert one.ran == other.ran
+
+
+def test_campaign_returns_sizes_that_budget_left_out() -> None:
+    def left(budget_s: float) -> list[tuple[str, int]]:
+        settings = Settings(["allreduce"], GRID, budget_s, {"machine": "made up"})
+        return Campaign(MadeUp(4, seed=8), settings, lambda _: None, lambda *_: None).run()
+
+    assert left(10.0) == []
+    few = left(0.02)
+    assert 0 < len(few) < len(GRID)
+    assert set(few) < {("allreduce", nbytes) for nbytes in GRID}
+
+
+def test_campaign_measures_doubtful_points_again_and_no_others() -> None:
+    before = campaign(MadeUp(4, seed=1), 10.0)
+    doubtful = frozenset((each.context, each.nbytes) for each in before if each.nbytes < 100)
+    trials, kept = MadeUp(4, seed=2), list[Measurement]()
+    settings = Settings(["allreduce"], GRID, 10.0, {"machine": "made up"}, again=doubtful)
+    Campaign(trials, settings, kept.extend, lambda *_: None, before).run()
+    known = {(each.context, each.nbytes) for each in before} - doubtful
+    variants = Counter((each.context, each.nbytes) for each in kept)
+    assert all(variants[point] >= FAMILIES for point in doubtful)
+    # Elsewhere, only parameters of winners are refined.
+    assert all("(" in each.variant for each in kept if (each.context, each.nbytes) in known)
+
+
+@pytest.mark.parametrize("budget_s", [0.02, 0.1, 1.0])
+def test_a_campaign_ends_soon_after_its_budget(budget_s: float) -> None:
+    trials = MadeUp(4, seed=6)
+    campaign(trials, budget_s)
+    assert trials.elapsed_s < 2 * budget_s + 0.1
+
+
+def test_a_budget_for_nothing_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        UsageError, match=r"a budget of 1e-09 s is too small to measure anything: .* give more, or fewer"
+    ):
+        campaign(MadeUp(4, seed=7), 1e-9)
+
+
+# --- the command, on real ranks --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the table of two ranks, made in some seconds."""
+    folder = tmp_path_factory.mktemp("tuned")
+    arguments = ["--collectives", "allreduce,broadcast", "--sizes", "8,1K,64K", "--budget", "9s"]
+    ended = unisono("tune", "-n", "2", *arguments, "--out", "table.json", folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def chosen(world: un.Communicator) -> list[tuple[str, str]]:
+    assert world.allreduce(np.arange(300.0)).tolist() == (world.size * np.arange(300.0)).tolist()
+    choices = [world.explain(name, n).choice for name in ("allreduce", "broadcast") for n in (8, 1 << 10, 40_000)]
+    return [(choice.variant, choice.tier) for choice in choices]
+
+
+def test_two_ranks_make_a_table_and_choose_by_it(tuned: Path) -> None:
+    table = loaded(tuned / "table.json")
+    assert {context.collective for context in table.decisions} == {"allreduce", "broadcast"}
+    assert all(len(decision.times_s) >= FAMILIES for decision in table.decisions.values())
+    assert not list((tuned / "cache").rglob("*.json")), "what a campaign calibrates for itself is not kept"
+    ranks = un.launch(chosen, 2, options=un.Options(table=str(tuned / "table.json")), timeout_s=DEADLINE_S)
+    assert ranks[0] == ranks[1]
+    assert {tier for _, tier in ranks[0]} == {"table"}
+    decision = next(each for context, each in table.decisions.items() if context.collective == "allreduce")
+    assert ranks[0][0][0] == decision.variant_at(8)
+
+
+def test_a_second_run_goes_on_from_the_first(tuned: Path) -> None:
+    before = len(Store(tuned / "table.jsonl").read())
+    arguments = ["--collectives", "barrier", "--sizes", "1", "--budget", "20s", "--out", "table.json"]
+    assert unisono("tune", "-n", "2", *arguments, folder=tuned).returncode == 0
+    assert len(Store(tuned / "table.jsonl").read()) > before
+    assert "barrier" in unisono("tune", "show", "table.json", folder=tuned).stdout
+    assert unisono("tune", "lint", "table.json", folder=tuned).returncode in (0, 1)
+    assert unisono("tune", "merge", "table.json", "table.jsonl", "--out", "both.json", folder=tuned).returncode == 0
+    same = unisono("tune", "diff", "table.json", "both.json", folder=tuned)
+    assert (same.returncode, same.stdout) == (0, "")
+
+
+def test_a_report_is_one_page_that_needs_nothing_else(tuned: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ended = unisono("tune", "report", "table.json", "--out", "report", folder=tuned)
+    assert ended.returncode == 0, ended.stderr
+    page = (tuned / "report" / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == len(list((tuned / "report").glob("*.png"))) >= 5
+    assert "http" not in re.sub("base64,[A-Za-z0-9+/=]*", "", page)  # pictures hold any letters by chance
+
+
+def test_a_job_measures_over_its_own_ranks(tmp_path: Path) -> None:
+    tune = ["-m", "unisono", "tune", "--collectives", "reduce", "--sizes", "64", "--budget", "5s", "--out", "t.json"]
+    ended = unisono("run", "-n", "3", "--", sys.executable, *tune, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert {context.ranks for context in loaded(tmp_path / "t.json").decisions} == {3}
+
+
+def test_a_job_calibrates_over_its_own_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "unisono", "calibrate", "--short", "--force", "--json"]
+    ended = unisono("run", "-n", "3", "--", *command, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    found = calibration_files.parameters_of(fingerprint())
+    assert {name for name, link in found.links.items() if link.step.nbytes} == {"shm"}
+    # On one host there are no pairs to measure, and nothing to compose.
+    assert found.links["shm"].pairs == math.inf
+    assert [(each.ranks, each.ranks_per_host, each.calls) for each in found.rounds["shm"]] == [(3, 3, {})]
+
+
+def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "tune", "-n", "2", "--budget", "60s", "--out", "t.json"]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tuning:
+        assert eventually((tmp_path / "t.jsonl").exists)
+        tuning.send_signal(signal.SIGINT)
+        _, errors = tuning.communicate(timeout=DEADLINE_S)
+        assert tuning.returncode == 130, errors
+    assert loaded(tmp_path / "t.json").decisions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--budget", "1ns"], "'1ns' is not a time"),
+        (["--budget", "0.001s", "--sizes", "1M"], "too small to measure anything"),
+        (["-n", "1"], "at least 2"),
+        (["--collectives", "allredcue"], "did you mean 'allreduce'"),
+        (["--out", "none/t.json"], "cannot be"),
+        (["--out", "t.jsonl"], "choose another suffix"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    ended = unisono("tune", "--collectives", "allreduce", *arguments, folder=tmp_path)
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    parameters = json.loads(ended.stdout)
+    assert len(parameters["links"]["shm"]["step"]) > 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = un.launch(lambda world: world.known.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
+    assert found[0] == found[1] != PRIORS.links["shm"]
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    ended = unisono("calibrate", "--short", "--force", "--transport", "shm", "--json", folder=tmp_path)
+    assert ended.returncode == 0
+    assert "the calibration is not kept" in ended.stderr
+    assert json.loads(ended.stdout)["links"]["shm"]["step"]
+
+
+# --- what ranks agree on ---------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_cannot_be_used_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(un.UsageError, match="no whole JSON"):
+        un.launch(lambda world: None, 3, options=un.Options(table=str(tmp_path / "table.json")), timeout_s=DEADLINE_S)
+    with pytest.raises(un.UsageError, match="cannot be read: No such file"):
+        un.launch(lambda world: None, 2, options=un.Options(table=str(tmp_path / "none.json")), timeout_s=DEADLINE_S)
+
+
+def test_a_table_of_another_machine_and_with_an_unknown_algorithm_is_told_once(tuned: Path, tmp_path: Path) -> None:
+    table = json.loads((tuned / "table.json").read_text())
+    for decision in table["decisions"]:
+        decision["machine"] = "0" * 16
+    strange = next(each for each in table["decisions"] if each["collective"] == "allreduce")
+    strange["ranges"][0]["algorithm"] = "quantum"
+    strange["times_us"]["quantum"] = next(iter(strange["times_us"].values()))
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    (tmp_path / "program.py").write_text(
+        "import unisono as un\n"
+        "with un.init() as world:\n"
+        "    assert world.explain('broadcast', 8).choice.tier == 'table, another machine'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path, UNISONO_TABLE="table.json")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("is of another machine") == 1
+    assert ended.stderr.count("allreduce has no algorithm 'quantum'") == 1
+
+
+def test_rules_are_honoured_or_refused_before_anything_is_sent() -> None:
+    def both(world: un.Communicator) -> list[str]:
+        return [world.explain("allreduce", nbytes).choice.variant for nbytes in (8, 1 << 20)]
+
+    options = un.Options(algorithm="allreduce:0-8K=recursive_doubling;8K-=ring(segment_nbytes=65536)")
+    assert un.launch(both, 2, options=options, timeout_s=DEADLINE_S)[1] == [
+        "recursive_doubling",
+        "ring(segment_nbytes=65536)",
+    ]
+    with pytest.raises(un.UsageError, match="cannot be honoured"):
+        un.launch(both, 2, options=un.Options(algorithm="allreduce:0-8K=rign"), timeout_s=DEADLINE_S)
+    with pytest.raises(NoAlgorithmError, match="scatter_doubling does not run on 3 ranks"):
+        un.launch(
+            lambda world: world.broadcast(np.ones(4)),
+            3,
+            options=un.Options(algorithm="broadcast:0-=scatter_doubling"),
+            timeout_s=DEADLINE_S,
+        )
+
+
+def test_options_that_give_way_to_those_of_rank_0_are_told(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, unisono as un\n"
+        "own = 'ring' if os.environ['UNISONO_RANK'] == '0' else 'chain'\n"
+        "with un.init(un.Options(algorithm=own)) as world:\n"
+        "    assert world.explain('allreduce', 8).choice.algorithm == 'ring'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "the option algorithm is 'chain' on this rank, and gives way to rank 0's 'ring'" in ended.stderr
+
+
+def test_tables_of_the_same_name_that_differ_are_told(tuned: Path, tmp_path: Path) -> None:
+    (tmp_path / "table.json").write_text("another one")
+    (tmp_path / "program.py").write_text(
+        "import os, unisono as un\n"
+        "if os.environ['UNISONO_RANK'] == '0':\n"
+        f"    os.chdir({str(tuned)!r})  # as on a host that has another file there\n"
+        "with un.init(un.Options(table='table.json')) as world:\n"
+        "    assert world.explain('allreduce', 8).choice.tier == 'table'\n"
+    )
+    ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("gives way to rank 0's 'what is there on rank 0'") == 1

@@ -1,0 +1,148 @@
+"""What ``unisono calibrate`` and ``unisono tune`` do with measurements that cannot be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.measured_times import HERE, took
+
+import unisono as un
+from unisono.cli import calibrate, explain, tune
+from unisono.cli.calibrate import Check
+from unisono.tuning.decide.table import loaded
+from unisono.tuning.machine.fingerprint import fingerprint
+from unisono.tuning.machine.parameters import PRIORS, Parameters, curve
+from unisono.tuning.measure import calibration_files
+from unisono.tuning.measure.measurement_log import Store
+
+# A link that has been measured, and checks of it: one in which the model is nearly right, and one in which it is not.
+SHM = PRIORS.links["shm"]._replace(step=curve([(8, 1e-6), (1 << 20, 1e-4)]))
+MEASURED = PRIORS._replace(links={**PRIORS.links, "shm": SHM})
+GOOD = Check("allgather", "ring", 64, 1.5e-6, 1e-6)
+WRONG = Check("allreduce", "recursive_doubling", 64, 5e-6, 600e-6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def run_calibrate(monkeypatch: pytest.MonkeyPatch, checks: Sequence[Check], *arguments: str) -> Result:
+    """Run ``unisono calibrate`` on ranks that measure `MEASURED` and check it with these results."""
+
+    def measure(comm: un.Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+        return MEASURED, list(checks)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    return CliRunner().invoke(calibrate.command, ["--transport", "shm", *arguments], standalone_mode=False)
+
+
+def test_calibration_that_its_check_refutes_is_not_kept_unless_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = run_calibrate(monkeypatch, [GOOD, WRONG])
+    assert ended.return_value == 1
+    assert "the calibration of 2 ranks by shm is not kept: its model is off by a factor of 120" in ended.stderr
+    assert "allreduce recursive_doubling of 64 B: 5.0 µs are predicted, and it took 600.0" in ended.stderr
+    assert "load" in ended.stderr
+    assert calibration_files.read(fingerprint()) is None
+
+    assert run_calibrate(monkeypatch, [GOOD, WRONG], "--force").return_value == 0
+    kept = calibration_files.read(fingerprint())
+    assert kept is not None
+    assert kept.parameters == MEASURED
+    assert kept.origins["shm"].worst_factor == pytest.approx(120)
+
+
+def test_calibration_that_its_check_confirms_is_listed_used_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_calibrate(monkeypatch, [GOOD]).return_value == 0
+    shown = CliRunner().invoke(calibrate.command, ["show"]).output
+    assert f"{fingerprint()} (this machine)" in shown
+    assert "1.5×" in shown
+    explained = CliRunner().invoke(explain.command, ["allreduce", "64"]).output
+    assert "predicted by the calibration of shm on this machine (20" in explained
+    by_tcp = CliRunner().invoke(explain.command, ["allreduce", "64", "--link", "tcp", "--json"]).output
+    assert json.loads(by_tcp)["source"].startswith("predicted by priors: tcp is not calibrated")
+
+    assert "removed" in CliRunner().invoke(calibrate.command, ["forget"]).output
+    assert "no calibration of this machine" in CliRunner().invoke(calibrate.command, ["show"]).output
+    again = CliRunner().invoke(calibrate.command, ["forget"])
+    assert isinstance(again.exception, un.UsageError)
+
+
+@pytest.mark.parametrize("about", [3, {"links": 3}, {"links": {"shm": 3}}, {"machine": 3}])
+def test_calibration_file_with_wrong_origin_is_named_and_not_used(about: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_calibrate(monkeypatch, [GOOD])
+    path = Path(calibration_files.path_of(fingerprint()))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "about": about}))
+    assert calibration_files.calibrated(fingerprint()) is None
+    ended = CliRunner().invoke(calibrate.command, ["show"])
+    assert f"{path} is not used: its field 'about'" in ended.stderr
+
+
+def test_calibration_file_without_origin_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_calibrate(monkeypatch, [GOOD])
+    path = Path(calibration_files.path_of(fingerprint()))
+    content = json.loads(path.read_text())
+    del content["about"]
+    path.write_text(json.dumps(content))
+    assert calibration_files.calibrated(fingerprint()) == MEASURED
+    assert "unknown" in CliRunner().invoke(calibrate.command, ["show"]).output
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+THERE = HERE._replace(ranks=2, ranks_per_host=2)
+# What cannot be right: 32 B take 1216 µs, and 8 B and 128 B take 1 or 2.
+BEFORE = [took("ring", nbytes, us, THERE) for nbytes, us in ((8, 1.4), (32, 1216.0), (128, 2.0))]
+
+
+def run_tune(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> Result:
+    """Run ``unisono tune`` on ranks that measure 1.5 µs at each point that they are to measure again."""
+
+    def measure(comm: un.Communicator, request: tune.Request, observe: object = None) -> list[tuple[str, int]]:
+        if comm.rank == 0:
+            again = [took("ring", nbytes, 1.5, context)._replace(load=0.2) for context, nbytes in request.again]
+            Store(Path(request.store)).append(again)
+        return [("broadcast", 8), ("broadcast", 4096), ("allreduce", 1 << 20)]
+
+    monkeypatch.setattr(tune, "measure", measure)
+    options = ["-n", "2", "--collectives", "allreduce", "--sizes", "8:512", "--out", str(out)]
+    return CliRunner().invoke(tune.command, [*options, *arguments], standalone_mode=False)
+
+
+def test_tune_says_what_is_suspicious_and_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path / "t.jsonl").append(BEFORE)
+    ended = run_tune(monkeypatch, tmp_path / "t.json")
+    assert "suspicious: allreduce, 2 ranks by shm: 32 B take 608.00 times as long as 128 B" in ended.stderr
+    assert "--again suspicious" in ended.stderr
+    assert "among 2 ranks: broadcast of 8 B, 4 KiB; allreduce of 1 MiB" in ended.stderr
+
+
+@pytest.mark.parametrize(("mode", "replaced"), [("suspicious", {32, 128}), ("all", {8, 32, 128})])
+def test_tune_again_replaces_measurements(
+    mode: str, replaced: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, others = Store(tmp_path / "t.jsonl"), [took("ring", 32, 1000.0), took("ring", 1 << 20, 5000.0, THERE)]
+    store.append([*BEFORE, *others])
+    store.path.write_text(store.path.read_text() + "a line of another format\n")
+    ended = run_tune(monkeypatch, tmp_path / "t.json", "--again", mode)
+    assert "suspicious: allreduce, 2 ranks" not in ended.stderr
+    times = {each.nbytes: each.median_s for each in store.read() if each.context == THERE}
+    assert {nbytes for nbytes, seconds in times.items() if seconds == 1.5e-6} == replaced
+    assert len(store.read()) == len(BEFORE) + len(others)
+    assert "a line of another format" in store.path.read_text()
+    title = CliRunner().invoke(tune.command, ["show", str(tmp_path / "t.json")]).output
+    assert "at a load of 0.2" in title
+    assert loaded(tmp_path / "t.json").machines["here"]["load"] == [0.2, 0.2]
+
+
+def test_table_shows_whole_names_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("unisono.cli.terminal._WIDTH_OF_PIPE", 60)
+    Store(tmp_path / "t.jsonl").append([took("ring(segment_nbytes=65536)", 8, 1.0)])
+    assert "ring(segment_nbytes=65536)" in run_tune(monkeypatch, tmp_path / "t.json").stdout

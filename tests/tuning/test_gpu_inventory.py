@@ -1,0 +1,85 @@
+"""GPUs by a double of NVML: eight on a switch, or in pairs, or none."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from unisono.tuning.machine.gpu_inventory import gpus, islands
+
+
+class NvmlError(Exception):
+    """What the library raises."""
+
+
+class Nvml:
+    """A driver with GPUs of which two are joined if `joined` says so; it has been shut down as often as begun."""
+
+    NVMLError = NvmlError
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+
+    def __init__(self, number: int, joined: Any, *, driver: bool = True) -> None:
+        self.number, self.joined, self.driver, self.open = number, joined, driver, 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.driver:
+            raise NvmlError("Driver Not Loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.number
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"handle {index}"
+
+    def nvmlDeviceGetName(self, handle: str) -> bytes:  # noqa: N802
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(busId=f"0000:{handle[-1]}0:00.0")
+
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, what: int) -> int:  # noqa: N802
+        assert what == self.NVML_P2P_CAPS_INDEX_NVLINK
+        return 0 if self.joined(int(one[-1]), int(other[-1])) else 5
+
+
+def found_with(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = gpus()
+    assert nvml.open == 0
+    return found
+
+
+def test_gpus_on_a_switch_are_one_island(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_with(Nvml(8, lambda one, other: True), monkeypatch)
+    assert [each.number for each in found] == list(range(8))
+    assert (found[3].name, found[3].bus, found[3].nvlinks) == ("NVIDIA H200", "0000:30:00.0", (0, 1, 2, 4, 5, 6, 7))
+    assert islands(found) == (frozenset(range(8)),)
+
+
+def test_pairs_are_islands_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_with(Nvml(5, lambda one, other: one // 2 == other // 2), monkeypatch)
+    assert islands(found) == (frozenset({0, 1}), frozenset({2, 3}))
+
+
+def test_a_gpu_that_knows_no_nvlink_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(one: int, other: int) -> bool:
+        raise NvmlError("Not Supported")
+
+    assert [each.nvlinks for each in found_with(Nvml(2, unknown), monkeypatch)] == [(), ()]
+
+
+@pytest.mark.parametrize("nvml", [Nvml(0, None), Nvml(8, None, driver=False)])
+def test_without_gpus_or_a_driver_there_are_none(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_with(nvml, monkeypatch) == ()
+
+
+def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus() == ()

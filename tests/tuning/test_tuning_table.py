@@ -1,0 +1,345 @@
+"""Measurements in files, tables that follow from them, and what is chosen by them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.measured_times import HERE, took
+
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.decide import table as tables
+from unisono.tuning.decide.choice import Known, Question, choose, explain
+from unisono.tuning.decide.forced_rules import forced, rules
+from unisono.tuning.decide.lint import lint
+from unisono.tuning.decide.table import Table, compiled, differences, dumped, from_text, loaded, to_json
+from unisono.tuning.machine.parameters import PRIORS, RoundCosts, curve
+from unisono.tuning.measure.measurement_log import Context, Measurement, Store, line_of, merged, read_line
+
+ASKED = Question("allreduce", 1 << 10, 4, "shm")
+bounded = settings(max_examples=80, deadline=None, derandomize=True)
+
+
+def lines(context: Context = HERE, **laws: Callable[[int], float]) -> list[Measurement]:
+    return [took(name, n, law(n), context) for name, law in laws.items() for n in (8, 64, 512, 4096, 32768, 262144)]
+
+
+# Two laws that cross at 4,000 bytes.
+CROSSING = {"recursive_doubling": lambda n: 2 + n / 500, "ring": lambda n: 6 + n / 1000}
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    tables._told.clear()
+    caplog.set_level(logging.INFO, "unisono")
+    logging.getLogger("unisono").propagate = True
+    return caplog
+
+
+# --- files of measurements -------------------------------------------------------------------------------------------
+
+
+@bounded
+@given(us=st.floats(1e-3, 1e9), nbytes=st.integers(0, 1 << 40), variant=st.text(max_size=20), job=st.text(max_size=9))
+def test_a_measurement_is_read_as_it_was_written(us: float, nbytes: int, variant: str, job: str) -> None:
+    measurement = took(variant, nbytes, us)._replace(job=job)
+    assert read_line(line_of(measurement)) == measurement
+
+
+def test_files_are_merged_by_putting_them_together(tmp_path: Path) -> None:
+    one, other = Store(tmp_path / "one.jsonl"), Store(tmp_path / "other.jsonl")
+    one.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
+    other.append([took("chain", 8, 2.0), took("chain", 8, 3.0)])
+    both = Store(tmp_path / "both.jsonl")
+    both.path.write_text(one.path.read_text() + other.path.read_text())
+    assert both.read() == list(merged([one.read(), other.read()]))
+    assert [each.variant for each in both.read()] == ["ring", "chain", "chain"]
+
+
+def test_a_line_that_was_cut_short_costs_itself_only(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path / "store.jsonl")
+    store.append([took("ring", 8, 1.0), took("chain", 8, 2.0)])
+    whole = store.path.read_bytes()
+    for cut in (1, 20, 200):
+        store.path.write_bytes(whole[:-cut])
+        store.append([took("direct", 8, 3.0)])
+        names = [each.variant for each in store.read()]
+        assert names == (["ring", "chain", "direct"] if cut == 1 else ["ring", "direct"])
+    assert "line 2" in warnings.text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"v": 2}, "format 2"), ({"ranks": "4"}, "its ranks is '4'"), ({"median_s": -1.0}, "not positive")],
+)
+def test_lines_of_another_kind_are_left_out_with_a_reason(
+    change: dict[str, Any], reason: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "store.jsonl")
+    store.path.write_text(json.dumps({**json.loads(line_of(took("ring", 8, 1.0))), **change}) + "\n")
+    assert store.read() == []
+    assert reason in warnings.text
+
+
+def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be kept in .*Not a directory|No such file"):
+        Store(tmp_path / "none" / "store.jsonl").append([took("ring", 8, 1.0)])
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_begin_where_the_curves_cross() -> None:
+    (decision,) = compiled(lines(**CROSSING)).decisions.values()
+    assert [each.variant for each in decision.ranges] == ["recursive_doubling", "ring"]
+    assert decision.ranges[0].first == 0
+    assert decision.ranges[-1].end is None
+    assert 3000 < decision.ranges[1].first < 6000
+
+
+@bounded
+@given(
+    times=st.dictionaries(
+        st.sampled_from(["ring", "chain", "direct", "circulant"]),
+        st.lists(st.one_of(st.none(), st.floats(1, 100)), min_size=5, max_size=5),
+        min_size=1,
+    )
+)
+def test_at_every_size_that_was_measured_the_fastest_is_chosen(times: dict[str, list[float | None]]) -> None:
+    found = [took(v, 8 << 3 * k, us) for v, row in times.items() for k, us in enumerate(row) if us is not None]
+    for context, decision in compiled(found).decisions.items():
+        assert context == HERE
+        assert [each.end for each in decision.ranges[:-1]] == [each.first for each in decision.ranges[1:]]
+        for nbytes in decision.sizes:
+            measured = {each.variant: each.median_s for each in found if each.nbytes == nbytes}
+            assert measured[str(decision.variant_at(nbytes))] <= tables.WORTH_IT * min(measured.values())
+
+
+def test_a_table_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    table = compiled(lines(**CROSSING))
+    path = tmp_path / "table.json"
+    path.write_text(dumped(to_json(table, library="0")))
+    found = loaded(path).decisions[HERE]
+    assert found.ranges == table.decisions[HERE].ranges
+    assert found.sizes == table.decisions[HERE].sizes
+    for variant, times in table.decisions[HERE].times_s.items():
+        assert found.times_s[variant] == pytest.approx(times, abs=1e-9)
+
+
+def changed(**change: Any) -> str:
+    content = to_json(compiled(lines(**CROSSING)))
+    content["decisions"][0] |= change
+    return json.dumps(content)
+
+
+def twice() -> str:
+    content = to_json(compiled(lines(**CROSSING)))
+    return json.dumps({**content, "decisions": 2 * content["decisions"]})
+
+
+OVERLAP = [{"from": 0, "to": 9000, "algorithm": "ring"}, {"from": 8192, "to": None, "algorithm": "chain"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (changed()[:-40], "no whole JSON, as of a file cut short"),
+        ("[]", "is no table of Unisono"),
+        (
+            json.dumps({"format": "unisono table", "version": 2, "decisions": []}),
+            "of version 2, and this Unisono reads",
+        ),
+        (changed(ranges=OVERLAP), "ranges overlap .*ring to 9000 and chain from 8192"),
+        (changed(ranges=[{"from": 9, "to": 9, "algorithm": "ring"}]), "no range goes from 9 to 9"),
+        (changed(sizes=[4, 2]), "sizes are not ascending"),
+        (changed(times_us={"ring": [1.0]}), "the times of ring are not"),
+        (changed(times_us={"ring": [-1.0] * 6}), "the times of ring are not"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": [{}]}), "decision 1: 'machine' is missing"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": {"a": 1}}), "no list of decisions"),
+        (json.dumps({"format": "unisono table", "version": 1, "decisions": [1]}), "decision 1: it is not written as"),
+        (changed(ranges=["ring"]), "decision 1: it is not written as"),
+        (changed(times_us=[1.0]), "decision 1: it is not written as"),
+        (changed(ranks="4"), "decision 1: its ranks is '4'"),
+        (changed(ranks_per_host=0), "decision 1: its ranks_per_host is 0"),
+        (changed(link=None), "decision 1: its link is None"),
+        (twice(), "decision 2 is of the same calls as an earlier one"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_where_and_why(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        from_text(text, "table.json")
+
+
+def test_algorithms_that_there_are_not_are_told_once_and_left_out(warnings: pytest.LogCaptureFixture) -> None:
+    ranges = [{"from": 0, "to": 64, "algorithm": "rign"}, {"from": 64, "to": None, "algorithm": "ring"}]
+    for _ in range(2):
+        table = from_text(changed(ranges=ranges, times_us={"rign": [1.0] * 6, "ring": [2.0] * 6}), "t")
+    assert warnings.text.count("has no algorithm 'rign'") == 1
+    assert "did you mean" not in warnings.text.partition("rign")[0]
+    assert [each.variant for each in table.decisions[HERE].ranges] == ["ring"]
+
+
+def test_two_tables_differ_where_they_choose_otherwise() -> None:
+    table = compiled(lines(**CROSSING))
+    other = compiled(lines(recursive_doubling=CROSSING["recursive_doubling"]))
+    assert differences(table, table) == []
+    assert any("ring and recursive_doubling" in line for line in differences(table, other))
+
+
+def test_what_cannot_be_right_is_found() -> None:
+    reduce, broadcast = (HERE._replace(collective=name) for name in ("reduce", "broadcast"))
+    good = [
+        *lines(ring=lambda n: 5 + n),
+        *lines(reduce, chain=lambda n: 3 + n),
+        *lines(broadcast, chain=lambda n: 3 + n),
+    ]
+    assert lint(compiled(good)) == []
+    slow = [*lines(ring=lambda n: 50 + 5 * n), *good[6:]]
+    assert any("reduce and then broadcast" in each.text for each in lint(compiled(slow)))
+    falling = lines(ring=lambda n: 100 if n == 512 else 5 + n / 1000)
+    assert any("measure both again" in each.text for each in lint(compiled(falling)))
+    edited = from_text(changed(ranges=[{"from": 0, "to": None, "algorithm": "ring"}]), "t")
+    assert any("times as long as recursive_doubling" in each.text for each in lint(edited))
+
+
+# --- choosing by tables ----------------------------------------------------------------------------------------------
+
+
+def known(*measurements: Measurement, machine: str = "here") -> Known:
+    return Known(compiled(measurements), machine=machine)
+
+
+@pytest.mark.parametrize(("nbytes", "name"), [(8, "recursive_doubling"), (1 << 20, "ring")])
+def test_a_table_decides_before_the_model(nbytes: int, name: str) -> None:
+    choice = choose(replace(ASKED, nbytes=nbytes), known(*lines(**CROSSING)))
+    assert (choice.algorithm, choice.tier) == (name, "table")
+
+
+def test_parameters_of_a_variant_reach_the_builder_and_the_segments() -> None:
+    found = known(took("multi_lane_ring(lanes=4, segment_nbytes=65536)", 1 << 20, 1.0))
+    choice = choose(replace(ASKED, nbytes=1 << 20), found)
+    assert choice.params == (("lanes", 4),)
+    assert choice.segments == (1 << 20) * 1.5 / 6 / 65536
+
+
+def test_times_are_interpolated_between_numbers_of_ranks_and_then_compared() -> None:
+    def at(ranks: int, **us: float) -> list[Measurement]:
+        return [
+            took(name, 1 << 10, each, HERE._replace(ranks=ranks, ranks_per_host=ranks)) for name, each in us.items()
+        ]
+
+    # Neither of the winners at 2 and 8 ranks is the best at 4.
+    found = known(*at(2, ring=1.0, direct=9.0, chain=2.0), *at(8, ring=9.0, direct=1.0, chain=2.0))
+    explanation = explain(ASKED, found)
+    assert (explanation.choice.algorithm, explanation.choice.tier) == ("chain", "table, interpolated")
+    assert next(each.measured_s for each in explanation.candidates if each.algorithm == "ring") == pytest.approx(3e-6)
+    assert choose(replace(ASKED, size=16), found).tier == "model"
+
+
+def test_of_ranks_among_which_calls_were_calibrated_the_model_knows_more_than_is_between_others() -> None:
+    measured = [
+        took(name, 1 << 10, us, HERE._replace(ranks=ranks, ranks_per_host=ranks))
+        for ranks in (2, 8)
+        for name, us in (("direct", 1.0), ("chain", 2.0))
+    ]
+    taking = {"direct": curve([(8, 9e-6)]), "chain": curve([(8, 8e-6)]), "ring": curve([(8, 1e-6)])}
+    step = curve([(8, 1e-6)])
+
+    def tier(ranks: int, collective: str) -> tuple[str, str]:
+        rounds = RoundCosts(ranks, ranks, 1e-6, 1e-6, *5 * [step], calls={collective: taking})
+        parameters = PRIORS._replace(rounds={"shm": (rounds,)})
+        choice = choose(ASKED, known(*measured)._replace(parameters=parameters))
+        return choice.algorithm, choice.tier
+
+    assert tier(4, "allreduce") == ("ring", "model")
+    assert tier(4, "broadcast") == tier(5, "allreduce") == ("direct", "table, interpolated")
+
+
+def test_a_table_of_another_machine_is_used_and_says_so() -> None:
+    assert choose(ASKED, known(*lines(**CROSSING), machine="there")).tier == "table, another machine"
+    both = known(*lines(**CROSSING), *lines(HERE._replace(machine="there"), chain=lambda n: 1.0))
+    assert choose(ASKED, both).tier == "table"
+
+
+def test_an_algorithm_that_the_size_refuses_gives_way_to_the_next(warnings: pytest.LogCaptureFixture) -> None:
+    here = Context("here", "allgather", "shm", "plain", 3, 3)
+    found = known(took("recursive_doubling", 1 << 10, 1.0, here), took("bruck", 1 << 10, 2.0, here))
+    explanation = explain(Question("allgather", 1 << 10, 3, "shm"), found)
+    assert (explanation.choice.algorithm, explanation.choice.tier) == ("bruck", "table")
+    assert "the table's recursive_doubling is not taken, as it does not run on 3 ranks" in warnings.text
+
+
+def test_what_the_call_demands_comes_before_the_table() -> None:
+    found = known(*lines(ring=lambda n: 1.0, recursive_doubling=lambda n: 2.0))
+    assert choose(replace(ASKED, commutative=False), found).algorithm == "recursive_doubling"
+    assert choose(replace(ASKED, algorithm="chain"), found).tier == "forced"
+    assert choose(replace(ASKED, dtype="narrow"), found).tier == "table, another dtype"
+    assert choose(replace(ASKED, order="canonical"), found).algorithm == "balanced_tree"
+
+
+def test_algorithms_that_the_model_leaves_to_who_names_them_are_chosen_by_a_table() -> None:
+    assert choose(ASKED, known(took("two_shot", 1 << 10, 1.0))).algorithm == "two_shot"
+
+
+def test_an_explanation_tells_what_was_measured() -> None:
+    text = str(explain(replace(ASKED, nbytes=512), known(*lines(**CROSSING))))
+    assert "chosen by tier 'table'" in text
+    assert "measured 3.0 us, predicted" in text
+
+
+# --- forcing by rules ------------------------------------------------------------------------------------------------
+
+RULES = "allreduce:0-8K=recursive_doubling;8K-=ring; broadcast:1M-2M=knomial(radix=4)"
+
+
+@pytest.mark.parametrize(
+    ("collective", "nbytes", "name"),
+    [
+        ("allreduce", 0, "recursive_doubling"),
+        ("allreduce", 8191, "recursive_doubling"),
+        ("allreduce", 8192, "ring"),
+        ("broadcast", 1 << 20, "knomial(radix=4)"),
+        ("broadcast", 2 << 20, "auto"),
+        ("reduce", 8, "auto"),
+    ],
+)
+def test_rules_force_by_collective_and_size(collective: str, nbytes: int, name: str) -> None:
+    assert forced(RULES, collective, nbytes) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("allreduce:0-8K=rign", "cannot be honoured: .*'rign'.*did you mean 'ring'"),
+        ("allredcue:0-8K=ring", "cannot be honoured: .*'allredcue'"),
+        ("allreduce:0-8K=ring(radix=2)", "no parameter 'radix'"),
+        ("allreduce:0-8K=ring;4K-=chain", "overlap: both ring and chain from 4096 B on"),
+        ("allreduce:8K-4K=ring", "ends after its beginning"),
+        ("allreduce:x-=ring", "a positive number of bytes"),
+        ("allreduce:ring", "is not an algorithm"),
+        ("allreduce:0-=segment(", "is not an algorithm"),
+        ("allreduce:0-=ring(segment_nbytes=0)", "positive number of bytes"),
+    ],
+)
+def test_rules_that_cannot_be_honoured_are_errors(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        rules(text)
+
+
+def test_a_variant_may_be_forced_with_its_parameters() -> None:
+    choice = choose(replace(ASKED, algorithm="recursive_multiplying(radix=4)"))
+    assert (choice.algorithm, choice.params) == ("recursive_multiplying", (("radix", 4),))
+    with pytest.raises(UsageError, match="no parameter 'radix'"):
+        choose(replace(ASKED, algorithm="ring(radix=4)"))
+    with pytest.raises(NoAlgorithmError, match="no algorithm 'rign'"):
+        choose(replace(ASKED, algorithm="rign(radix=4)"))
+
+
+def test_an_empty_table_leaves_everything_to_the_model() -> None:
+    assert choose(ASKED, Known(Table({}), machine="here")).tier == "model"

@@ -1,0 +1,152 @@
+"""The kernels by operation and dtype: which C++ is compiled for each.
+
+Each is compiled by itself, so that a program waits only for what it uses. Kernels take the parameters that they have in
+`kernels/` (`reduce.cuh`, `scale.cuh`, `extents.cuh`, `quantise.cuh`), and blocks of `BLOCK_THREADS` threads in one
+dimension, in a grid of any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.dtypes import DTYPES, DType
+from unisono.errors import UsageError
+from unisono.operations import OPERATIONS, Combine, Lower, Op
+
+KERNELS = Path(__file__).parent / "kernels"
+# The arithmetic that GPUs and processors have in common.
+SHARED = Path(__file__).parents[1] / "native" / "core"
+SHARED_HEADERS = ("kernel_operations.h", "narrow_floats.h", "unaligned.h")
+
+BLOCK_THREADS = 512
+MOST_SOURCES = 8  # for which there are kernels of their own
+QUANTISED_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+        name: its entry point.
+        source: C++ that defines it; it includes a file of `KERNELS`, and through it others, and those of `SHARED`.
+    """
+
+    name: str
+    source: str
+
+
+_CPP = {"float32": "float", "float64": "double", "complex64": "Complex<float>", "complex128": "Complex<double>"}
+_CPP |= {name: f"{name}_t" for name, dtype in DTYPES.items() if dtype.kind == "integer"} | {"bool": "uint8_t"}
+
+_NARROW = {"float16": "Half", "bfloat16": "BrainHalf", "float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
+
+_OPERATIONS = {
+    Combine.SUM: "PlainSum",
+    Combine.PROD: "Prod",
+    Combine.MIN: "Min",
+    Combine.MAX: "Max",
+    Combine.BAND: "BitAnd",
+    Combine.BOR: "BitOr",
+    Combine.BXOR: "BitXor",
+    Combine.LAND: "LogicalAnd",
+    Combine.LOR: "LogicalOr",
+    Combine.LXOR: "LogicalXor",
+    Combine.MINLOC: "Located<Less>",
+    Combine.MAXLOC: "Located<Greater>",
+}
+
+# Of booleans, which are bytes of 0 or 1, the least is "and", and the greatest is "or".
+_OF_BOOLEANS = {
+    Combine.MIN: Combine.BAND,
+    Combine.LAND: Combine.BAND,
+    Combine.MAX: Combine.BOR,
+    Combine.LOR: Combine.BOR,
+    Combine.LXOR: Combine.BXOR,
+}
+_TRUTHS = {
+    "float16": "Narrow<Truths<Float16, uint16_t>>",
+    "bfloat16": "Narrow<Truths<BFloat16, uint16_t>>",
+    "float8_e4m3fn": "Narrow<Truths<Float8E4M3, uint8_t>>",
+    "float8_e5m2": "Narrow<Truths<Float8E5M2, uint8_t>>",
+}
+_LOGICAL = (Combine.LAND, Combine.LOR, Combine.LXOR)
+_BITWISE = (Combine.BAND, Combine.BOR, Combine.BXOR)
+
+
+def reduction(dtype: DType, op: Op, sources: int) -> Kernel:
+    """Return the reduction of `sources` arrays of `dtype` by `op`, which `transports.reductions.reduce_into` defines.
+
+    Up to `MOST_SOURCES` arrays are parameters of the kernel; that for more takes their addresses in device memory. The
+    divisor of an average must be at least 1, and is ignored by other operations.
+
+    Raises:
+        UsageError: the operation is not defined for the dtype, or is a function of Python.
+    """
+    op.check(dtype)
+    if op.combine is Combine.FUNCTION:
+        raise UsageError(f"{op.name} is a function of Python, which GPUs cannot run")
+    combine = _OF_BOOLEANS.get(op.combine, op.combine) if dtype.kind == "bool" else op.combine
+    operation = "Sum" if op.lower is Lower.DIVIDE_BY_SIZE else _OPERATIONS[combine]
+    parts, element = _element(dtype, combine)
+    if sources <= MOST_SOURCES:
+        name = f"{dtype.name}_{op.name}_{sources}"
+        call = f"UNISONO_REDUCE({name}, {parts}, {sources}, {element}, {operation})"
+    else:
+        name = f"{dtype.name}_{op.name}_many"
+        call = f"UNISONO_REDUCE_MANY({name}, {parts}, {element}, {operation})"
+    return Kernel(name, _text("reduce", call))
+
+
+def _text(file: str, call: str = "") -> str:
+    return f'#include "{file}.cuh"\nusing namespace unisono::cuda;\n{call}\n'
+
+
+def _element(dtype: DType, combine: Combine) -> tuple[int, str]:
+    """Return of how many parts an element consists that are combined one by one, and the C++ type of such a part."""
+    if dtype.name in _NARROW:
+        return 1, (_TRUTHS if combine in _LOGICAL else _NARROW)[dtype.name]
+    if dtype.kind == "complex" and combine is Combine.SUM:
+        return 2, f"Plain<{_CPP['float32' if dtype.itemsize == 8 else 'float64']}>"
+    return 1, f"{'Bitwise' if combine in _BITWISE else 'Plain'}<{_CPP[dtype.name]}>"
+
+
+def scaling(dtype: DType) -> Kernel:
+    """Return what multiplies an array of `dtype` by a factor, which is of the accumulation dtype.
+
+    Raises:
+        UsageError: `dtype` has no products.
+    """
+    OPERATIONS["prod"].check(dtype)
+    name = f"{dtype.name}_scale"
+    return Kernel(name, _text("scale", f"UNISONO_SCALE({name}, {_element(dtype, Combine.PROD)[1]})"))
+
+
+COPY_EXTENTS = Kernel("copy_extents", _text("extents"))
+
+_QUANTISED = {"float16": "Half", "bfloat16": "BrainHalf", "float32": "Plain<float>"}
+_CODES = {"int8": "Int8Codes", "float8_e4m3fn": "E4M3Codes", "float8_e5m2": "E5M2Codes"}
+
+
+def quantise(dtype: DType, codes: DType) -> Kernel:
+    """Return what makes codes and scales of an array of `dtype`.
+
+    Raises:
+        UsageError: `dtype` is not float16, bfloat16 or float32, or `codes` not int8, float8_e4m3fn or float8_e5m2.
+    """
+    return _quantisation("quantise", dtype, codes)
+
+
+def dequantise(dtype: DType, codes: DType) -> Kernel:
+    """Return what makes an array of `dtype` of codes and scales; raises as `quantise` does."""
+    return _quantisation("dequantise", dtype, codes)
+
+
+def _quantisation(way: str, dtype: DType, codes: DType) -> Kernel:
+    if dtype.name not in _QUANTISED or codes.name not in _CODES:
+        takes = f"{', '.join(_QUANTISED)} are quantised to {', '.join(_CODES)}"
+        raise UsageError(f"{dtype.name} cannot be quantised to {codes.name}: {takes}")
+    name = f"{way}_{dtype.name}_{codes.name}"
+    call = f"UNISONO_{way.upper()}({name}, {_QUANTISED[dtype.name]}, {_CODES[codes.name]})"
+    return Kernel(name, _text("quantise", call))

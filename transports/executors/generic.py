@@ -1,0 +1,634 @@
+"""The generic executor: runs any plan for one rank over any message or mapped transport, in pure Python.
+
+Theory of operation
+-------------------
+This is the living definition of what a plan means (`algorithms.plan`): whatever another executor does must look the
+same from outside. A started collective holds one `Lane` per lane of its plan, which says when a group may be posted.
+
+The steps of an instance are posted together: local steps are carried out at once, messages become requests of the
+transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. So does
+`ReadReduce`, for each peer that it reads. If the transport maps memory, that of a call is published as long as the call
+lasts. Nothing blocks; `poll` of any operation drives all operations of the executor, so that ranks may wait for them in
+different orders.
+
+The first error, wherever it is met, ends the communicator: it is handed to the transport, which raises it on every
+rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from unisono.algorithms.ir.plan import (
+    Copy,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Signal,
+    Span,
+    Step,
+    Wait,
+    Write,
+)
+from unisono.dtypes import DType
+from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
+from unisono.transports.base import (
+    NO_CACHE,
+    NO_MESSAGES,
+    AnyArray,
+    Call,
+    CallCache,
+    Executor,
+    Identity,
+    MappedTransport,
+    MemoryType,
+    Message,
+    MessageCalls,
+    MessageTransport,
+    Operand,
+    Operation,
+    Request,
+    Signature,
+    Traffic,
+    Usage,
+    VendorRefusal,
+)
+from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
+from unisono.transports.executors.lane import Lane, Posted
+from unisono.transports.executors.matching import Matching, Receive, signature_of
+from unisono.transports.executors.plan_checks import MESSAGES, WRITES, check_plan
+from unisono.transports.executors.polling import LONGEST_PAUSE_S, pauses_of_polling, wait_by_polling
+from unisono.transports.reductions.definition import reduce_into
+
+
+class GenericExecutor:
+    """The `Executor` of one rank over a transport.
+
+    Args:
+        transport: what carries its messages.
+        beside: an executor of the same ranks over our own links, whose subgroups are those of this one; it is closed
+            with this one. None where the ranks are threads of one process.
+    """
+
+    def __init__(self, transport: MessageTransport, beside: Executor | None = None) -> None:
+        self.rank = transport.rank
+        self.size = transport.size
+        self.members = transport.members
+        self.vendors: Mapping[str, VendorRefusal] = {}
+        self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
+        self._transport = transport
+        self._beside = beside
+        self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
+        self._active: list[_Running] = []
+        self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
+        self._ended = 0
+        self._sequence = 0
+        self._matching = Matching(transport)
+        self._failure: UnisonoError | None = None
+        self._told = False  # whether the failure has been raised to the caller, as the error that it is
+        self._closed = False
+
+    @property
+    def maps_memory(self) -> bool:
+        """Whether the ranks can use each other's memory."""
+        return self._transport.mapped is not None
+
+    def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
+        """See `Executor.subgroup`."""
+        members = tuple(ranks)
+        beside = None if self._beside is None else self._beside.subgroup(members)
+        return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])), beside)
+
+    def authenticated(self) -> Executor:
+        """See `Executor.authenticated`."""
+        return self if self._beside is None else self._beside.authenticated()
+
+    def start(self, call: Call, source: Operand, target: Operand) -> Operation:
+        """Start `call`; see `Executor.start`.
+
+        Raises:
+            AbortedError: the communicator has failed before; the failure itself, if this rank has not been told of it.
+            PlanError: the plan is not for this rank, or needs mapped memory, which the transport does not offer.
+            UsageError: an array does not fit the plan, or the communicator is closed.
+        """
+        with self._lock:
+            self._check_usable(call.signature)
+            able = MESSAGES if self._transport.mapped is None else WRITES
+            check_plan(call.plan, self.rank, self.size, self._transport.name, able)
+            memory = Memory(call, source, target)
+            sequence = self._sequence
+            self._sequence += 1
+            self._transport.announce(sequence, call.signature)
+            return self._launch(_Collective(self, call, sequence, memory, self._transport))
+
+    def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
+        """See `Executor.run`."""
+        self.start(call, source, target).wait(timeout_s)
+
+    def call_cache(self, timeout_s: float) -> CallCache:
+        """See `Executor.call_cache`."""
+        return NO_CACHE
+
+    def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
+        """See `Executor.message_calls`."""
+        return NO_MESSAGES
+
+    def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
+        """See `Executor.cache`; here, every call takes the same way."""
+
+    def persistent(
+        self,
+        call: Call,
+        source: Operand,
+        target: Operand,
+        timeout_s: float,
+        result: Any,
+        on_start: Callable[[Operation, Any], Any],
+    ) -> Callable[..., Any]:
+        """See `Executor.persistent`."""
+
+        def run_again(wait: bool = True) -> Any:
+            operation = self.start(call, source, target)
+            if not wait:
+                operation.go_on(timeout_s)
+                return on_start(operation, result)
+            operation.wait(timeout_s)
+            return result
+
+        return run_again
+
+    def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
+        """See `Executor.sends_from`: of messages here the bytes are looked at."""
+        return False
+
+    def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
+        """See `Executor.receives_into`."""
+        return False
+
+    def send(
+        self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
+    ) -> Operation:
+        signature = signature_of(dtype, array.size)
+        with self._lock:
+            self._check_message(signature, dest)
+            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            request = self._matching.send(dest, tag, signature, pieces)
+            return self._launch(_Message(self, signature, [dest], request))
+
+    def recv(
+        self,
+        array: AnyArray,
+        dtype: DType,
+        source: int | None,
+        tag: int | None,
+        memory: MemoryType = MemoryType.HOST,
+    ) -> _Receive:
+        signature = signature_of(dtype, array.size)
+        with self._lock:
+            self._check_message(signature, source)
+            pieces = [as_bytes(checked("array", array, dtype, array.size))]
+            request = self._matching.receive(source, tag, signature, pieces)
+            receive = _Receive(self, signature, self._matching.sources(source), request)
+            self._launch(receive)
+            return receive
+
+    def probe(self, source: int | None, tag: int | None, *, once: bool) -> _Probe:
+        signature = Signature("probe", None, None, "C", None, None, "direct", 1)
+        with self._lock:
+            self._check_message(signature, source)
+            probe = _Probe(self, signature, self._matching.sources(source), partial(self._look, source, tag, once))
+            self._launch(probe)
+            return probe
+
+    def wait_for_end(self, seen: int, most_s: float) -> int:
+        """See `Executor.wait_for_end`."""
+        deadline = time.monotonic() + most_s
+        while self._ended <= seen and time.monotonic() < deadline:
+            self.progress()
+            time.sleep(LONGEST_PAUSE_S)
+        return self._ended
+
+    def links(self) -> Mapping[int, str]:
+        return dict.fromkeys((peer for peer in range(self.size) if peer != self.rank), self._transport.name)
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        return self._transport.traffic()
+
+    def usage(self) -> Sequence[tuple[Call, Usage]]:
+        """See `Executor.usage`: this one does not count."""
+        return ()
+
+    def abort(self, reason: str) -> None:
+        self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
+
+    def settle(self) -> None:
+        """See `Executor.settle`: transports of messages have no links to ask by, so nothing is found."""
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._failure = self._failure or AbortedError(f"rank {self.members[self.rank]} closed the communicator")
+                self._forget_all()
+                self._transport.close()
+                if self._beside is not None:
+                    self._beside.close()
+
+    def progress(self) -> None:
+        """Drive every operation that has been started; remember the first error, and tell all ranks of it."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            try:
+                # A call that has all its messages is done, even if the communicator has failed since.
+                active = [operation for operation in self._active if not operation.advance()]
+                self._ended += len(self._active) - len(active)
+                self._active = active
+                self._transport.progress()
+            except UnisonoError as error:
+                self.fail(error)
+
+    def check(self, operation: str) -> None:
+        """See `Executor.check`."""
+        self.progress()
+        if (error := self.failure()) is not None:
+            error.rank, error.operation = self.members[self.rank], operation
+            raise error
+
+    def fail(self, error: UnisonoError) -> None:
+        """See `Executor.fail`."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+                self._forget_all()
+                self._transport.abort(error)
+
+    def failure(self) -> UnisonoError | None:
+        """Return a new copy, to be raised, of the error that ended the communicator, or None."""
+        self._told = self._failure is not None
+        return copy.copy(self._failure)
+
+    def go_on(self, operation: _Running, timeout_s: float) -> None:
+        """Let a thread of this executor drive all operations until this one has ended, `timeout_s` from now at most."""
+        with self._lock:
+            is_driven = bool(self._going_on)
+            self._going_on[operation] = time.monotonic() + timeout_s
+        if not is_driven:
+            threading.Thread(target=self._drive, name="unisono-generic", daemon=True).start()
+
+    def _drive(self) -> None:
+        pauses = pauses_of_polling()
+        while True:
+            self.progress()
+            with self._lock:
+                self._going_on = {each: late for each, late in self._going_on.items() if not each.ended()}
+                if not self._going_on:
+                    return
+                first = min(self._going_on, key=self._going_on.__getitem__)
+                if time.monotonic() >= self._going_on[first]:
+                    self.fail(first.timeout())
+            time.sleep(next(pauses) or 0.0)
+
+    def _forget_all(self) -> None:
+        self._ended += len(self._active)
+        self._active.clear()
+
+    def is_over(self) -> bool:
+        """Return whether the communicator has failed or is closed, without telling how."""
+        return self._failure is not None
+
+    def _look(self, source: int | None, tag: int | None, once: bool) -> tuple[bool, Message | None]:
+        """Return whether a probe is done, and what it has found."""
+        message = self._matching.find(source, tag)
+        return once or message is not None, message
+
+    def _launch(self, operation: _Running) -> Operation:
+        self._active.append(operation)
+        self.progress()
+        return operation
+
+    def _check_message(self, signature: Signature, peer: int | None) -> None:
+        self._check_usable(signature)
+        if peer is not None and not 0 <= peer < self.size:
+            raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
+
+    def _check_usable(self, signature: Signature) -> None:
+        """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
+        error: UnisonoError | None
+        if self._closed:
+            error = UsageError("the communicator is closed")
+        elif self._told and self._failure is not None:
+            error = AbortedError(f"the communicator has failed before: {self._failure.message}")
+        else:
+            error = self.failure()
+        if error is not None:
+            error.rank, error.operation, error.buffers = self.members[self.rank], str(signature), "output untouched"
+            raise error
+
+
+class _Running:
+    """A started operation of `executor`: the parts of `Operation` that collectives and messages share."""
+
+    def __init__(self, executor: GenericExecutor, signature: Signature, sequence: int | None = None) -> None:
+        self._executor = executor
+        self._signature = signature
+        self._sequence = sequence
+        self._timeout_s = 0.0
+        self._finished = False
+
+    def poll(self) -> bool:
+        if not self._finished:
+            self._executor.progress()
+        if not self._finished and (error := self._executor.failure()) is not None:
+            error.rank, error.operation = self._executor.members[self._executor.rank], str(self._signature)
+            error.sequence = self._sequence
+            error.buffers = "output undefined" if self.has_written() else "output untouched"
+            raise error
+        return self._finished
+
+    def ended(self) -> bool:
+        if not self._finished:
+            self._executor.progress()
+        return self._finished or self._executor.is_over()
+
+    def go_on(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._executor.go_on(self, timeout_s)
+
+    def wait(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        wait_by_polling(self, timeout_s, lambda: self._executor.fail(self.timeout()))
+
+    def abort(self, reason: str) -> None:
+        self._executor.abort(reason)
+
+    def advance(self) -> bool:
+        """Make progress; return whether the operation is finished."""
+        raise NotImplementedError
+
+    def waits_for(self) -> set[int]:
+        """Return the peers whose messages the operation waits for."""
+        raise NotImplementedError
+
+    def has_written(self) -> bool:
+        """Return whether the caller's output may have been written to."""
+        raise NotImplementedError
+
+    def absent(self) -> Collection[int]:
+        """Return the ranks that are known not to have made this call."""
+        raise NotImplementedError
+
+    def timeout(self) -> CollectiveTimeoutError:
+        """Return the error of having waited too long."""
+        members = self._executor.members
+        awaited, absent = ([members[rank] for rank in ranks] for ranks in (sorted(self.waits_for()), self.absent()))
+        me = members[self._executor.rank]
+        message = f"rank {me} waited {self._timeout_s:g} s for {_ranks(awaited)} in {self._signature}"
+        message += f", which {_ranks(absent)} had not called" if absent else ""
+        return CollectiveTimeoutError(message, peer=next(iter(absent or awaited), None))
+
+
+class _Message(_Running):
+    """A message outside collectives, to or from one of `peers`."""
+
+    def __init__(
+        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request
+    ) -> None:
+        super().__init__(executor, signature)
+        self._peers = peers
+        self._request = request
+
+    def advance(self) -> bool:
+        self._finished = self._request.done()
+        return self._finished
+
+    def waits_for(self) -> set[int]:
+        return set(self._peers)
+
+    def absent(self) -> Collection[int]:
+        return ()
+
+    def has_written(self) -> bool:
+        return False
+
+
+class _Receive(_Message):
+    """A message from one of `peers`."""
+
+    def __init__(
+        self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
+    ) -> None:
+        super().__init__(executor, signature, peers, receive)
+        self._receive = receive
+
+    def found(self) -> Message | None:
+        """See `Probe.found`."""
+        return self._receive.message
+
+    def aside(self) -> bytes | None:
+        """See `Probe.aside`."""
+        return None
+
+    def has_written(self) -> bool:
+        return True
+
+
+class _Probe(_Running):
+    """A look for a message of one of `peers`; `look` returns whether it is done, and what it has found."""
+
+    def __init__(
+        self,
+        executor: GenericExecutor,
+        signature: Signature,
+        peers: Collection[int],
+        look: Callable[[], tuple[bool, Message | None]],
+    ) -> None:
+        super().__init__(executor, signature)
+        self._peers = peers
+        self._look = look
+        self._found: Message | None = None
+
+    def found(self) -> Message | None:
+        """See `Probe.found`."""
+        return self._found
+
+    def aside(self) -> bytes | None:
+        """See `Probe.aside`."""
+        return None
+
+    def advance(self) -> bool:
+        self._finished, self._found = self._look()
+        return self._finished
+
+    def waits_for(self) -> set[int]:
+        return set(self._peers)
+
+    def absent(self) -> Collection[int]:
+        return ()
+
+    def has_written(self) -> bool:
+        return False
+
+
+class _Collective(_Running):
+    """A started collective: its lanes, and what each kind of step does."""
+
+    def __init__(
+        self, executor: GenericExecutor, call: Call, sequence: int, memory: Memory, transport: MessageTransport
+    ) -> None:
+        super().__init__(executor, call.signature, sequence)
+        self._number = sequence
+        self._size = call.plan.size
+        self._memory = memory
+        self._transport = transport
+        self._mapped = transport.mapped
+        if self._mapped is not None:
+            self._mapped.publish(sequence, memory)
+        self._lanes = [Lane(index, call, self.post) for index in range(len(call.plan.lanes))]
+
+    def advance(self) -> bool:
+        while any(lane.advance(self._lanes) for lane in self._lanes):
+            pass
+        self._finished = all(lane.is_finished() for lane in self._lanes)
+        if self._finished and self._mapped is not None:
+            self._mapped.withdraw(self._number)
+        return self._finished
+
+    def waits_for(self) -> set[int]:
+        return {posted.peer for lane in self._lanes for posted in lane.posted()}
+
+    def absent(self) -> Collection[int]:
+        return self._transport.absent(self._number)
+
+    def has_written(self) -> bool:
+        return self._memory.output_written
+
+    def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
+        """Carry out a local step, or post the message of one; return what is to be waited for, if anything."""
+        return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
+
+    def post_send(self, step: Send, identity: Identity) -> Posted | None:
+        pieces = self._memory.bytes_to_read(step.src, identity.segment)
+        if not pieces:
+            return None
+        return Posted(step.peer, self._transport.post_send(step.peer, identity, self._signature, pieces))
+
+    def post_recv(self, step: Recv, identity: Identity) -> Posted | None:
+        return self._post_recv(step.peer, identity, self._memory.bytes_to_write(step.dst, identity.segment))
+
+    def post_recv_reduce(self, step: RecvReduce, identity: Identity) -> Posted | None:
+        source = flat(self._memory.views(step.src, identity.segment))
+        stage = [view.empty() for view in source]
+        operands = [stage, source] if step.received_first else [source, stage]
+        finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
+        return self._post_recv(step.peer, identity, [as_bytes(view.array) for view in stage], finish)
+
+    def post_copy(self, step: Copy, identity: Identity) -> None:
+        if step.lower:
+            self._reduce(step.dst, (step.src,), identity.segment, lower=True)
+            return
+        source = self._memory.views(step.src, identity.segment)
+        target = self._memory.views_to_write(step.dst, identity.segment)
+        if [view.array.ctypes.data for view in target] != [view.array.ctypes.data for view in source]:
+            scatter(target, flat(source))
+
+    def post_reduce(self, step: Reduce, identity: Identity) -> None:
+        self._reduce(step.dst, step.sources, identity.segment, step.lower)
+
+    def post_read(self, step: Read, identity: Identity) -> Posted | None:
+        pieces = self._memory.bytes_to_write(step.dst, identity.segment)
+        return Posted(step.peer, self._read(step.peer, step.src, identity.segment, pieces)) if pieces else None
+
+    def post_read_reduce(self, step: ReadReduce, identity: Identity) -> Posted | None:
+        like = flat(self._memory.views(step.dst, identity.segment))
+        if not like:
+            return None
+        operands, requests = [], []
+        for peer, source in step.sources:
+            if peer == self._executor.rank:
+                operands.append(flat(self._memory.views(source, identity.segment)))
+                continue
+            stage = [view.empty() for view in like]
+            operands.append(stage)
+            requests.append(self._read(peer, source, identity.segment, [as_bytes(view.array) for view in stage]))
+        finish = partial(self._combine, step.dst, operands, identity.segment, step.lower)
+        return Posted(step.sources[0][0], _All(requests), finish)
+
+    def post_write(self, step: Write, identity: Identity) -> Posted | None:
+        pieces = self._memory.bytes_to_read(step.src, identity.segment)
+        if not pieces:
+            return None
+        return Posted(step.peer, self._shared().write(step.peer, self._number, step.dst, identity.segment, pieces))
+
+    def post_signal(self, step: Signal, identity: Identity) -> Posted:
+        return Posted(step.peer, self._shared().signal(step.peer, identity))
+
+    def post_wait(self, step: Wait, identity: Identity) -> Posted:
+        return Posted(step.peer, self._shared().wait(step.peer, identity))
+
+    def _post_recv(
+        self, peer: int, identity: Identity, pieces: list[memoryview], finish: Callable[[], None] | None = None
+    ) -> Posted | None:
+        if not pieces:
+            return None
+        return Posted(peer, self._transport.post_recv(peer, identity, self._signature, pieces), finish)
+
+    def _read(self, peer: int, source: Span, segment: int, pieces: list[memoryview]) -> Request:
+        return self._shared().read(peer, self._number, source, segment, pieces)
+
+    def _shared(self) -> MappedTransport:
+        assert self._mapped is not None, "a plan that needs mapped memory is refused without it"
+        return self._mapped
+
+    def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
+        self._combine(dst, [flat(self._memory.views(source, segment)) for source in sources], segment, lower)
+
+    def _combine(self, dst: Span, sources: list[list[View]], segment: int, lower: bool) -> None:
+        results = []
+        for parts in zip(*sources, strict=True):
+            result, op = parts[0].empty(), parts[0].op
+            if op is None:
+                raise PlanError(f"the plan reduces, but {self._signature} has no operation")
+            reduce_into(result.array, [part.array for part in parts], op, self._size, lower)
+            results.append(result)
+        scatter(self._memory.views_to_write(dst, segment), results)
+
+
+class _All:
+    """The request that is done when all of `requests` are."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        self._requests = [request for request in self._requests if not request.done()]
+        return not self._requests
+
+
+# What each kind of step does.
+_POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
+    Send: _Collective.post_send,
+    Recv: _Collective.post_recv,
+    RecvReduce: _Collective.post_recv_reduce,
+    Copy: _Collective.post_copy,
+    Reduce: _Collective.post_reduce,
+    Read: _Collective.post_read,
+    ReadReduce: _Collective.post_read_reduce,
+    Write: _Collective.post_write,
+    Signal: _Collective.post_signal,
+    Wait: _Collective.post_wait,
+}
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,68 @@
+"""What executors refuse before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unisono.algorithms.ir.plan import (
+    Copy,
+    Group,
+    Lane,
+    Plan,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Signal,
+    Step,
+    Wait,
+    Write,
+)
+from unisono.errors import PlanError
+
+# What executors can do: send messages; read the memory of peers too; write it as well.
+MESSAGES: tuple[type, ...] = (Send, Recv, RecvReduce, Copy, Reduce)
+READS = (*MESSAGES, Read, ReadReduce, Signal, Wait)
+WRITES = (*READS, Write)
+
+
+def check_plan(plan: Plan, rank: int, size: int, transport: str, able: tuple[type, ...]) -> None:
+    """Raise `PlanError` unless `plan` is for `rank` of `size` and has only steps that `transport` is `able` to do."""
+    if (plan.rank, plan.size) != (rank, size):
+        raise PlanError(f"the plan is for rank {plan.rank} of {plan.size}; this is rank {rank} of {size}", rank=rank)
+    found = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, able)), None)
+    if found is not None:
+        raise PlanError(
+            f"{plan.collective} by {plan.algorithm} needs mapped memory, which transport {transport!r} does not offer "
+            f"(for its step {type(found).__name__})",
+            rank=rank,
+        )
+
+
+def check_reads(plan: Plan) -> None:
+    """Raise `PlanError` unless each peer's memory is read after a flag of that very peer, in the same lane."""
+    for lane in range(len(plan.lanes)):
+        heard = {plan.rank}
+        for group in plan.groups(lane):
+            read = {peer for step in group.steps for peer in _read_by(step)}
+            if not read <= heard:
+                raise PlanError(
+                    f"{plan.collective} by {plan.algorithm} reads memory of rank {min(read - heard)} in lane {lane} "
+                    f"before it has waited for a flag of that rank there, which this executor needs",
+                    rank=plan.rank,
+                )
+            heard |= {step.peer for step in group.steps if isinstance(step, Wait)}
+
+
+def _read_by(step: Step) -> list[int]:
+    if isinstance(step, Read):
+        return [step.peer]
+    return [peer for peer, _ in step.sources] if isinstance(step, ReadReduce) else []
+
+
+def _steps(lane: Lane) -> Iterator[Step]:
+    for item in lane:
+        for group in (item,) if isinstance(item, Group) else item.groups:
+            yield from group.steps

@@ -1,0 +1,301 @@
+"""How a rank connects to the listener of another rank: at once for a caller that waits, or in the background.
+
+A `Connection` is one attempt: a socket that connects and shakes hands step by step, without blocking. `dial` drives one
+while its caller waits. A `Dialer` drives many in an event loop, for channels: nobody waits there, because a call waits
+for its channel as it waits for a message, with its own deadline. So a `Dialer` has no time limit. It tries again as
+long as the peer may still answer, because a rank that computes, or is stopped, answers later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from unisono.deadlines import Deadline
+from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UnisonoError
+from unisono.forks import closed_in_child
+from unisono.records import record
+from unisono.transports.host.system_limits import unavailable
+from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.handshake import DialerHandshake, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake_io import prepare
+from unisono.transports.links.listener import Addresses
+
+_PAUSE_S = 0.001
+_REDIAL_PAUSE_S = 0.01
+# An acceptor that is out of descriptors or at its limit drops connections in silence. A dialer that has heard nothing
+# for so long tries again; the time doubles up to the second value.
+_PATIENCE_S = (5.0, 60.0)
+
+
+@record
+class Target:
+    """Whom to connect to, and what for.
+
+    Attributes:
+        peer: the rank that must answer.
+        addresses: where it can be reached.
+        use_unix: whether to take the Unix socket, which needs an equal `Addresses.host_id`, or TCP.
+        purpose: what the connection is for.
+        communicator, lane: what it will serve; 0 where they have no meaning.
+    """
+
+    peer: int
+    addresses: Addresses
+    use_unix: bool
+    purpose: Purpose
+    communicator: int = 0
+    lane: int = 0
+
+
+@record
+class Caller:
+    """Who connects: a rank of a job, in one generation of its membership, and the key by which it proves that."""
+
+    key: bytes
+    job: bytes
+    epoch: int
+    rank: int
+
+
+class Connection:
+    """One attempt to connect and shake hands, which never blocks.
+
+    Attributes:
+        sock: the socket, non-blocking; `advance` wants to be called when it can be read, or, before the connection
+            stands (`is_connecting`), when it can be written.
+
+    Raises:
+        BlockingIOError: the Unix socket of the peer has too many connections in its queue.
+        UnisonoError: as `advance`.
+    """
+
+    def __init__(self, caller: Caller, target: Target) -> None:
+        self._caller, self._target = caller, target
+        hello = Hello(
+            caller.job, caller.epoch, caller.rank, target.peer, target.purpose, target.communicator, target.lane
+        )
+        self._handshake = DialerHandshake(caller.key, hello)
+        self.is_connecting = True
+        where: Any
+        family, where = _place_of(target)
+        try:
+            self.sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        except OSError as error:
+            raise self._error(error) from error
+        code = self.sock.connect_ex(where)
+        if code not in (0, errno.EINPROGRESS):
+            self.sock.close()
+            if code == errno.EAGAIN:
+                raise BlockingIOError(code, os.strerror(code))
+            failure = OSError(code, os.strerror(code))
+            raise self._error(failure) from failure
+
+    def advance(self) -> Hello | None:
+        """Do what can be done now; return the peer's hello, as agreed, once all is done. The socket blocks then.
+
+        Raises:
+            PeerLostError: nobody listens there, or the peer closed the connection.
+            TransportUnavailableError: the peer cannot be reached from here, or is not the one that is wanted.
+        """
+        try:
+            return self._advance()
+        except BlockingIOError:
+            return None
+        except (OSError, HandshakeError) as error:
+            raise self._error(error) from error
+
+    def close(self) -> None:
+        """Give up."""
+        self.sock.close()
+
+    def _advance(self) -> Hello | None:
+        if self.is_connecting:
+            code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            self.sock.sendall(self._handshake.opening)
+            self.is_connecting = False
+        while not self._handshake.done:
+            data = self.sock.recv(self._handshake.needed)
+            if not data:
+                raise ConnectionResetError("it closed the connection during the hello")
+            if reply := self._handshake.receive(data):
+                self.sock.sendall(reply)  # a new connection has room for these few bytes
+        prepare(self.sock)
+        return self._handshake.agreed
+
+    def _error(self, error: OSError | HandshakeError) -> UnisonoError:
+        place = _shown(self._target)
+        facts: dict[str, Any] = {"rank": self._caller.rank, "peer": self._target.peer}
+        if isinstance(error, HandshakeError):
+            return TransportUnavailableError(f"{place} refused: {error.message}", **facts)
+        if isinstance(error, ConnectionError):
+            return PeerLostError(f"{place} is gone: {error.strerror or error}", **facts)
+        return unavailable(f"{place} cannot be reached by rank {self._caller.rank}", error, **facts)
+
+
+def dial(caller: Caller, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
+    """Connect to a rank; return the blocking socket and the peer's hello, as agreed.
+
+    Args:
+        caller: this rank.
+        target: the rank that must answer.
+        timeout_s: seconds for all of it.
+
+    Raises:
+        CollectiveTimeoutError: the peer did not answer in time.
+        PeerLostError, TransportUnavailableError: as `Connection.advance`.
+    """
+    deadline = Deadline(timeout_s)
+    try:
+        connection = _begun(caller, target, deadline)
+        try:
+            while (hello := _next(connection, deadline)) is None:
+                pass
+        except BaseException:
+            connection.close()
+            raise
+        return connection.sock, hello
+    except TimeoutError:
+        message = f"{_shown(target)} did not answer within {timeout_s:g} s"
+        raise CollectiveTimeoutError(message, rank=caller.rank, peer=target.peer) from None
+
+
+class Dialer:
+    """Connects to other ranks in an event loop, until `close`.
+
+    Args:
+        loop: where it runs.
+        caller: this rank.
+        gives_up: called before another attempt; True if nobody needs the connection any more.
+    """
+
+    def __init__(self, loop: EventLoop, caller: Caller, gives_up: Callable[[], bool]) -> None:
+        self._loop = loop
+        self._caller = caller
+        self._gives_up = gives_up
+        self._connections: set[Connection] = set()
+        self._closed = False
+
+    def dial(
+        self, target: Target, on_connected: Callable[[socket.socket], None], on_error: Callable[[UnisonoError], None]
+    ) -> None:
+        """Connect, in the background, as often as it takes. From any thread.
+
+        Args:
+            target: the rank that must answer.
+            on_connected: called in the loop's thread with the blocking socket, which it then owns.
+            on_error: called in the loop's thread instead, with a PeerLostError if the peer has died, or a
+                TransportUnavailableError if it cannot be reached at all.
+        """
+        self._loop.submit(partial(self._begin, _Attempts(target, on_connected, on_error)))
+
+    def close(self) -> None:
+        """Give up all that is under way. In the loop's thread."""
+        self._closed = True
+        for connection in list(self._connections):
+            self._drop(connection)
+
+    def _begin(self, attempts: _Attempts) -> None:
+        if self._closed or (attempts.count and self._gives_up()):
+            return
+        attempts.count += 1
+        try:
+            connection = Connection(self._caller, attempts.target)
+        except BlockingIOError:
+            self._loop.call_after(_PAUSE_S, partial(self._begin, attempts))
+            return
+        except UnisonoError as error:
+            self._failed(attempts, error)
+            return
+        self._connections.add(connection)
+        self._loop.watch(connection.sock, partial(self._advance, attempts, connection), writable=True)
+        self._loop.call_after(attempts.next_patience_s(), partial(self._expire, attempts, connection))
+
+    def _advance(self, attempts: _Attempts, connection: Connection) -> None:
+        if connection not in self._connections:  # dropped by an earlier callback of the same wake-up
+            return
+        try:
+            hello = connection.advance()
+        except UnisonoError as error:
+            self._drop(connection)
+            self._failed(attempts, error)
+            return
+        if hello is None:
+            self._loop.watch(connection.sock, partial(self._advance, attempts, connection))
+            return
+        self._connections.remove(connection)
+        self._loop.unwatch(connection.sock)
+        attempts.on_connected(connection.sock)
+
+    def _expire(self, attempts: _Attempts, connection: Connection) -> None:
+        if connection in self._connections:
+            self._drop(connection)
+            self._begin(attempts)
+
+    def _failed(self, attempts: _Attempts, error: UnisonoError) -> None:
+        """Try again if the peer dropped the connection, which one that is busy does; a dead one refuses it."""
+        dropped = isinstance(error, PeerLostError) and not isinstance(error.__cause__, ConnectionRefusedError)
+        if dropped and not self._gives_up():
+            self._loop.call_after(_REDIAL_PAUSE_S, partial(self._begin, attempts))
+        else:
+            attempts.on_error(error)
+
+    def _drop(self, connection: Connection) -> None:
+        self._connections.remove(connection)
+        self._loop.unwatch(connection.sock)
+        connection.close()
+
+
+class _Attempts:
+    """The attempts to reach one target."""
+
+    def __init__(
+        self, target: Target, on_connected: Callable[[socket.socket], None], on_error: Callable[[UnisonoError], None]
+    ) -> None:
+        self.target, self.on_connected, self.on_error = target, on_connected, on_error
+        self.count = 0
+        self._patience_s, self._longest_s = _PATIENCE_S
+
+    def next_patience_s(self) -> float:
+        """Return how long the next attempt may be silent."""
+        patience_s = self._patience_s
+        self._patience_s = min(2 * patience_s, self._longest_s)
+        return patience_s
+
+
+def _begun(caller: Caller, target: Target, deadline: Deadline) -> Connection:
+    while True:
+        try:
+            return Connection(caller, target)
+        except BlockingIOError:
+            time.sleep(min(_PAUSE_S, deadline.remaining_s()))
+
+
+def _next(connection: Connection, deadline: Deadline) -> Hello | None:
+    """Wait until the connection can advance, and let it."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLOUT if connection.is_connecting else select.POLLIN)
+    poll.poll(1e3 * deadline.remaining_s())
+    deadline.remaining_s()
+    return connection.advance()
+
+
+def _place_of(target: Target) -> tuple[socket.AddressFamily, Any]:
+    if target.use_unix:
+        return socket.AF_UNIX, "\0" + target.addresses.unix
+    host = target.addresses.tcp_host
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, target.addresses.tcp_port)
+
+
+def _shown(target: Target) -> str:
+    addresses = target.addresses
+    where = f"unix:{addresses.unix}" if target.use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
+    return f"rank {target.peer} at {where}"

@@ -1,0 +1,202 @@
+"""The hello over real sockets: a doorkeeper for the side that accepts, `greet` for the side that dials.
+
+Strangers are expected at the door: whatever they send or do not send costs them their connection, costs this process
+a bounded amount of memory for at most five seconds, and has no other effect than a line in the debug log.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from functools import partial
+
+from unisono import log
+from unisono.deadlines import Deadline
+from unisono.forks import closed_in_child
+from unisono.transports.host.system_limits import is_exhausted
+from unisono.transports.links.event_loop import EventLoop
+from unisono.transports.links.handshake import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
+
+HANDSHAKE_TIMEOUT_S = 5.0
+BACKLOG = 4096
+
+_CREDENTIALS = struct.Struct("iII")
+_EXHAUSTED_PAUSE_S = 0.01
+_STARVED_S = 2.0
+
+_log = log.get(__name__)
+
+Admit = Callable[[Hello, socket.socket], None]
+
+
+class Acceptor:
+    """Accepts connections in an event loop, which fails if there is no descriptor for them for seconds.
+
+    Args:
+        loop: where it runs.
+        listening: where connections come; it stays the caller's to close.
+        take: called in the loop's thread with each connection, which it then owns and which does not block.
+        free_one: frees a descriptor, if it can, and returns whether it has.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listening: socket.socket,
+        take: Callable[[socket.socket], None],
+        free_one: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loop = loop
+        self._listening = listening
+        self._take = take
+        self._free_one = free_one
+        self._starved: Deadline | None = None
+        loop.watch(listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.debug("could not accept a connection: %s", error)
+            if is_exhausted(error) and not self._free_one():
+                self._starve(error)
+            return
+        self._starved = None
+        sock.setblocking(False)
+        self._take(closed_in_child(sock))
+
+    def _starve(self, error: OSError) -> None:
+        """Give other threads a moment to close something; after some time, let those who wait know that none did."""
+        self._starved = self._starved or Deadline(_STARVED_S)
+        if self._starved.has_passed():
+            self._loop.fail(error)
+        else:
+            time.sleep(_EXHAUSTED_PAUSE_S)
+
+
+class Doorkeeper:
+    """Accepts connections in an event loop and admits those that complete the hello.
+
+    Args:
+        loop: where it runs.
+        key: the job's key.
+        endpoint: who this process is and whom it admits.
+        limit: the number of connections that may be at their hello at once; one more drops the oldest.
+        admit: called in the loop's thread with the peer's hello (as agreed) and its blocking socket, which it then
+            owns. If it raises, the socket is closed and the error logged.
+    """
+
+    def __init__(self, loop: EventLoop, key: bytes, endpoint: Endpoint, limit: int, admit: Admit) -> None:
+        self._loop = loop
+        self._key = key
+        self._endpoint = endpoint
+        self._limit = limit
+        self._admit = admit
+        self._pending: dict[socket.socket, AcceptorHandshake] = {}
+
+    def watch(self, listening: socket.socket) -> None:
+        """Accept connections on `listening`, which stays the caller's to close."""
+        Acceptor(self._loop, listening, self._accept, self._drop_oldest)
+
+    def close(self) -> None:
+        """Drop all connections that are still at their hello."""
+        for sock in list(self._pending):
+            self._drop(sock, "the listener is closed")
+
+    def _accept(self, sock: socket.socket) -> None:
+        if not _same_user(sock):
+            _log.debug("refused a connection of another user")
+            sock.close()
+            return
+        if len(self._pending) >= self._limit:
+            self._drop_oldest()
+        handshake = AcceptorHandshake(self._key, self._endpoint)
+        self._pending[sock] = handshake
+        self._loop.watch(sock, partial(self._receive, sock, handshake))
+        self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no hello in time"))
+
+    def _receive(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
+        if sock not in self._pending:  # dropped by an earlier callback of the same wake-up
+            return
+        try:
+            # A fresh connection has room for these few bytes; one that has not is refused like any other stranger.
+            _send_at_once(sock, handshake.receive(sock.recv(handshake.needed)))
+        except HandshakeError as error:
+            self._drop(sock, error.message, error.reply)
+        except OSError as error:
+            self._drop(sock, str(error))
+        else:
+            if handshake.done:
+                self._let_in(sock, handshake.agreed)
+
+    def _let_in(self, sock: socket.socket, hello: Hello) -> None:
+        del self._pending[sock]
+        self._loop.unwatch(sock)
+        prepare(sock)
+        try:
+            self._admit(hello, sock)
+        except Exception:
+            sock.close()
+            raise
+
+    def _drop_oldest(self) -> bool:
+        oldest = next(iter(self._pending), None)
+        if oldest is None:
+            return False
+        self._drop(oldest, "too many connections at their hello")
+        return True
+
+    def _drop(self, sock: socket.socket, reason: str, reply: bytes = b"") -> None:
+        if self._pending.pop(sock, None) is None:
+            return
+        _log.debug("dropped a connection: %s", reason)
+        try:
+            _send_at_once(sock, reply)
+        except OSError as error:
+            _log.debug("could not say so: %s", error)
+        self._loop.unwatch(sock)
+        sock.close()
+
+
+def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -> Hello:
+    """Say hello on a connected socket; return the acceptor's hello, as agreed, and leave the socket blocking.
+
+    Raises:
+        HandshakeError: the acceptor is not the one that is wanted.
+        ConnectionError: it closed the connection.
+        TimeoutError: `deadline` has passed.
+    """
+    reply = handshake.opening
+    while not handshake.done:
+        sock.settimeout(deadline.remaining_s())
+        sock.sendall(reply)
+        data = sock.recv(handshake.needed)
+        if not data:
+            raise ConnectionResetError("it closed the connection during the hello")
+        reply = handshake.receive(data)
+    prepare(sock)
+    return handshake.agreed
+
+
+def prepare(sock: socket.socket) -> None:
+    """Make `sock` blocking, without a timeout and without delay of small messages."""
+    sock.settimeout(None)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _send_at_once(sock: socket.socket, data: bytes) -> None:
+    if data and sock.send(data) != len(data):
+        raise BlockingIOError("the connection takes no bytes")
+
+
+def _same_user(sock: socket.socket) -> bool:
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return uid in (0, os.geteuid())

@@ -1,0 +1,482 @@
+"""The `local` transport: the ranks of a job as threads of one process.
+
+Theory of operation
+-------------------
+The ranks of a communicator share a `LocalNetwork`; one lock guards everything in all networks of a job. For every
+(source, destination, lane) a network has a channel, where messages and receives meet by identity. A message that finds
+its receive is delivered at once, by one copy from the sender's memory into the receiver's. One that does not waits
+there; as long as the channel has credit it is copied, so that its sender is done with it. With capacity 0 every message
+is a rendezvous.
+
+The network also sees what each rank calls (`announce`), as a control link would, and fails on all ranks as soon as two
+of them disagree. After the first error nothing moves any more in any network of the job: the memory of pending messages
+is not touched again.
+
+Threads share memory as it is, so it is mapped too: the network knows what each rank has published, and the flags that
+have been raised and not been seen. A copy is made at once; flags that are due are all that keeps it right.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from unisono.algorithms.ir.plan import Span
+from unisono.errors import InternalError, MismatchError, PeerLostError
+from unisono.transports.base import Capabilities, Identity, MappedTransport, Published, Request, Signature, Traffic
+
+# How many identities a channel remembers in order to refuse a message that comes twice.
+_DUPLICATE_WINDOW = 4096
+
+
+class LocalNetwork:
+    """The network of one communicator whose ranks are threads of this process.
+
+    Attributes:
+        transports: the transport of each rank.
+
+    Args:
+        size: number of ranks.
+        capacity: number of messages that are buffered per lane from one rank to another; 0 makes each a rendezvous.
+        parent: the network of which it is a subgroup, if it is one.
+        members: the numbers of its ranks in the job, then.
+    """
+
+    def __init__(
+        self, size: int, capacity: int = 0, parent: LocalNetwork | None = None, members: tuple[int, ...] = ()
+    ) -> None:
+        self.size = size
+        self.members = members or tuple(range(size))
+        self._job: _Job = _Job() if parent is None else parent._job
+        self._job.networks.append(self)
+        self._subgroups: dict[tuple[tuple[int, ...], int], LocalNetwork] = {}
+        self.transports = tuple(LocalTransport(self, rank) for rank in range(size))
+        self._capacity = capacity
+        self._lock = self._job.lock
+        self._channels: dict[tuple[int, int, int], _Channel] = {}
+        self._calls: dict[int, _Announced] = {}
+        self._closed: set[int] = set()
+        self._published: dict[tuple[int, int], Published] = {}  # by rank and sequence
+        self._flags: set[tuple[int, int, Identity]] = set()  # by source and destination
+        self._traffic: list[dict[int, Traffic]] = [{} for _ in range(size)]
+
+    @property
+    def _error(self) -> Exception | None:
+        return self._job.error
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalNetwork:
+        """Return the `number`-th network of these ranks, in this order; the first who asks makes it."""
+        with self._lock:
+            if (ranks, number) not in self._subgroups:
+                members = tuple(self.members[rank] for rank in ranks)
+                self._subgroups[ranks, number] = LocalNetwork(len(ranks), self._capacity, self, members)
+            return self._subgroups[ranks, number]
+
+    def announce(self, rank: int, sequence: int, signature: Signature) -> None:
+        """Compare the call of `rank` with what the others called; forget it when all have called the same."""
+        with self._lock:
+            if self._error is not None:
+                return
+            call = self._calls.setdefault(sequence, _Announced(rank, signature))
+            call.ranks.add(rank)
+            if call.signature.digest != signature.digest:
+                self.fail(self._mismatch(rank, signature, call.first, call.signature))
+            elif len(call.ranks) == self.size:
+                del self._calls[sequence]
+
+    def absent(self, sequence: int) -> Collection[int]:
+        """Return the ranks that have not announced a call that others have."""
+        with self._lock:
+            call = self._calls.get(sequence)
+            return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
+
+    def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
+        """Put a message into its channel."""
+        message = _Message(self, source, dest, signature, pieces)
+        with self._lock:
+            channel = self._channel(source, dest, identity.lane)
+            if self._error is None and not channel.is_new(identity):
+                self.fail(InternalError(f"{self._name(source)} sent {identity} to {self._name(dest)} twice"))
+            if self._error is not None or dest in self._closed:
+                return message
+            receive = channel.expected.pop(identity, None)
+            if receive is None:
+                channel.waiting[identity] = message
+                self._buffer(channel)
+            else:
+                self._deliver(message, receive)
+        return message
+
+    def receive(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
+        """Take a message from its channel, or expect it there."""
+        receive = _Message(self, dest, source, signature, pieces)
+        with self._lock:
+            if self._error is not None:
+                return receive
+            channel = self._channel(source, dest, identity.lane)
+            message = channel.waiting.pop(identity, None)
+            if message is None:
+                channel.expected[identity] = receive
+            else:
+                self._deliver(message, receive)
+                channel.credit += message.buffered
+                self._buffer(channel)
+        return receive
+
+    def arrived(self, source: int, dest: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        """Return what waits in a channel."""
+        with self._lock:
+            waiting = self._channel(source, dest, lane).waiting
+            return [(identity, message.signature) for identity, message in waiting.items()]
+
+    def departed(self, rank: int) -> bool:
+        """Return whether `rank` has left."""
+        with self._lock:
+            return rank in self._closed
+
+    def publish(self, rank: int, sequence: int, memory: Published) -> None:
+        """Let all ranks use the memory of `rank`."""
+        with self._lock:
+            if self._error is None:
+                self._published[rank, sequence] = memory
+
+    def withdraw(self, rank: int, sequence: int) -> None:
+        """End what `publish` began."""
+        with self._lock:
+            self._published.pop((rank, sequence), None)
+
+    def access(self, access: _Access) -> Request:
+        """Copy out of, or into, the memory of a peer."""
+        with self._lock:
+            if self._error is None and access.peer not in self._closed:
+                self._copy_mapped(access)
+        return access
+
+    def raise_flag(self, source: int, dest: int, identity: Identity) -> None:
+        """Raise a flag of `source` at `dest`."""
+        with self._lock:
+            if self._error is None:
+                self._flags.add((source, dest, identity))
+
+    def sees(self, flag: _Flag) -> bool:
+        """Return whether a flag has been raised, and lower it; raise what keeps it from ever being so."""
+        key = flag.peer, flag.rank, flag.identity
+        with self._lock:
+            if key not in self._flags:
+                self._check_present(flag.rank, flag.peer)
+                return False
+            self._flags.discard(key)
+            return True
+
+    def check(self) -> None:
+        """Raise the error that ended the network, if one has."""
+        with self._lock:
+            if self._error is not None:
+                raise copy.copy(self._error)
+
+    def is_done(self, message: _Message | _Access) -> bool:
+        """Return whether a message, a receive or an access is done; raise what keeps it from ever being so."""
+        with self._lock:
+            if not message.complete:
+                self._check_present(message.rank, message.peer)
+            return message.complete
+
+    def fail(self, error: Exception) -> None:
+        """End the job with `error`, unless it has ended before; drop the pending messages of all its networks."""
+        with self._lock:
+            if self._job.error is None:
+                self._job.error = error
+            for network in self._job.networks:
+                network._drop_all()
+
+    def _drop_all(self) -> None:
+        self._channels.clear()
+        self._calls.clear()
+        self._published.clear()
+        self._flags.clear()
+
+    def close(self, rank: int) -> None:
+        """Withdraw what `rank` has not sent and not received yet; messages that are buffered stay deliverable."""
+        with self._lock:
+            self._closed.add(rank)
+            self._published = {at: memory for at, memory in self._published.items() if at[0] != rank}
+            for (source, dest, _), channel in self._channels.items():
+                if source == rank:
+                    channel.waiting = {at: message for at, message in channel.waiting.items() if message.buffered}
+                if dest == rank:
+                    channel.expected.clear()
+
+    def traffic(self, rank: int) -> Mapping[int, Traffic]:
+        """Return the counters of `rank`, by peer."""
+        with self._lock:
+            return dict(self._traffic[rank])
+
+    def _channel(self, source: int, dest: int, lane: int) -> _Channel:
+        return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
+
+    def _check_present(self, rank: int, peer: int) -> None:
+        """Raise the error that ended the network, or that `peer` has left, which `rank` still needs."""
+        self.check()
+        if peer in self._closed:
+            raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self.members[rank]}"
+
+    def _mismatch(self, rank: int, call: Signature, other_rank: int, other_call: Signature) -> MismatchError:
+        """Return the error that two ranks disagree, with what tells their calls apart."""
+        mine, other = str(call), str(other_call)
+        if mine == other:
+            mine += f" by {call.algorithm} in {call.segments} segments"
+            other += f" by {other_call.algorithm} in {other_call.segments} segments"
+        return MismatchError(
+            f"{self._name(rank)} called {mine} where {self._name(other_rank)} called {other}", peer=self.members[rank]
+        )
+
+    def _copy_mapped(self, access: _Access) -> None:
+        """Carry out an access, if the memory is published and as long as what it is copied from or to."""
+        what = f"{self._name(access.rank)} uses {access.span} of {self._name(access.peer)}"
+        memory = self._published.get((access.peer, access.sequence))
+        if memory is None:
+            self.fail(InternalError(f"{what}, which is not published: the plan does not order this by flags"))
+            return
+        locate = memory.bytes_to_write if access.writes else memory.bytes_to_read
+        pieces = locate(access.span, access.segment)
+        mapped, own = _nbytes(pieces), _nbytes(access.pieces)
+        if mapped != own:
+            self.fail(
+                MismatchError(f"{what}, which has {mapped} bytes instead of {own}", peer=self.members[access.peer])
+            )
+            return
+        source, target = (access.pieces, pieces) if access.writes else (pieces, access.pieces)
+        _copy(target, source)
+        access.complete = True
+        ends = (access.rank, access.peer) if access.writes else (access.peer, access.rank)
+        self._count(*ends, sent_messages=1, sent_nbytes=own)
+        self._count(*reversed(ends), received_messages=1, received_nbytes=own)
+
+    def _deliver(self, message: _Message, receive: _Message) -> None:
+        sent, expected = message.nbytes, receive.nbytes
+        if message.signature.digest != receive.signature.digest:
+            self.fail(self._mismatch(message.rank, message.signature, receive.rank, receive.signature))
+            return
+        if sent != expected:
+            what = f"{self._name(message.rank)} sent {sent} bytes where {self._name(receive.rank)} expected {expected}"
+            self.fail(MismatchError(f"{what}, both in {message.signature}", peer=self.members[message.rank]))
+            return
+        _copy(receive.pieces, message.pieces)
+        self._complete(message)
+        receive.complete = True
+        self._count(receive.rank, receive.peer, received_messages=1, received_nbytes=sent)
+
+    def _buffer(self, channel: _Channel) -> None:
+        """Copy the messages that have waited longest, as far as there is credit, so that their senders are done."""
+        for message in channel.waiting.values():
+            if channel.credit == 0:
+                return
+            if not message.buffered:
+                message.pieces = [memoryview(b"".join(message.pieces))]
+                message.buffered = True
+                channel.credit -= 1
+                self._complete(message)
+
+    def _complete(self, message: _Message) -> None:
+        """Let the sender of `message` go on, the first time that this is asked for."""
+        if not message.complete:
+            message.complete = True
+            self._count(message.rank, message.peer, sent_messages=1, sent_nbytes=message.nbytes)
+
+    def _count(self, rank: int, peer: int, **more: int) -> None:
+        now = self._traffic[rank].get(peer, Traffic(LocalTransport.name))
+        added = {counter: getattr(now, counter) + number for counter, number in more.items()}
+        self._traffic[rank][peer] = replace(now, **added)
+
+
+class LocalTransport:
+    """The end of a `LocalNetwork` at one rank: a `MessageTransport`. Its calls may come from one thread at a time."""
+
+    name = "local"
+    capabilities = Capabilities(kind="message", ordered=True, zero_copy=True)
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self.rank = rank
+        self.size = network.size
+        self.members = network.members
+        self.mapped: MappedTransport | None = LocalMemory(network, rank)
+        self._network = network
+
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalTransport:
+        return self._network.subgroup(ranks, number).transports[ranks.index(self.rank)]
+
+    def announce(self, sequence: int, signature: Signature) -> None:
+        self._network.announce(self.rank, sequence, signature)
+
+    def absent(self, sequence: int) -> Collection[int]:
+        return self._network.absent(sequence)
+
+    def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        return self._network.send(self.rank, peer, identity, signature, pieces)
+
+    def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
+        return self._network.receive(peer, self.rank, identity, signature, pieces)
+
+    def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
+        return self._network.arrived(peer, self.rank, lane)
+
+    def departed(self, peer: int) -> bool:
+        return self._network.departed(peer)
+
+    def progress(self) -> None:
+        self._network.check()
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        return self._network.traffic(self.rank)
+
+    def abort(self, error: Exception) -> None:
+        self._network.fail(error)
+
+    def close(self) -> None:
+        self._network.close(self.rank)
+
+
+class LocalMemory:
+    """The memory of the other ranks of a `LocalNetwork`, as one of them sees it: a `MappedTransport`."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network = network
+        self._rank = rank
+
+    def publish(self, sequence: int, memory: Published) -> None:
+        self._network.publish(self._rank, sequence, memory)
+
+    def withdraw(self, sequence: int) -> None:
+        self._network.withdraw(self._rank, sequence)
+
+    def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, False))
+
+    def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
+        return self._network.access(_Access(self._network, self._rank, peer, sequence, span, segment, pieces, True))
+
+    def signal(self, peer: int, identity: Identity) -> Request:
+        self._network.raise_flag(self._rank, peer, identity)
+        return _RAISED
+
+    def wait(self, peer: int, identity: Identity) -> Request:
+        return _Flag(self._network, self._rank, peer, identity)
+
+
+_Pieces = Sequence[memoryview]
+
+
+@dataclass(slots=True)
+class _Job:
+    """What the networks of all communicators of a job share: a lock, and their end."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    networks: list[LocalNetwork] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Announced:
+    """A call that some ranks have made: the first of them, what it called, and who they are."""
+
+    first: int
+    signature: Signature
+    ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """A posted message, or a posted receive: the request of `rank`, to or from `peer`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    signature: Signature
+    pieces: _Pieces
+    complete: bool = False
+    buffered: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.pieces)
+
+    def done(self) -> bool:
+        return self.network.is_done(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Access:
+    """A copy by `rank` out of a span of the memory of `peer`, or into it if it `writes`; from or to `pieces`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    sequence: int
+    span: Span
+    segment: int
+    pieces: _Pieces
+    writes: bool
+    complete: bool = False
+
+    def done(self) -> bool:
+        return self.network.is_done(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Flag:
+    """The request of `rank` that waits for a flag of `peer`."""
+
+    network: LocalNetwork
+    rank: int
+    peer: int
+    identity: Identity
+
+    def done(self) -> bool:
+        return self.network.sees(self)
+
+
+class _Raised:
+    """The request of a flag: to raise it is all there is to do."""
+
+    def done(self) -> bool:
+        return True
+
+
+_RAISED = _Raised()
+
+
+@dataclass(slots=True)
+class _Channel:
+    """The messages of one lane from one rank to another that have not met their receives, and the other way round."""
+
+    credit: int
+    waiting: dict[Identity, _Message] = field(default_factory=dict)
+    expected: dict[Identity, _Message] = field(default_factory=dict)
+    recent: OrderedDict[Identity, None] = field(default_factory=OrderedDict)
+
+    def is_new(self, identity: Identity) -> bool:
+        """Remember `identity`; return whether it was not among the last that the channel has seen."""
+        if identity in self.recent:
+            return False
+        self.recent[identity] = None
+        if len(self.recent) > _DUPLICATE_WINDOW:
+            self.recent.popitem(last=False)
+        return True
+
+
+def _nbytes(pieces: _Pieces) -> int:
+    return sum(piece.nbytes for piece in pieces)
+
+
+def _copy(dst: _Pieces, src: _Pieces) -> None:
+    data = src[0] if len(src) == 1 else memoryview(b"".join(src))
+    start = 0
+    for piece in dst:
+        piece[:] = data[start : start + piece.nbytes]
+        start += piece.nbytes

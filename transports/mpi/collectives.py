@@ -1,0 +1,465 @@
+"""MPI's own collectives as calls of ours: `mpi.native`.
+
+Theory of operation. A call begins with an agreement: a barrier of ours that carries the call's signature. So a rank
+that calls something else, stays away or has died is found out as in any other call, before MPI is asked for anything;
+and MPI's operations begin in the same order on all ranks, as it demands. Then follows MPI's nonblocking operation; it
+is looked at again and again, and between that the communicator's failure flag and the deadline: what MPI would wait for
+in vain is left to itself, with its memory, which is kept for as long as the process lives.
+
+Calls that go on by themselves are looked at by a thread, where MPI was initialised for several (MPI_THREAD_MULTIPLE);
+otherwise they make progress when the program looks at them.
+
+Some of the ranks have MPI's collectives as well, where it was initialised for several threads. MPI makes a communicator
+of them by a call that blocks, so that a thread makes that call, when the first operation has been agreed on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.dtypes import DType
+from unisono.errors import UnisonoError, UsageError
+from unisono.operations import Combine, Lower, Op
+from unisono.transports import _core
+from unisono.transports.base import AnyArray, Call, Operand, Operation, Usage
+from unisono.transports.executors.call_memory import arrays_of
+from unisono.transports.mpi.library import Comm, LateComm, give_up
+
+# Longer ones would need counts of 64 bits, which not every library has.
+_NBYTES_END = 1 << 31
+# How often a wait looks before it lets others have the core for a while each time, and how long that is.
+_EAGER_LOOKS = 20_000
+_PAUSE_S = 0.00005
+_LOOKS_BETWEEN_CHECKS = 64
+
+_TYPES = {
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "bool": "C_BOOL",
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+# What is only moved goes as something of its size.
+_MOVED: dict[int, tuple[Any, str]] = {
+    1: (np.uint8, "UINT8_T"),
+    2: (np.uint16, "UINT16_T"),
+    4: (np.uint32, "UINT32_T"),
+    8: (np.uint64, "UINT64_T"),
+    16: (np.complex128, "C_DOUBLE_COMPLEX"),
+}
+_ARITHMETIC = frozenset({"integer", "float", "complex"})
+# How states are combined → MPI's name of it, and the kinds of dtype for which it means the same. What MPI makes of NaN
+# in a minimum or a maximum is not said.
+_OPERATIONS: dict[Combine, tuple[str, frozenset[str]]] = {
+    Combine.SUM: ("SUM", _ARITHMETIC),
+    Combine.PROD: ("PROD", _ARITHMETIC),
+    Combine.MIN: ("MIN", frozenset({"integer"})),
+    Combine.MAX: ("MAX", frozenset({"integer"})),
+    Combine.BAND: ("BAND", frozenset({"integer"})),
+    Combine.BOR: ("BOR", frozenset({"integer"})),
+    Combine.BXOR: ("BXOR", frozenset({"integer"})),
+    Combine.LAND: ("LAND", frozenset({"integer", "bool"})),
+    Combine.LOR: ("LOR", frozenset({"integer", "bool"})),
+    Combine.LXOR: ("LXOR", frozenset({"integer", "bool"})),
+}
+
+
+def refusal(collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], arrays: int, size: int) -> str | None:
+    """Return why MPI does not carry out such a call, or None; the same on all ranks."""
+    if arrays > 1:
+        return "takes one array at a time"
+    if nbytes >= _NBYTES_END:
+        return f"takes less than {_NBYTES_END} bytes"
+    for dtype, op in reduced:
+        name, kinds = _OPERATIONS.get(op.combine, ("", frozenset[str]()))
+        if op.lower is Lower.DIVIDE_BY_SIZE or not name:
+            return f"has no operation {op.name!r}"
+        if dtype.name not in _TYPES:
+            return f"does not reduce {dtype.name}: no MPI rounds it as Unisono does"
+        if dtype.kind not in kinds or (op.lower is Lower.TRUTH and size == 1):
+            return f"has no {op.name!r} of {dtype.name} that is the same as Unisono's"
+    return None
+
+
+class _Bound(NamedTuple):
+    """A call as MPI takes it, once there is a communicator: its buffers are None where this rank has none."""
+
+    comm: Any
+    source: Any
+    target: Any
+    op: Any
+    root: int
+    varying: tuple[Sequence[int], Sequence[int]] | None  # the counts of what is sent and received
+
+
+def _vector(buffer: Any, counts: Sequence[int]) -> Any:
+    """Return a buffer that is cut into shares of so many elements."""
+    if buffer is None:
+        return None
+    array, kind = buffer
+    return [array, (list(counts), list(accumulate(counts, initial=0))[:-1]), kind]
+
+
+def _allgather(call: _Bound) -> Any:
+    if call.varying is None:
+        return call.comm.Iallgather(call.source, call.target)
+    return call.comm.Iallgatherv(call.source, _vector(call.target, call.varying[1]))
+
+
+def _gather(call: _Bound) -> Any:
+    if call.varying is None:
+        return call.comm.Igather(call.source, call.target, call.root)
+    return call.comm.Igatherv(call.source, _vector(call.target, call.varying[1]), call.root)
+
+
+def _scatter(call: _Bound) -> Any:
+    if call.varying is None:
+        return call.comm.Iscatter(call.source, call.target, call.root)
+    return call.comm.Iscatterv(_vector(call.source, call.varying[0]), call.target, call.root)
+
+
+def _alltoall(call: _Bound) -> Any:
+    if call.varying is None:
+        return call.comm.Ialltoall(call.source, call.target)
+    sent, received = call.varying
+    return call.comm.Ialltoallv(_vector(call.source, sent), _vector(call.target, received))
+
+
+def _reduce_scatter(call: _Bound) -> Any:
+    if call.varying is None:
+        return call.comm.Ireduce_scatter_block(call.source, call.target, call.op)
+    return call.comm.Ireduce_scatter(call.source, call.target, list(call.varying[0]), call.op)
+
+
+def _broadcast(call: _Bound) -> Any:
+    if call.source is not None:
+        np.copyto(call.target[0], call.source[0])
+    return call.comm.Ibcast(call.target, call.root)
+
+
+_BEGIN: dict[str, Callable[[_Bound], Any]] = {
+    "allreduce": lambda call: call.comm.Iallreduce(call.source, call.target, call.op),
+    "reduce": lambda call: call.comm.Ireduce(call.source, call.target, call.op, call.root),
+    "scan": lambda call: call.comm.Iscan(call.source, call.target, call.op),
+    "exscan": lambda call: call.comm.Iexscan(call.source, call.target, call.op),
+    "barrier": lambda call: call.comm.Ibarrier(),
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
+    "reduce_scatter": _reduce_scatter,
+}
+
+
+class Failures(Protocol):
+    """How an operation learns of failures of the communicator, and makes them, each by the text that it is to have."""
+
+    def check_now(self, operation: str, /) -> None:
+        """Raise the failure, if there is one."""
+
+    def lose(self, text: str, /) -> None:
+        """Fail with `PeerLostError`, on all ranks."""
+
+    def time_out(self, text: str, /) -> None:
+        """Fail with `CollectiveTimeoutError`, on all ranks."""
+
+    def break_down(self, text: str, /) -> None:
+        """Fail with `InternalError`, on all ranks."""
+
+    def abort(self, reason: str, /) -> None:
+        """Fail with `AbortedError`, on all ranks."""
+
+
+class MpiCollectives:
+    """MPI's collectives over a communicator of mpi4py that is used for nothing else, and what is under way in it.
+
+    Args:
+        comm: the communicator of all ranks of the job.
+        ranks: those that this is for, in their order; not given for all.
+        tag: of these ranks, the same on all of them, and of no others in which one of them is.
+
+    Attributes:
+        refusal: says what it does not carry out.
+    """
+
+    def __init__(self, comm: Any, ranks: Sequence[int] = (), tag: int = 0) -> None:
+        self.refusal = refusal
+        self._mpi: Any = sys.modules["mpi4py.MPI"]
+        self._world = comm
+        self._comm: Comm | LateComm = LateComm(comm, ranks, tag) if ranks else Comm(comm)
+        self._rank: int = ranks.index(comm.Get_rank()) if ranks else comm.Get_rank()
+        self._used: dict[int, tuple[Call, Usage]] = {}
+        self._lock = threading.RLock()
+        self._waiting: deque[MpiOperation] = deque()  # agreed on in this order
+        self._going_on: set[MpiOperation] = set()
+        self._thread: threading.Thread | None = None
+        level = self._mpi.Query_thread()
+        self._any_thread: bool = level >= self._mpi.THREAD_SERIALIZED
+        self._own_thread: bool = level == self._mpi.THREAD_MULTIPLE
+
+    def subgroup(self, ranks: Sequence[int], communicator: int) -> MpiCollectives | None:
+        """Return those of some of the ranks of the job, or None where MPI has not been initialised for several threads.
+
+        Args:
+            ranks: by their numbers in the job.
+            communicator: the id of their communicator.
+        """
+        if not self._own_thread:
+            return None
+        return MpiCollectives(self._world, ranks, communicator % self._world.Get_attr(self._mpi.TAG_UB))
+
+    def usage(self) -> Sequence[tuple[Call, Usage]]:
+        """Return how often each call has been carried out to its end."""
+        with self._lock:
+            return list(self._used.values())
+
+    def count(self, call: Call, seconds: float) -> None:
+        """Count a call that has ended; with the lock."""
+        before = self._used.get(id(call), (call, Usage(0, 0, 0.0)))[1]
+        self._used[id(call)] = call, Usage(before.calls + 1, before.timed + 1, before.seconds + seconds)
+
+    def start(
+        self, call: Call, source: Operand, target: Operand, agree: Callable[[], Operation], failures: Failures
+    ) -> MpiOperation:
+        """Start a call; `agree` starts the barrier that carries its signature.
+
+        Raises:
+            UsageError: MPI was initialised for the main thread alone, and this is another; nothing has been sent.
+        """
+        if not self._any_thread and not self._mpi.Is_thread_main():
+            raise UsageError(
+                "MPI was initialised for its main thread alone: call mpi.native there, or initialise with "
+                "MPI.THREAD_MULTIPLE"
+            )
+        bound = self._bind(call, source, target)
+        with self._lock:
+            operation = MpiOperation(self, call, agree(), bound, failures)
+            self._waiting.append(operation)
+        return operation
+
+    def close(self) -> bool:
+        """End; return whether something was under way."""
+        with self._lock:
+            unfinished = [*self._waiting, *self._going_on]
+            self._waiting.clear()
+            self._going_on.clear()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        for operation in unfinished:
+            operation.leave()
+        if not unfinished:
+            self._comm.close()
+        return any(not operation.ended_well() for operation in unfinished)
+
+    def comm(self) -> Any | None:
+        """Return the communicator, or None as long as it is being made; raises what MPI does."""
+        return self._comm.get()
+
+    def advance(self) -> None:
+        """Begin what has been agreed on, in its order; with the lock."""
+        while self._waiting and self._waiting[0].begin():
+            self._waiting.popleft()
+
+    def let_go_on(self, operation: MpiOperation) -> None:
+        """Have an operation looked at by a thread of its own, where MPI allows that."""
+        if not self._own_thread:
+            return
+        with self._lock:
+            self._going_on.add(operation)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._go_on, name="unisono-mpi", daemon=True)
+                self._thread.start()
+
+    def _go_on(self) -> None:
+        while True:
+            with self._lock:
+                self._going_on = {operation for operation in self._going_on if not operation.ended()}
+                if not self._going_on:
+                    self._thread = None
+                    return
+            time.sleep(_PAUSE_S)
+
+    def _bind(self, call: Call, source: Operand, target: Operand) -> _Bound:
+        plan, contract = call.plan, CONTRACTS[call.plan.collective]
+        if not call.extents:
+            return _Bound(None, None, None, None, 0, None)
+        extent = call.extents[0]
+        given = _first(source, extent.dtype, contract.has_input(self._rank, plan.root))
+        wanted = _first(target, extent.dtype, contract.has_output(self._rank, plan.root))
+        if given is not None and wanted is not None and np.may_share_memory(given, wanted):
+            given = given.copy()  # MPI has an option for it, which all ranks would have to give, or none
+        if wanted is not None and plan.collective == "exscan" and self._rank == 0:
+            wanted = np.empty_like(wanted)  # whose contents MPI leaves open
+        if extent.op is None:
+            view, name = _MOVED[extent.dtype.itemsize]
+            given, wanted = (None if array is None else array.view(view) for array in (given, wanted))
+            op = None
+        else:
+            name, op = _TYPES[extent.dtype.name], getattr(self._mpi, _OPERATIONS[extent.op.combine][0])
+        kind = getattr(self._mpi, name)
+        return _Bound(None, _buffer(given, kind), _buffer(wanted, kind), op, plan.root, _counts(call))
+
+
+def _buffer(array: AnyArray | None, kind: Any) -> list[Any] | None:
+    return None if array is None else [array, kind]
+
+
+def _first(operand: Operand, dtype: DType, present: bool) -> AnyArray | None:
+    if not present:
+        return None
+    found = next(iter(arrays_of(operand)), None)
+    return np.empty(0, dtype.name if dtype.name in _TYPES else f"V{dtype.itemsize}") if found is None else found
+
+
+def _counts(call: Call) -> tuple[Sequence[int], Sequence[int]] | None:
+    varying, counts = CONTRACTS[call.plan.collective].varying, call.shape.counts
+    return None if varying is None or varying[0] not in counts else (counts[varying[0]], counts[varying[1]])
+
+
+class MpiOperation:
+    """A call of `mpi.native`; see `Operation`."""
+
+    def __init__(
+        self,
+        collectives: MpiCollectives,
+        call: Call,
+        agreement: Operation,
+        bound: _Bound,
+        failures: Failures,
+    ) -> None:
+        self._collectives = collectives
+        self._call = call
+        self._agreement = agreement
+        self._bound = bound
+        self._name = str(call.signature)
+        self._failures = failures
+        self._began = time.perf_counter()
+        self._request: Any = None
+        self._deadline = float("inf")
+        self._limit_s = 0.0
+        self._looks = 0
+        self._done = False
+        self._error: UnisonoError | None = None
+
+    def begin(self) -> bool:
+        """Begin in MPI, if it has been agreed on; return whether what comes after may begin. With the lock."""
+        try:
+            if self._request is None and self._error is None:
+                if not self._agreement.poll():
+                    return False
+                comm = self._ask_mpi(self._collectives.comm)
+                if comm is None:
+                    return False
+                begin = partial(_BEGIN[self._call.plan.collective], self._bound._replace(comm=comm))
+                self._request = self._ask_mpi(begin)
+        except UnisonoError as error:
+            self._fail(error)
+        return True
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        with self._collectives._lock:
+            if not self._done and self._error is None:
+                self._collectives.advance()
+                self._look()
+            if self._error is not None:
+                raise self._error
+            return self._done
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Operation.wait`."""
+        self._set_deadline(timeout_s)
+        looks = 0
+        try:
+            if self._request is None and self._error is None and self._is_next():
+                self._agreement.wait(timeout_s)
+            while not self.poll():
+                looks += 1
+                if looks < _EAGER_LOOKS:
+                    os.sched_yield()
+                else:
+                    time.sleep(_PAUSE_S)
+        except KeyboardInterrupt:
+            self.abort("it was interrupted")
+            raise
+
+    def go_on(self, timeout_s: float) -> None:
+        """See `Operation.go_on`."""
+        self._set_deadline(timeout_s)
+        self._agreement.go_on(timeout_s)
+        self._collectives.let_go_on(self)
+
+    def ended(self) -> bool:
+        """See `Operation.ended`."""
+        try:
+            return self.poll()
+        except UnisonoError:
+            return True
+
+    def abort(self, reason: str) -> None:
+        """See `Operation.abort`."""
+        self._failures.abort(reason)
+
+    def leave(self) -> None:
+        """Let go of it: MPI may go on with its memory."""
+        if not self._done and self._request is not None:
+            give_up(self._request, self._bound)
+
+    def ended_well(self) -> bool:
+        """Return whether it has ended, and well."""
+        return self._done
+
+    def _is_next(self) -> bool:
+        with self._collectives._lock:
+            return bool(self._collectives._waiting) and self._collectives._waiting[0] is self
+
+    def _set_deadline(self, timeout_s: float) -> None:
+        self._limit_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+
+    def _look(self) -> None:
+        try:
+            if self._request is not None and self._ask_mpi(self._request.Test):
+                self._done = True
+                self._collectives.count(self._call, time.perf_counter() - self._began)
+                return
+            self._looks += 1
+            if self._looks % _LOOKS_BETWEEN_CHECKS == 0 or self._request is None:
+                self._failures.check_now(self._name)
+                if time.monotonic() >= self._deadline:
+                    self._failures.time_out(f"{self._name} by MPI has not ended within {self._limit_s:g} s")
+                    self._failures.check_now(self._name)
+        except UnisonoError as error:
+            self._fail(error)
+
+    def _ask_mpi(self, ask: Callable[[], Any]) -> Any:
+        """Return what MPI says; its errors become failures of the communicator, which are raised.
+
+        MPI reduces in the thread that asks, so that its floating-point environment must be the same on all ranks.
+        """
+        mpi = self._collectives._mpi
+        try:
+            with _core.DefaultFloatEnvironment():
+                return ask()
+        except mpi.Exception as error:
+            lost = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_REVOKED", None))
+            blame = self._failures.lose if error.Get_error_class() in lost else self._failures.break_down
+            blame(f"MPI failed in {self._name}: {error}")
+            self._failures.check_now(self._name)
+            raise
+
+    def _fail(self, error: UnisonoError) -> None:
+        self._error = error
+        self.leave()

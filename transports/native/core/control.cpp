@@ -1,0 +1,540 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "signal_masked_thread.h"
+
+namespace unisono {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t judge_count = 2;
+// How long a farewell may take to be handed to the kernel.
+constexpr auto farewell_time = 200ms;
+// How long the reason for which a rank has gone may take to come.
+constexpr auto departure_time = 500ms;
+// The outlook of the hub counts for this long before that of its stand-in replaces it.
+constexpr auto outlook_time = 300ms;
+// A judge that has said nothing of a late call for this long is silent.
+constexpr auto silence_time = 50ms;
+// Outlooks of more late calls than this are not kept.
+constexpr std::size_t most_outlooks = 256;
+constexpr auto interrupt_check_period = 20ms;
+
+// Whether a connection has ended because nothing came from the other end, not even its end.
+bool silent(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN;
+}
+
+std::string departure_text(std::int32_t rank, const std::string& farewell) {
+  return ranks_text({rank}) + " has left" + (farewell.empty() ? " the communicator" : ": " + farewell);
+}
+
+}  // namespace
+
+Control::Control(std::int32_t rank, std::int32_t size)
+    : rank_(rank),
+      size_(size),
+      links_(static_cast<std::size_t>(size)),
+      departures_(static_cast<std::size_t>(size)),
+      farewells_(static_cast<std::size_t>(size)),
+      judge_(size, [this](std::int32_t peer, const Frame& frame) { deliver(peer, frame); }) {
+  service_ = start_quiet_thread([this] {
+    std::unique_lock lock(mutex_);
+    serve(lock);
+  });
+}
+
+Control::~Control() {
+  if (!abandoned_) leave("");
+}
+
+void Control::add_link(std::int32_t peer, Descriptor socket, Descriptor process) {
+  const std::lock_guard lock(mutex_);
+  Link& link = links_.at(static_cast<std::size_t>(peer));
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
+  link.socket = std::move(socket);
+  link.process = std::move(process);
+  link.open = true;
+  tell_the_past(peer);
+  wake_.ring();
+}
+
+// Ranks may have left, or the job may have failed, before the two ranks had this link.
+void Control::tell_the_past(std::int32_t peer) {
+  for (std::int32_t gone = 0; gone < size_; ++gone)
+    if (gone != peer && departures_[static_cast<std::size_t>(gone)]) send(peer, farewell_frame(gone));
+  if (failed()) send(peer, failure_frame());
+}
+
+Frame Control::farewell_frame(std::int32_t peer) const {
+  Frame frame;
+  frame.type = FrameType::leaving;
+  frame.rank = peer;
+  frame.text = farewells_[static_cast<std::size_t>(peer)];
+  return frame;
+}
+
+Frame Control::failure_frame() const {
+  Frame frame;
+  frame.type = FrameType::failure;
+  frame.failure = failure_.kind;
+  frame.rank = failure_.rank;
+  frame.peer = failure_.peer;
+  frame.sequence = failure_.sequence;
+  frame.text = failure_.text;
+  return frame;
+}
+
+std::size_t Control::links() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(links_.begin(), links_.end(), [](const Link& l) { return l.open; }));
+}
+
+std::vector<std::int32_t> Control::judges() const {
+  const std::lock_guard lock(mutex_);
+  return current_judges();
+}
+
+std::vector<std::int32_t> Control::current_judges() const {
+  std::vector<std::int32_t> lowest;
+  for (std::int32_t rank = 0; rank < size_ && lowest.size() < judge_count; ++rank)
+    if (!departures_[static_cast<std::size_t>(rank)]) lowest.push_back(rank);
+  return lowest;
+}
+
+bool Control::is_hub() const {
+  const auto first = std::find_if(departures_.begin(), departures_.end(), [](const auto& left) { return !left; });
+  return first - departures_.begin() == rank_;
+}
+
+Failure Control::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Control::fail(Failure failure) {
+  const std::lock_guard lock(mutex_);
+  set_failure(std::move(failure), rank_);
+}
+
+void Control::suspect(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+  const std::lock_guard lock(mutex_);
+  const bool is_known = std::any_of(suspicions_.begin(), suspicions_.end(),
+                                    [=](const Suspicion& suspicion) { return suspicion.peer == peer; });
+  if (failed() || is_known) return;
+  suspicions_.push_back({peer, sequence, seen, Clock::now() + departure_time});
+  resolve_suspicions(Clock::now());
+  wake_.ring();
+}
+
+void Control::lose(std::int32_t peer, std::int64_t sequence, const std::string& seen) {
+  suspect(peer, sequence, seen);
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, 2 * departure_time, [this] { return failed(); });
+}
+
+void Control::resolve_suspicions(Clock::time_point now) {
+  for (const Suspicion& suspicion : suspicions_) {
+    if (auto failure = failure_of(suspicion, now)) {
+      set_failure(std::move(*failure), rank_);
+      break;
+    }
+  }
+  if (failed()) suspicions_.clear();
+}
+
+// A rank that raises leaves with words, and the ranks that need it leave after it. So the first words are the cause.
+std::optional<Failure> Control::failure_of(const Suspicion& suspicion, Clock::time_point now) const {
+  const auto index = static_cast<std::size_t>(suspicion.peer);
+  if (!departures_[index] && now < suspicion.until) return std::nullopt;
+  std::int32_t lost = suspicion.peer;
+  if (farewells_[index].empty()) {
+    const std::int32_t first = first_to_leave_with_words();
+    if (first >= 0 && (!departures_[index] || departures_[static_cast<std::size_t>(first)] < departures_[index]))
+      lost = first;
+  }
+  const auto lost_index = static_cast<std::size_t>(lost);
+  const std::string text = departures_[lost_index] ? departure_text(lost, farewells_[lost_index]) : suspicion.seen;
+  return Failure{FailureKind::peer_lost, rank_, lost, suspicion.sequence, text};
+}
+
+std::int32_t Control::first_to_leave_with_words() const {
+  std::int32_t first = -1;
+  for (std::int32_t rank = 0; rank < size_; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    if (farewells_[index].empty()) continue;
+    if (first < 0 || departures_[index] < departures_[static_cast<std::size_t>(first)]) first = rank;
+  }
+  return first;
+}
+
+Frame Control::report_frame(FrameType type, std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                            std::int64_t sequence) const {
+  Frame report;
+  report.type = type;
+  report.rank = rank_;
+  report.communicator = communicator;
+  report.sequence = sequence;
+  report.members = members;
+  return report;
+}
+
+void Control::report_to(std::size_t most_judges, const Frame& report) {
+  auto judges = current_judges();
+  judges.resize(std::min(judges.size(), most_judges));
+  for (const std::int32_t rank : judges) deliver(rank, report);
+  judge(Clock::now());
+  wake_.ring();
+}
+
+void Control::report_blocked(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                             std::int64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  report_to(1, report_frame(FrameType::blocked, communicator, members, sequence));
+}
+
+void Control::report_mismatch(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                              std::int64_t sequence, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  Frame report = report_frame(FrameType::mismatch, communicator, members, sequence);
+  report.text = text;
+  report_to(judge_count, report);
+}
+
+void Control::report_late(std::uint64_t communicator, const std::vector<std::int32_t>& members, std::int64_t sequence,
+                          std::int64_t number, std::int32_t waits_for, Clock::time_point deadline) {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (outlooks_.size() >= most_outlooks) outlooks_.clear();
+  outlooks_.insert_or_assign(LateCall{communicator, sequence, number}, JudgedOutlook{{}, size_, now});
+  Frame report = report_frame(FrameType::late, communicator, members, sequence);
+  report.number = number;
+  report.waits_for = waits_for;
+  const auto time_left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - now).count();
+  report.time_left_us = static_cast<std::uint64_t>(std::max<std::int64_t>(time_left, 0));
+  report_to(judge_count, report);
+}
+
+void Control::note_outlook(std::int32_t from, const Frame& frame) {
+  const auto known = outlooks_.find(LateCall{frame.communicator, frame.sequence, frame.number});
+  if (known == outlooks_.end()) return;
+  const auto now = Clock::now();
+  if (from <= known->second.judge || now - known->second.time > outlook_time)
+    known->second = {{frame.peer, frame.text}, from, now};
+}
+
+Outlook Control::outlook(std::uint64_t communicator, std::int64_t sequence, std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto known = outlooks_.find(LateCall{communicator, sequence, number});
+  const bool has_asked = known != outlooks_.end();
+  if (has_asked && known->second.judge < size_) return outlooks_.extract(known).mapped().outlook;
+  std::string why = ": there was no time to ask the other ranks why";
+  if (has_asked && Clock::now() - known->second.time >= silence_time) {
+    auto silent_judges = current_judges();
+    std::erase(silent_judges, rank_);
+    why = ": " + ranks_text(silent_judges) + (silent_judges.size() == 1 ? " does" : " do") + " not answer (stopped?)";
+  }
+  if (sequence < 0) return {-1, why};
+  const auto record = recorder_.find(communicator, static_cast<std::uint64_t>(sequence));
+  return {-1, " in call #" + std::to_string(sequence) + (record ? " " + record->text() : "") + why};
+}
+
+void Control::settle(std::uint64_t communicator, const std::vector<std::int32_t>& members,
+                     std::chrono::milliseconds limit, bool (*interrupted)()) {
+  const auto last = recorder_.last(communicator);
+  if (!last) return;
+  const auto until = Clock::now() + limit;
+  const std::pair call(communicator, static_cast<std::int64_t>(last->sequence));
+  std::unique_lock lock(mutex_);
+  settling_.insert(call);
+  Frame report = report_frame(FrameType::closing, communicator, members, call.second);
+  report.digest = last->digest;
+  report.text = last->text();
+  report.time_left_us = static_cast<std::uint64_t>(std::chrono::microseconds(limit).count());
+  report_to(judge_count, report);
+  const auto is_over = [&] { return failed() || !settling_.contains(call); };
+  while (!changed_.wait_until(lock, std::min(until, Clock::now() + interrupt_check_period), is_over)) {
+    if (Clock::now() >= until) break;
+    lock.unlock();
+    const bool stops = interrupted != nullptr && interrupted();
+    lock.lock();
+    if (stops) break;
+  }
+  settling_.erase(call);
+}
+
+bool Control::departed(std::int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  return departures_.at(static_cast<std::size_t>(peer)).has_value();
+}
+
+bool Control::departed_by(std::int32_t peer, Clock::time_point time) const {
+  const std::lock_guard lock(mutex_);
+  const auto& departure = departures_.at(static_cast<std::size_t>(peer));
+  return departure && *departure <= time;
+}
+
+std::string Control::farewell(std::int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  return farewells_.at(static_cast<std::size_t>(peer));
+}
+
+void Control::add_doorbell(int doorbell) {
+  const std::lock_guard lock(mutex_);
+  doorbells_.push_back(doorbell);
+}
+
+void Control::remove_doorbell(int doorbell) {
+  const std::lock_guard lock(mutex_);
+  std::erase(doorbells_, doorbell);
+}
+
+void Control::leave(const std::string& farewell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) {
+      Frame frame;
+      frame.type = FrameType::leaving;
+      frame.rank = rank_;
+      frame.text = farewell;
+      send_to_others(-1, frame);
+      stopping_ = true;
+      wake_.ring();
+    }
+  }
+  if (service_.joinable()) service_.join();
+}
+
+void Control::abandon() {
+  abandoned_ = true;
+  if (service_.joinable()) service_.detach();  // it does not exist here
+}
+
+void Control::serve(std::unique_lock<std::mutex>& lock) {
+  Clock::time_point give_up = Clock::time_point::max();
+  for (;;) {
+    for (std::int32_t peer = 0; peer < size_; ++peer) write_link(peer);
+    if (stopping_) {
+      if (give_up == Clock::time_point::max()) give_up = Clock::now() + farewell_time;
+      const bool all_said = std::all_of(links_.begin(), links_.end(), [](const Link& l) { return l.out.empty(); });
+      if (all_said || Clock::now() >= give_up) break;
+    }
+    poll_links(lock);
+    const auto now = Clock::now();
+    resolve_suspicions(now);
+    judge(now);
+  }
+  for (Link& link : links_) {
+    link.open = false;
+    link.socket.reset();
+    link.process.reset();
+  }
+}
+
+void Control::judge(Clock::time_point now) {
+  if (failed()) return;
+  judge_.tick(now);
+  if (auto failure = judge_.take_failure()) set_failure(std::move(*failure), rank_);
+}
+
+int Control::poll_timeout_ms() const {
+  if (stopping_) return 10;
+  if (failed()) return -1;
+  auto earliest = judge_.next_tick();
+  for (const Suspicion& suspicion : suspicions_) earliest = std::min(earliest, suspicion.until);
+  if (earliest == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(earliest - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left + 1, 0, 1000));
+}
+
+void Control::poll_links(std::unique_lock<std::mutex>& lock) {
+  std::vector<pollfd> descriptors{{wake_.get(), POLLIN, 0}};
+  std::vector<std::pair<std::int32_t, bool>> sources{{-1, false}};  // (peer, whether it is the pidfd)
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    const Link& link = links_[static_cast<std::size_t>(peer)];
+    if (!link.open) continue;
+    descriptors.push_back({link.socket.get(), static_cast<short>(link.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    sources.emplace_back(peer, false);
+    if (!link.process.valid()) continue;
+    descriptors.push_back({link.process.get(), POLLIN, 0});
+    sources.emplace_back(peer, true);
+  }
+  const int timeout_ms = poll_timeout_ms();
+  lock.unlock();
+  ::poll(descriptors.data(), descriptors.size(), timeout_ms);
+  lock.lock();
+  wake_.drain();
+  for (std::size_t i = 1; i < descriptors.size(); ++i) {
+    if (descriptors[i].revents == 0) continue;
+    const auto [peer, is_process] = sources[i];
+    read_link(peer);  // what it said last comes before its end
+    if (is_process) link_ended(peer);
+  }
+}
+
+void Control::read_link(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  char buffer[4096];
+  while (link.open) {
+    const auto got = ::recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    const int error = got < 0 ? errno : 0;
+    if (got <= 0 || !take_bytes(peer, {buffer, static_cast<std::size_t>(got)})) link_ended(peer, error);
+  }
+}
+
+// False if the bytes are not frames.
+bool Control::take_bytes(std::int32_t peer, std::string_view bytes) {
+  std::string& in = links_[static_cast<std::size_t>(peer)].in;
+  in.append(bytes);
+  try {
+    for (Frame frame; decode(in, frame);) handle(peer, frame);
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+  return true;
+}
+
+void Control::write_link(std::int32_t peer) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  while (link.open && !link.out.empty()) {
+    const auto put = ::send(link.socket.get(), link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put > 0) {
+      link.out.erase(0, static_cast<std::size_t>(put));
+    } else {
+      if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) link.out.clear();
+      return;
+    }
+  }
+}
+
+void Control::link_ended(std::int32_t peer, int error) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  if (!link.open) return;
+  link.open = false;
+  link.out.clear();
+  link.socket.reset();
+  link.process.reset();
+  if (stopping_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
+  const std::string what =
+      silent(error) ? " is out of reach: its host or the network has given no sign of life" : " died";
+  set_failure({FailureKind::peer_lost, rank_, peer, -1, ranks_text({peer}) + what}, rank_);
+}
+
+void Control::handle(std::int32_t from, const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::failure:
+      set_failure({frame.failure, frame.rank, frame.peer, frame.sequence, frame.text}, from);
+      break;
+    case FrameType::blocked:
+    case FrameType::mismatch:
+    case FrameType::late:
+    case FrameType::closing:
+      if (!failed()) judge_.take_report(from, frame, Clock::now());
+      break;
+    case FrameType::query:
+      deliver(from, testify(frame));
+      break;
+    case FrameType::answer:
+      if (!failed()) judge_.take_answer(from, frame);
+      break;
+    case FrameType::leaving:
+      note_departure(frame.rank, from, frame.text);
+      break;
+    case FrameType::outlook:
+      note_outlook(from, frame);
+      break;
+    case FrameType::settled:
+      settling_.erase({frame.communicator, frame.sequence});
+      changed_.notify_all();
+      break;
+  }
+}
+
+// To another rank, or to this one.
+void Control::deliver(std::int32_t peer, const Frame& frame) {
+  if (peer == rank_)
+    handle(rank_, frame);
+  else
+    send(peer, frame);
+}
+
+void Control::send(std::int32_t peer, const Frame& frame) {
+  Link& link = links_[static_cast<std::size_t>(peer)];
+  if (!link.open) return;
+  link.out += encode(frame);
+  frames_sent_.fetch_add(1, std::memory_order_relaxed);
+  write_link(peer);
+  if (!link.out.empty()) wake_.ring();  // the service thread is to wait for room
+}
+
+void Control::send_to_others(std::int32_t except, const Frame& frame) {
+  for (std::int32_t peer = 0; peer < size_; ++peer)
+    if (peer != except) send(peer, frame);
+}
+
+void Control::set_failure(Failure failure, std::int32_t informant) {
+  if (failed()) return;
+  failure_ = std::move(failure);
+  failed_.store(true, std::memory_order_release);
+  send_to_others(informant, failure_frame());
+  ring_all();
+}
+
+// A rank tells both judges that it leaves, and the hub tells the others. An error for which it leaves is passed on by
+// both judges, as the hub may be stopped. A new hub tells what the one before may not have told.
+void Control::note_departure(std::int32_t peer, std::int32_t informant, const std::string& farewell) {
+  if (peer < 0 || peer >= size_ || departures_[static_cast<std::size_t>(peer)].has_value()) return;
+  const bool was_hub = is_hub();
+  departures_[static_cast<std::size_t>(peer)] = Clock::now();
+  farewells_[static_cast<std::size_t>(peer)] = farewell;
+  judge_.note_departure(peer, farewell);
+  if (informant == peer && (was_hub || !farewell.empty())) send_to_others(peer, farewell_frame(peer));
+  if (!was_hub && is_hub())
+    for (std::int32_t other = 0; other < size_; ++other)
+      if (other != peer) tell_the_past(other);
+  ring_all();
+}
+
+void Control::ring_all() {
+  for (const int doorbell : doorbells_) Doorbell::ring(doorbell);
+  changed_.notify_all();
+}
+
+// Says what this rank knows of a call; or, for sequence -1, where it is.
+Frame Control::testify(const Frame& query) const {
+  Frame answer;
+  answer.type = FrameType::answer;
+  answer.rank = rank_;
+  answer.peer = query.peer;
+  answer.communicator = query.communicator;
+  answer.sequence = query.sequence;
+  const auto sequence = static_cast<std::uint64_t>(query.sequence);
+  const auto record = query.sequence < 0 ? recorder_.running() : recorder_.find(query.communicator, sequence);
+  if (record) {
+    answer.state = record->returned ? CallState::returned : CallState::running;
+    answer.digest = record->digest;
+    answer.text = record->text();
+    answer.waits_for = record->peer;
+    return answer;
+  }
+  const auto last = query.sequence < 0 ? recorder_.latest() : recorder_.last(query.communicator);
+  if (query.sequence >= 0 && last && last->sequence > sequence) {
+    answer.state = CallState::forgotten;
+    return answer;
+  }
+  answer.state = CallState::not_called;
+  const auto running = recorder_.running();
+  answer.text = running ? "it is in " + running->text() : last ? "last: " + last->text() : "it has called nothing";
+  return answer;
+}
+
+}  // namespace unisono

@@ -1,0 +1,148 @@
+// A plan as the interpreter reads it: the decoded and fully checked form of the int64 array that
+// unisono.algorithms.ir.encode writes. Nothing here knows any algorithm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace unisono {
+
+enum class BufferKind : std::uint8_t { input, output, scratch };
+inline constexpr std::size_t buffer_kinds = 3;
+
+enum class Opcode : std::uint8_t { send, recv, recv_reduce, copy, reduce, read, read_reduce, write, signal, wait };
+
+// Whether a step is a message, or a flag, which travels like one.
+constexpr bool travels(Opcode opcode) { return opcode <= Opcode::recv_reduce || opcode >= Opcode::signal; }
+constexpr bool is_sent(Opcode opcode) { return opcode == Opcode::send || opcode == Opcode::signal; }
+
+// What lengths a partition's blocks have: near-equal parts of the buffer, or given counts.
+struct Partition {
+  std::int64_t blocks = 0;
+  std::int64_t counts = 0;  // 0: even; otherwise the kind of counts that the caller binds
+};
+
+// How SCRATCH is cut: by counts of its own, or as copies of another buffer or of one block of it.
+struct ScratchLayout {
+  std::int64_t like = -1;  // the other buffer; -1: counts of its own
+  std::int64_t copies = 1;
+  std::int64_t block = -1;  // by its index in memory; -1: all
+};
+
+struct Operand {
+  BufferKind buffer = BufferKind::input;
+  std::int64_t start = 0;
+  std::int64_t count = 0;
+  std::int64_t stride = 0;
+  std::int64_t advance = 0;
+  std::int64_t peer = -1;  // in whose memory it is; -1: in this rank's own
+};
+
+struct Step {
+  Opcode opcode = Opcode::copy;
+  bool received_first = false;
+  bool lower = false;
+  std::int64_t peer = 0;
+  std::int64_t peer_advance = 0;
+  std::int64_t dst = -1;  // index of an operand
+  std::int64_t first_source = 0;
+  std::int64_t sources = 0;
+};
+
+struct Dependency {
+  std::int64_t lane;
+  std::int64_t group;
+};
+
+struct Group {
+  std::int64_t first_step;
+  std::int64_t steps;
+  std::int64_t first_dependency;
+  std::int64_t dependencies;
+};
+
+// A group run once, or several groups run many times.
+struct Item {
+  std::int64_t times;
+  std::int64_t first_group;
+  std::int64_t groups;
+};
+
+struct Lane {
+  std::int64_t first_item;
+  std::int64_t items;
+  std::int64_t groups_as_run;
+};
+
+// The place of a group as run: its row and the iteration of the Repeat that it is in.
+struct GroupAt {
+  const Group* group;
+  std::int64_t iteration;
+};
+
+class Plan {
+ public:
+  // Decodes `words`; throws std::invalid_argument if anything in them is out of range.
+  explicit Plan(std::span<const std::int64_t> words);
+
+  std::int64_t size() const { return size_; }
+  std::int64_t rank() const { return rank_; }
+  const std::vector<Lane>& lanes() const { return lanes_; }
+  const Partition& partition(BufferKind kind) const { return partitions_[static_cast<std::size_t>(kind)]; }
+  const ScratchLayout& scratch() const { return scratch_; }
+
+  // Whether peers read each other's memory.
+  bool maps() const { return maps_; }
+
+  GroupAt group_at(std::size_t lane, std::int64_t group) const;
+  std::span<const Step> steps(const Group& group) const { return slice(steps_, group.first_step, group.steps); }
+  std::span<const Dependency> dependencies(const Group& group) const {
+    return slice(dependencies_, group.first_dependency, group.dependencies);
+  }
+  const Operand& operand(std::int64_t index) const { return operands_[static_cast<std::size_t>(index)]; }
+
+  std::int64_t peer(const Step& step, std::int64_t iteration) const {
+    return step.peer_advance == 0 ? step.peer : modulo(step.peer + iteration * step.peer_advance, size_);
+  }
+  // Index in memory of the i-th block of an operand in the given iteration.
+  std::int64_t block(const Operand& operand, std::int64_t iteration, std::int64_t i) const {
+    const std::int64_t blocks = partition(operand.buffer).blocks;
+    std::int64_t logical = operand.start + iteration * operand.advance + i * operand.stride;
+    if (logical < 0 || logical >= blocks) logical = modulo(logical, blocks);
+    const bool permuted = static_cast<std::int64_t>(permutation_.size()) == blocks;
+    return permuted ? permutation_[static_cast<std::size_t>(logical)] : logical;
+  }
+
+ private:
+  static std::int64_t modulo(std::int64_t value, std::int64_t divisor) {
+    const std::int64_t remainder = value % divisor;
+    return remainder < 0 ? remainder + divisor : remainder;
+  }
+  template <class T>
+  static std::span<const T> slice(const std::vector<T>& rows, std::int64_t first, std::int64_t count) {
+    return std::span<const T>(rows).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  }
+  struct Shape;
+  static const Shape& shape_of(Opcode opcode);
+  void check() const;
+  void check_scratch() const;
+  void check_step(const Step& step) const;
+  void check_operand(const Operand& operand) const;
+
+  std::int64_t size_ = 0;
+  std::int64_t rank_ = 0;
+  bool maps_ = false;
+  Partition partitions_[buffer_kinds];
+  ScratchLayout scratch_;
+  std::vector<Lane> lanes_;
+  std::vector<Item> items_;
+  std::vector<Group> groups_;
+  std::vector<Dependency> dependencies_;
+  std::vector<Step> steps_;
+  std::vector<Operand> operands_;
+  std::vector<std::int64_t> permutation_;
+};
+
+}  // namespace unisono

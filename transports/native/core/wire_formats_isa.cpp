@@ -1,0 +1,137 @@
+// The codecs of one instruction set: compiled once for each, as kernels_isa.cpp is and for the same reasons.
+//
+// Everything passes through blocks in the first-level cache, so that memory is read and written once.
+#include "wire_formats.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "narrow_floats.h"
+#include "unaligned.h"
+
+namespace unisono::detail::UNISONO_ISA {
+namespace {
+
+constexpr size_t block_count = 256;
+constexpr float most = 127.0F;
+
+// Zero, unless the value is finite: only of those the difference to themselves is.
+inline float finite(float value) { return value - value == 0.0F ? value : 0.0F; }
+
+inline void take(float* x, const float* values, size_t count, bool adds) {
+  if (adds)
+    for (size_t i = 0; i < count; ++i) x[i] += values[i];
+  else
+    __builtin_memcpy(x, values, count * sizeof(float));
+}
+
+template <class Format>
+struct NarrowCodec {
+  static size_t nbytes(size_t count) { return count * Format::itemsize; }
+
+  static void encode(byte* wire, const float* x, float* residual, size_t count) {
+    alignas(64) float wanted[block_count];
+    alignas(64) float said[block_count];
+    for (size_t start = 0; start < count; start += block_count) {
+      const size_t n = count - start < block_count ? count - start : block_count;
+      byte* out = wire + nbytes(start);
+      float* left = residual + start;
+      for (size_t i = 0; i < n; ++i) wanted[i] = x[start + i] + left[i];
+      Format::encode_all(out, wanted, n);
+      Format::decode_all(said, out, n);
+      for (size_t i = 0; i < n; ++i) left[i] = finite(wanted[i] - said[i]);
+    }
+  }
+
+  static void decode(float* x, const byte* wire, size_t count, bool adds) {
+    alignas(64) float said[block_count];
+    for (size_t start = 0; start < count; start += block_count) {
+      const size_t n = count - start < block_count ? count - start : block_count;
+      Format::decode_all(said, wire + nbytes(start), n);
+      take(x + start, said, n, adds);
+    }
+  }
+
+  static constexpr CodecFunctions codec{nbytes, encode, decode};
+};
+
+// The largest magnitude, by the bits, which go up with it; those of what is not finite are above all others.
+inline float largest(const float* x) {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < block_count; ++i) {
+    const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
+    bits = magnitude > bits ? magnitude : bits;
+  }
+  return bits_float(bits);
+}
+
+struct BlockCodec {
+  static constexpr size_t row_nbytes = block_count + sizeof(float);
+  // Added to a number of at most 2^22, it leaves the nearest integer in the lowest bits.
+  static constexpr float rounder = 12582912.0F;
+
+  static size_t nbytes(size_t count) { return (count + block_count - 1) / block_count * row_nbytes; }
+
+  static void encode(byte* wire, const float* x, float* residual, size_t count) {
+    alignas(64) float wanted[block_count];
+    alignas(64) float lost[block_count];
+    for (size_t start = 0; start < count; start += block_count, wire += row_nbytes) {
+      const size_t n = count - start < block_count ? count - start : block_count;
+      for (size_t i = 0; i < n; ++i) wanted[i] = x[start + i] + residual[start + i];
+      for (size_t i = n; i < block_count; ++i) wanted[i] = 0.0F;
+      encode_row(wire, wanted, lost);
+      __builtin_memcpy(residual + start, lost, n * sizeof(float));
+    }
+  }
+
+  static void encode_row(byte* row, const float* wanted, float* lost) {
+    float scale = largest(wanted) / most;
+    scale = scale - scale == 0.0F ? scale : bits_float(0x7fc00000u);
+    // Of a scale so small that 1 is too large for it, everything is lost; as it is where nothing is finite.
+    const float inverse = scale > 0.0F ? finite(1.0F / scale) : 0.0F;
+    auto* out = reinterpret_cast<Unaligned<int8_t>*>(row);
+    for (size_t i = 0; i < block_count; ++i) {
+      const float shifted = finite(wanted[i]) * inverse + rounder;
+      out[i] = static_cast<int8_t>(float_bits(shifted));
+      lost[i] = finite(wanted[i] - (shifted - rounder) * scale);
+    }
+    __builtin_memcpy(row + block_count, &scale, sizeof scale);
+  }
+
+  static void decode(float* x, const byte* wire, size_t count, bool adds) {
+    alignas(64) float said[block_count];
+    for (size_t start = 0; start < count; start += block_count, wire += row_nbytes) {
+      const auto* in = reinterpret_cast<const Unaligned<int8_t>*>(wire);
+      float scale;
+      __builtin_memcpy(&scale, wire + block_count, sizeof scale);
+      for (size_t i = 0; i < block_count; ++i) said[i] = static_cast<float>(in[i]) * scale;
+      take(x + start, said, count - start < block_count ? count - start : block_count, adds);
+    }
+  }
+
+  static constexpr CodecFunctions codec{nbytes, encode, decode};
+};
+
+const CodecFunctions* lookup_codec(DType form) {
+  switch (form) {
+    case DType::float16:
+      return &NarrowCodec<Float16>::codec;
+    case DType::bfloat16:
+      return &NarrowCodec<BFloat16>::codec;
+    case DType::int8:
+      return &BlockCodec::codec;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace unisono::detail::UNISONO_ISA
+
+namespace unisono::detail {
+
+#define UNISONO_JOIN_(a, b) a##b
+#define UNISONO_JOIN(a, b) UNISONO_JOIN_(a, b)
+const CodecFunctions* UNISONO_JOIN(codec_, UNISONO_ISA)(DType form) { return UNISONO_ISA::lookup_codec(form); }
+
+}  // namespace unisono::detail

@@ -1,0 +1,85 @@
+"""Algorithms that are forced by collective and size, as the option `algorithm` has them.
+
+    allreduce:0-8K=recursive_doubling;8K-=ring;broadcast:1M-=chain
+
+Each part says for which collective (by default, that of the part before), from how many bytes on, below how many, and
+which algorithm, with parameters or without. Where no part holds, the tuner chooses.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.algorithms.catalogue.variants import parsed
+from unisono.errors import NoAlgorithmError, UsageError
+from unisono.options import parse_nbytes
+from unisono.tuning.decide.choice import check_variant
+
+
+class Rule(NamedTuple):
+    """A part: `variant` for calls of `collective` of at least `first` bytes and fewer than `end`, if that is given."""
+
+    collective: str
+    first: int
+    end: int | None
+    variant: str
+
+
+@lru_cache(maxsize=8)
+def rules(text: str) -> tuple[Rule, ...]:
+    """Return the rules in `text`, by collective and size.
+
+    Raises:
+        UsageError: a part cannot be understood, two overlap, or there is no such collective, algorithm or parameter.
+
+    >>> rules("allreduce:0-8K=recursive_doubling;8K-=ring")[1]
+    Rule(collective='allreduce', first=8192, end=None, variant='ring')
+    """
+    found, collective = list[Rule](), ""
+    for part in text.split(";"):
+        head, is_given, rest = part.rpartition(":")
+        collective = head.strip() if is_given else collective
+        found.append(_rule(collective, rest, part))
+    ordered = sorted(found, key=lambda rule: (rule.collective, rule.first))
+    for before, after in pairwise(ordered):
+        if before.collective == after.collective and (before.end is None or before.end > after.first):
+            them = f"{before.variant} and {after.variant} from {after.first} B on"
+            raise UsageError(f"the rules of {before.collective} overlap: both {them}")
+    return tuple(ordered)
+
+
+def forced(text: str, collective: str, nbytes: int) -> str:
+    """Return the variant that the rules in `text` force for a call, or "auto"; raises as `rules` does."""
+    for rule in rules(text):
+        if rule.collective == collective and rule.first <= nbytes and (rule.end is None or nbytes < rule.end):
+            return rule.variant
+    return "auto"
+
+
+def _rule(collective: str, rest: str, part: str) -> Rule:
+    sizes, _, name = rest.partition("=")
+    first, is_range, end = sizes.partition("-")
+    try:
+        variant = parsed(name.strip())
+        if not (collective and is_range):
+            raise ValueError("a rule")
+        rule = Rule(collective, _nbytes(first, 0) or 0, _nbytes(end, None), str(variant))
+        if rule.end is not None and rule.end <= rule.first:
+            raise ValueError("a range that ends after its beginning")
+    except ValueError as error:
+        example = "write COLLECTIVE:FROM-BELOW=ALGORITHM, as allreduce:0-8K=recursive_doubling;8K-=ring"
+        raise UsageError(f"{part.strip()!r} in the option algorithm is not {error}: {example}") from None
+    try:
+        algorithms_of(collective)
+        check_variant(collective, variant)
+    except NoAlgorithmError as error:
+        raise UsageError(f"{part.strip()!r} in the option algorithm cannot be honoured: {error}") from None
+    return rule
+
+
+def _nbytes(text: str, default: int | None) -> int | None:
+    text = text.strip()
+    return default if not text else 0 if text == "0" else parse_nbytes(text)

@@ -1,0 +1,78 @@
+"""What cannot be right in a table: performance guidelines that hold on any machine (Träff, Gropp, Thakur 2010)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from unisono.tuning.decide.table import Decision, Table
+from unisono.tuning.measure.measurement_log import Context
+
+# What a collective can be put together from, at the same number of bytes of its vector: slower than them, it can be no
+# good choice.
+_MOCK_UPS = {
+    "allreduce": (("reduce", "broadcast"), ("reduce_scatter", "allgather")),
+    "reduce": (("allreduce",), ("reduce_scatter", "gather")),
+    "broadcast": (("scatter", "allgather"),),
+    "allgather": (("gather", "broadcast"),),
+    "reduce_scatter": (("reduce", "scatter"),),
+    "gather": (("allgather",),),
+    "barrier": (("allreduce",),),
+}
+# Times are noisy; what is less than this much slower is left alone.
+_SLACK = 1.10
+
+
+class Suspicion(NamedTuple):
+    """One thing in a table that cannot be right: what it is, and the points whose times tell so.
+
+    A point is a context and the bytes of the vector. There are none where a range was written by hand.
+    """
+
+    text: str
+    points: tuple[tuple[Context, int], ...]
+
+
+def lint(table: Table) -> list[Suspicion]:
+    """Return what is suspicious in a table; nothing if all times and ranges agree with each other."""
+    found = list[Suspicion]()
+    for context, decision in table.decisions.items():
+        where = f"{context.collective}, {context.ranks} ranks by {context.link}"
+        for each in (*_alone(context, decision), *_beside(table, context, decision)):
+            found.append(each._replace(text=f"{where}: {each.text}"))
+    return found
+
+
+def _alone(context: Context, decision: Decision) -> Iterator[Suspicion]:
+    for low, high in pairwise(decision.sizes):
+        before, after = _best_s(decision, low), _best_s(decision, high)
+        if before is not None and after is not None and before > _SLACK * after:
+            text = f"{low} B take {before / after:.2f} times as long as {high} B: measure both again"
+            yield Suspicion(text, ((context, low), (context, high)))
+    for one, other in pairwise(decision.ranges):
+        if one.end != other.first:
+            yield Suspicion(f"no range covers {one.end} to {other.first} B, where the times decide", ())
+    for nbytes in decision.sizes:
+        chosen, times = decision.variant_at(nbytes), decision.times_at(nbytes)
+        best = min(times, key=times.__getitem__, default=None)
+        if chosen in times and best is not None and times[chosen] > _SLACK * times[best]:
+            text = f"at {nbytes} B {chosen} takes {times[chosen] / times[best]:.2f} times as long as {best}"
+            yield Suspicion(text, ())
+
+
+def _beside(table: Table, context: Context, decision: Decision) -> Iterator[Suspicion]:
+    for parts in _MOCK_UPS.get(context.collective, ()):
+        contexts = [context._replace(collective=part, dtype="plain") for part in parts]
+        known = [table.decisions[each] for each in contexts if each in table.decisions]
+        for nbytes in decision.sizes if len(known) == len(parts) else ():
+            of_parts = [_best_s(other, nbytes) for other in known]
+            own = _best_s(decision, nbytes)
+            together = sum(each for each in of_parts if each is not None)
+            if own is not None and None not in of_parts and own > _SLACK * together:
+                text = f"{nbytes} B take {own / together:.2f} times as long as {' and then '.join(parts)}"
+                yield Suspicion(text, tuple((each, nbytes) for each in (context, *contexts)))
+
+
+def _best_s(decision: Decision, nbytes: int) -> float | None:
+    return min(decision.times_at(nbytes).values(), default=None)

@@ -1,0 +1,149 @@
+"""The levels of a machine: which of its processors share a core, a cache, a NUMA node or a socket, read from /sys.
+
+And which hosts share a switch, read from the file `topology.conf` of Slurm. Both give ranks as compositions take them:
+tuples in tuples, from the outermost level in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.algorithms.composition.host_levels import Hosts
+from unisono.errors import UsageError
+
+# From the outermost level in: its name, and the file of a processor that lists those that share it.
+SHARED = {
+    "socket": "topology/package_cpus_list",
+    "numa": "",
+    "l3": "cache/index3/shared_cpu_list",
+    "l2": "cache/index2/shared_cpu_list",
+    "core": "topology/thread_siblings_list",
+}
+
+
+class Processors(NamedTuple):
+    """The processors of a machine.
+
+    Attributes:
+        levels: from the outermost one in, the sets of processors that share something, only where there are several
+            sets, and other ones than those of the level outside.
+    """
+
+    levels: Mapping[str, tuple[frozenset[int], ...]]
+
+    def shared(self, first: int, second: int) -> str:
+        """Return the innermost level that two processors share, or "host" if none."""
+        inside = [
+            name for name, sets in self.levels.items() if any(first in found and second in found for found in sets)
+        ]
+        return inside[-1] if inside else "host"
+
+
+def processors(root: Path = Path("/sys/devices/system")) -> Processors:
+    """Return what is known of the processors of this machine that are online; nothing where it tells nothing."""
+    online = numbers(_text(root / "cpu/online") or "")
+    nodes = [numbers(_text(path) or "") for path in sorted(root.glob("node/node[0-9]*/cpulist"))]
+    levels: dict[str, tuple[frozenset[int], ...]] = {}
+    outside: tuple[frozenset[int], ...] = (frozenset(online),)
+    for name, file in SHARED.items():
+        lists = [_text(root / f"cpu/cpu{cpu}" / file) for cpu in online] if file else []
+        sets = [numbers(text) for text in lists if text] if file else nodes
+        found = tuple(sorted({frozenset(each) & frozenset(online) for each in sets}, key=sorted))
+        if len(found) > 1 and found != outside and all(len(each) > 1 for each in found):
+            levels[name] = outside = found
+    return Processors(levels)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list as Linux writes it.
+
+    >>> numbers("0-2,8")
+    (0, 1, 2, 8)
+    """
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def switches(path: Path, host_of_rank: Sequence[str]) -> Hosts:
+    """Return ranks by host, and hosts by switch, as `topology.conf` of Slurm says; `host_of_rank` names their hosts.
+
+    Switches above one another are levels. Hosts and switches of no rank are left out.
+
+    Raises:
+        UsageError: the file cannot be read, has a line that is none of Slurm's, or does not name the host of a rank.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the topology {path} cannot be read: {error}") from None
+    below: dict[str, list[str]] = {}
+    for at, line in enumerate(lines, start=1):
+        if not (written := line.partition("#")[0].split()):
+            continue
+        fields = dict(part.split("=", 1) for part in written if "=" in part)
+        fields = {name.lower(): value for name, value in fields.items()}
+        if "switchname" not in fields or not ("nodes" in fields) ^ ("switches" in fields):
+            raise UsageError(f"{path}, line {at}: expected SwitchName=… and Nodes=… or Switches=…")
+        for name in names(fields["switchname"]):
+            below[name] = names(fields.get("nodes") or fields["switches"])
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(host_of_rank):
+        ranks.setdefault(host, []).append(rank)
+    known = {name for parts in below.values() for name in parts}
+    if lacking := [host for host in ranks if host not in known]:
+        raise UsageError(f"{path} names no switch of the host {lacking[0]!r}")
+    tops = [name for name in below if name not in known]
+    if not tops:
+        raise UsageError(f"{path} has no switch that is below no other")
+    found = tuple(part for name in tops if (part := _under(name, below, ranks, ())))
+    return found[0] if len(found) == 1 else found
+
+
+def names(text: str) -> list[str]:
+    """Return the names in a list as Slurm writes it.
+
+    >>> names("a[1-2,07],b")
+    ['a1', 'a2', 'a07', 'b']
+    """
+    found: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        pieces = [
+            _numbers(piece[1:-1]) if piece[:1] == "[" else [piece] for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
+        ]
+        found += ["".join(choice) for choice in product(*pieces)]
+    return found
+
+
+def _numbers(text: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (not last or last.isdigit())):
+            raise UsageError(f"{text!r} is no list of numbers, as [0-7,12]")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _under(
+    name: str, below: Mapping[str, Iterable[str]], ranks: Mapping[str, list[int]], path: tuple[str, ...]
+) -> Hosts:
+    """Return the ranks below a switch or of a host, in tuples."""
+    if name in path:
+        raise UsageError(f"the switch {name!r} is below itself")
+    if name not in below:
+        return tuple(ranks.get(name, ()))
+    return tuple(part for each in below[name] if (part := _under(each, below, ranks, (*path, name))))
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return None

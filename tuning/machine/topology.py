@@ -1,0 +1,216 @@
+"""Topologies: which link two ranks talk over, and which parts of the network their messages share with others.
+
+Theory of operation
+-------------------
+A topology is a list of *levels* from the inside out: ranks are joined to hosts, hosts to racks, and so on. A level
+joins `size` *parts* (ranks, or what the level inside it makes) in one of three ways:
+
+- "switch": each part has one way up and one down. Switches on switches are a fat tree; `pairs` of the link says how
+  many messages at full bandwidth a way carries at once, so fewer than its ranks is an oversubscribed one.
+- "all_to_all": each pair of parts has a channel of its own in each direction. Two such levels around a switch are a
+  dragonfly with minimal routing; NVLink islands are one.
+- "torus": parts stand on a grid of `shape` that wraps around, and messages go along one dimension after the other, the
+  shorter way. Each hop takes `hop_s` more.
+
+Two ranks talk over the innermost level that joins them. Everything that a message crosses on the way is a *resource*
+with a number, and a capacity: how many messages it carries at full bandwidth; some may be declared slower than others.
+At the ends of every path stand the ranks themselves, whose capacity is the `ports` of their links.
+
+All questions are asked for arrays of pairs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from unisono.algorithms.composition.host_levels import Hosts, ranks_of
+from unisono.errors import UsageError
+from unisono.tuning.machine.parameters import UNMEASURED, Curve, Link
+
+Ranks: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+JOINS = ("switch", "all_to_all", "torus")
+NO_RESOURCE = -1
+
+
+class Level(NamedTuple):
+    """How parts are joined.
+
+    Attributes:
+        name: such as "host".
+        link: between ranks that this level joins.
+        size: number of parts; 0, at the outermost level only: as many as it takes.
+        join: one of `JOINS`.
+        shape: of the grid of a torus; its product is `size`.
+        hop_s: seconds that each hop of a torus takes, beyond the first one.
+        slow: parts (counted over the whole level) whose ways have that much of the usual capacity.
+    """
+
+    name: str
+    link: Link
+    size: int = 0
+    join: str = "switch"
+    shape: tuple[int, ...] = ()
+    hop_s: float = 0.0
+    slow: tuple[tuple[int, float], ...] = ()
+
+
+class Paths(NamedTuple):
+    """The ways of many messages.
+
+    Attributes:
+        level: of each message, the level that it goes over.
+        extra_s: of each message, the seconds that its hops add to the latency of that level's link.
+        resources: of each message (row), the numbers of what it shares; `NO_RESOURCE` where there is no more.
+    """
+
+    level: Ranks
+    extra_s: Floats
+    resources: Ranks
+
+
+class Topology:
+    """Levels over a number of ranks.
+
+    Attributes:
+        size: number of ranks.
+        levels: from the inside out.
+        capacities: of each resource, by its number.
+        names: of what kind each resource is, as (first number, name); ascending.
+        reduce, copy: seconds of combining and of copying, by bytes; without knots, the innermost link's rate, or none.
+    """
+
+    def __init__(
+        self, size: int, levels: Sequence[Level], *, reduce: Curve = UNMEASURED, copy: Curve = UNMEASURED
+    ) -> None:
+        self.size, self.levels, self.reduce, self.copy = size, tuple(levels), reduce, copy
+        most = prod(level.size for level in levels) if levels[-1].size else size
+        if size > most:
+            raise UsageError(f"the topology has {most} ranks, not {size}")
+        numbers = np.arange(size)
+        self._setup([numbers // prod(level.size for level in levels[:at]) for at in range(len(levels))])
+
+    @classmethod
+    def of_hosts(
+        cls, hosts: Hosts, inside: Link, across: Link, *, reduce: Curve = UNMEASURED, copy: Curve = UNMEASURED
+    ) -> Topology:
+        """Return the topology of hosts of any numbers of ranks, as a communicator knows them: two levels of switches.
+
+        Raises:
+            UsageError: `hosts` does not name every rank once.
+        """
+        from unisono.algorithms.composition.host_levels import levels_of
+
+        of_hosts = [ranks_of(host) for host in hosts]
+        size = sum(map(len, of_hosts))
+        levels_of(tuple(of_hosts), size)
+        found = cls.__new__(cls)
+        found.size, found.reduce, found.copy = size, reduce, copy
+        found.levels = (Level("host", inside, max(map(len, of_hosts))), Level("network", across, len(of_hosts)))
+        host_of = np.empty(size, np.int64)
+        for number, ranks in enumerate(of_hosts):
+            host_of[list(ranks)] = number
+        found._setup([np.arange(size), host_of])
+        return found
+
+    def paths(self, sources: Ranks, targets: Ranks) -> Paths:
+        """Return the ways of messages from `sources` to `targets`, which are equally long; no rank sends to itself."""
+        level = np.zeros(len(sources), np.int64)
+        for part in self._parts[1:]:
+            level += part[sources] != part[targets]
+        extra_s = np.zeros(len(sources))
+        columns: list[Ranks] = []
+        for at, join in enumerate(level_.join for level_ in self.levels):
+            crosses = level >= at if at == 0 or join == "switch" else level == at
+            ends = self._parts[at][sources], self._parts[at][targets]
+            if at == 0 or join == "switch":
+                columns += [np.where(crosses, self._up[at] + ends[0], NO_RESOURCE)]
+                columns += [np.where(crosses, self._down[at] + ends[1], NO_RESOURCE)]
+            if join == "all_to_all":
+                channel = self._between[at] + ends[0] * self._widths[at] + ends[1] % self._widths[at]
+                columns.append(np.where(level == at, channel, NO_RESOURCE))
+            elif join == "torus":
+                hops, on_the_way = self._through_torus(at, *ends)
+                extra_s += np.where(level == at, (hops - 1) * self.levels[at].hop_s, 0.0)
+                columns += [np.where(level == at, column, NO_RESOURCE) for column in on_the_way]
+        return Paths(level, extra_s, np.stack(columns, axis=1))
+
+    def hosts(self) -> Hosts:
+        """Return the ranks of each part that the innermost level makes, as compositions take them."""
+        if len(self.levels) == 1:
+            return (tuple(range(self.size)),)
+        of_rank = self._parts[1]
+        order = np.argsort(of_rank, kind="stable")
+        edges = np.flatnonzero(np.diff(of_rank[order])) + 1
+        return tuple(tuple(ranks.tolist()) for ranks in np.split(order, edges))
+
+    def name_of(self, resource: int) -> str:
+        """Return what a resource is called in reports."""
+        first, name = max(entry for entry in self.names if entry[0] <= resource)
+        return f"{name} {resource - first}"
+
+    def _setup(self, parts: list[Ranks]) -> None:
+        """Number the resources, and set their capacities; `parts` are those that each rank belongs to, by level."""
+        self._parts = parts
+        self._up, self._down, self._between, self._widths = ([0] * len(self.levels) for _ in range(4))
+        self.names: list[tuple[int, str]] = []
+        capacities: list[Floats] = []
+        for at, level in enumerate(self.levels):
+            number = int(parts[at].max()) + 1
+            self._widths[at] = level.size or number
+            slow = np.ones(number)
+            for part, factor in level.slow:
+                if part < number:
+                    slow[part] = factor
+            if at == 0 or level.join == "switch":
+                inside = "rank" if at == 0 else self.levels[at - 1].name
+                capacity = float(level.link.ports) if at == 0 else level.link.pairs
+                self._up[at] = self._add(capacities, f"out of {inside}", slow * capacity)
+                self._down[at] = self._add(capacities, f"into {inside}", slow * capacity)
+            if level.join == "all_to_all":
+                each = np.repeat(slow * level.link.pairs, self._widths[at])
+                self._between[at] = self._add(capacities, f"{level.name} channel", each)
+            elif level.join == "torus":
+                each = np.repeat(slow * level.link.pairs, 2 * len(level.shape))
+                self._between[at] = self._add(capacities, f"{level.name} link", each)
+        self.capacities = np.concatenate(capacities)
+
+    def _add(self, capacities: list[Floats], name: str, more: Floats) -> int:
+        first = sum(map(len, capacities))
+        capacities.append(more)
+        self.names.append((first, name))
+        return first
+
+    def _through_torus(self, at: int, here: Ranks, there: Ranks) -> tuple[Ranks, list[Ranks]]:
+        """Return the number of hops from some parts to others, and the links on the way, column by column."""
+        shape = self.levels[at].shape
+        width = prod(shape)
+        grid, position, goal = here - here % width, here % width, there % width
+        hops = np.zeros(len(here), np.int64)
+        columns = []
+        stride = 1
+        for dimension, length in enumerate(shape):
+            place, end = position // stride % length, goal // stride % length
+            ahead = (end - place) % length
+            backwards = ahead * 2 > length
+            distance = np.where(backwards, length - ahead, ahead)
+            step = np.where(backwards, -1, 1)
+            for hop in range(int(distance.max(initial=0))):
+                at_hop = grid + position + ((place + hop * step) % length - place) * stride
+                link = self._between[at] + at_hop * 2 * len(shape) + 2 * dimension + backwards
+                columns.append(np.where(hop < distance, link, NO_RESOURCE))
+            hops += distance
+            position = position + (end - place) * stride
+            stride *= length
+        return hops, columns
+
+
+def flat(size: int, link: Link, **rates: Any) -> Topology:
+    """Return the topology of ranks that share nothing but their own ports."""
+    return Topology(size, [Level("network", link)], **rates)

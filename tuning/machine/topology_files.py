@@ -1,0 +1,158 @@
+"""Described topologies: small files, TOML or JSON, that say what levels there are.
+
+    name = "16 hosts of 4 ranks, with half of the bandwidth between them"
+
+    [[levels]]                  # from the inside out
+    name = "host"
+    size = 4                    # parts that the level joins; here ranks
+    latency_s = 0.4e-6
+    overhead_s = 0.1e-6
+    per_byte_s = 1e-10
+
+    [[levels]]
+    name = "network"            # without a size: as many hosts as it takes
+    latency_s = 2e-6
+    overhead_s = 0.5e-6
+    per_byte_s = 8e-11
+    pairs = 2                   # messages at full bandwidth that the way out of a host carries at once
+
+A level also takes `join` ("switch", "all_to_all" or "torus"), `shape` and `hop_s` of a torus, `slow`, as [[part,
+factor], …], and all fields of `tuning.parameters.Link`. See `tuning.topology` for what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from math import inf, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.errors import UsageError
+from unisono.tuning.machine.parameters import UNMEASURED, Curve, curve_from_json, link_from_json, link_to_json
+from unisono.tuning.machine.topology import JOINS, Level, Topology
+
+_OF_LEVEL = ("size", "join", "shape", "hop_s", "slow")
+_FIELDS = ("name", "levels", "reduce", "copy")
+
+
+class Description(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        name: for people.
+        levels: from the inside out.
+        reduce, copy: seconds by bytes, if they are known.
+    """
+
+    name: str
+    levels: tuple[Level, ...]
+    reduce: Curve = UNMEASURED
+    copy: Curve = UNMEASURED
+
+    def over(self, size: int) -> Topology:
+        """Return the topology of the first `size` ranks.
+
+        Raises:
+            UsageError: there are fewer.
+        """
+        return Topology(size, self.levels, reduce=self.reduce, copy=self.copy)
+
+
+def load(path: Path) -> Description:
+    """Return the description in a file, TOML or, if its name ends so, JSON.
+
+    Raises:
+        UsageError: it cannot be read, or something in it is wrong; names the file, and the line or the field.
+    """
+    try:
+        found = _parsed(path, path.read_text(encoding="utf-8"))
+        return described(found)
+    except OSError as error:
+        raise UsageError(f"the topology {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a UsageError is one, as are errors of TOML, JSON and UTF-8
+        raise UsageError(f"the topology {path}: {error}") from None
+
+
+def described(found: object) -> Description:
+    """Return the description in what was read from TOML or JSON.
+
+    Raises:
+        UsageError: something is wrong; names the field.
+    """
+    if not isinstance(found, dict):
+        raise UsageError(f"expected fields by name, not {found!r}")
+    if unknown := sorted(set(map(str, found)) - set(_FIELDS)):
+        raise UsageError(f"there is no field {unknown[0]!r}: there are {', '.join(_FIELDS)}")
+    given = found.get("levels")
+    if not isinstance(given, list) or not given:
+        raise UsageError("levels: expected at least one")
+    levels = tuple(_level(level, f"levels[{at}]", at == len(given) - 1) for at, level in enumerate(given))
+    if len({level.name for level in levels}) < len(levels):
+        raise UsageError("levels: two of them have the same name")
+    rates = {name: curve_from_json(found.get(name, []), name) for name in ("reduce", "copy")}
+    return Description(str(found.get("name", "")), levels, **rates)
+
+
+def to_json(description: Description) -> dict[str, Any]:
+    """Return a description as JSON has it; what is as usual is left out."""
+    levels = []
+    for level in description.levels:
+        fields = {name: getattr(level, name) for name in _OF_LEVEL}
+        usual = Level._field_defaults
+        levels.append(
+            {**link_to_json(level.link), **{name: value for name, value in fields.items() if value != usual[name]}}
+        )
+    rates = {
+        name: [list(knot) for knot in zip(*getattr(description, name), strict=True)] for name in ("reduce", "copy")
+    }
+    return {"name": description.name, "levels": levels, **{name: knots for name, knots in rates.items() if knots}}
+
+
+def _parsed(path: Path, text: str) -> object:
+    if path.suffix == ".json":
+        return json.loads(text)
+    # Both have one interface; the package `tomli` is installed where Python has no module of its own for TOML.
+    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(text)
+
+
+def _level(found: object, where: str, is_outermost: bool) -> Level:
+    if not isinstance(found, dict):
+        raise UsageError(f"{where}: expected fields by name, not {found!r}")
+    fields = dict(found)
+    own = {name: fields.pop(name) for name in _OF_LEVEL if name in fields}
+    link = link_from_json(fields, where, also=_OF_LEVEL)
+    shape = tuple(_whole(own.pop("shape", []), f"{where}.shape"))
+    join = own.pop("join", "torus" if shape else "switch")
+    if join not in JOINS:
+        raise UsageError(f"{where}.join: expected one of {', '.join(JOINS)}, not {join!r}")
+    if (join == "torus") != bool(shape):
+        raise UsageError(f"{where}.shape: a torus has one, and nothing else has")
+    size = own.pop("size", prod(shape) if shape else 0)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or (size == 0 and not is_outermost):
+        raise UsageError(f"{where}.size: expected how many parts the level joins, not {size!r}")
+    if shape and size != prod(shape):
+        raise UsageError(f"{where}.size: the shape {list(shape)} has {prod(shape)} parts, not {size}")
+    hop_s = own.pop("hop_s", 0.0)
+    if not isinstance(hop_s, (int, float)) or not 0 <= hop_s < inf:
+        raise UsageError(f"{where}.hop_s: expected seconds, not {hop_s!r}")
+    return Level(link.name, link, size, join, shape, hop_s, _slow(own.pop("slow", []), f"{where}.slow"))
+
+
+def _whole(found: object, where: str) -> list[int]:
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, int) and each >= 1 for each in found):
+        raise UsageError(f"{where}: expected whole numbers, at least 1, not {found!r}")
+    return list(found)
+
+
+def _slow(found: object, where: str) -> tuple[tuple[int, float], ...]:
+    problem = f"{where}: expected [[part, factor], …], with 0 < factor ≤ 1, not {found!r}"
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(each, (list, tuple)) and len(each) == 2 for each in found
+    ):
+        raise UsageError(problem)
+    for part, factor in found:
+        if not isinstance(part, int) or part < 0 or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+            raise UsageError(problem)
+    return tuple((part, float(factor)) for part, factor in found)

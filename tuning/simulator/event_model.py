@@ -1,0 +1,224 @@
+"""Simulation by events: every group of every rank and segment on its own, in the order of time.
+
+This is what plans mean, to the letter: an instance (lane, group, segment) of a rank starts when the group before it in
+its segment, the segment before it in its group, and the groups that it waits for in other lanes have ended. A message
+starts when both its ranks have started their instance, and crosses every resource on its way as soon as that is free
+of the messages before. A rank works on one thing at a time: it posts messages, and combines and copies what has come.
+
+It takes time and memory for each instance. `tuning.rounds` says the same, faster, where plans have one segment and no
+lane waits for another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from unisono.tuning.machine.topology import NO_RESOURCE, Floats, Ranks, Topology
+from unisono.tuning.simulator.round_model import Traffic, transfers, work
+from unisono.tuning.simulator.step_table import COPY, EVERY, FLAG, MAPPED, REDUCE, Schedule
+
+_Place: TypeAlias = tuple[int, int, int]  # rank, lane, group
+
+
+class _Move(NamedTuple):
+    """A message, a flag, or a read, from where it is posted; seconds of the poster's work, on the way, and after it."""
+
+    kind: int
+    peer: int
+    work_s: float
+    transfer_s: float
+    latency_s: float
+    crosses: tuple[int, ...]
+
+
+class _Group:
+    """What one group of one rank does in each segment."""
+
+    __slots__ = ("expected", "moves", "waited_for", "waits", "work_s")
+
+    def __init__(self) -> None:
+        self.moves: list[_Move] = []
+        self.expected = 0
+        self.work_s = 0.0
+        self.waits = 0
+        self.waited_for: list[_Place] = []
+
+
+class _Instance:
+    """A group in a segment, while it is waited for or runs."""
+
+    __slots__ = ("end_s", "open", "posted", "started_s", "waits")
+
+    def __init__(self, waits: int, open_: int) -> None:
+        self.waits = waits  # instances before it that have not ended
+        self.open = open_  # messages and reads that have not ended, and its own posting
+        self.started_s = -1.0
+        self.end_s = 0.0
+        self.posted: list[Callable[[], None]] = []  # messages from peers that wait for it
+
+
+def instances(found: Schedule, segments: int) -> int:
+    """Return how many instances there are."""
+    return found.size * sum(found.groups) * segments
+
+
+def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
+    """Return what a schedule does on vectors of `nbytes` over so many segments."""
+    return _Run(found, topology, nbytes, segments).go()
+
+
+class _Run:
+    def __init__(self, found: Schedule, topology: Topology, nbytes: float, segments: int) -> None:
+        self._found, self._topology, self._segments = found, topology, segments
+        self._groups: defaultdict[_Place, _Group] = defaultdict(_Group)
+        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._count = 0
+        self._instances: dict[tuple[_Place, int], _Instance] = {}
+        self._free_s = np.zeros(len(topology.capacities)).tolist()
+        self._working_s = [0.0] * found.size
+        self._finish_s = [0.0] * found.size
+        self._busy_s = np.zeros(len(topology.capacities))
+        self._nbytes, self._messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
+        self._add_rows(nbytes / segments)
+        for each in found.after:
+            for rank in range(found.size) if each.rank == EVERY else (each.rank,):
+                self._groups[rank, each.lane, each.group].waits += 1
+                self._groups[rank, each.other, each.earlier].waited_for.append((rank, each.lane, each.group))
+
+    def go(self) -> Traffic:
+        for rank in range(self._found.size):
+            for lane, groups in enumerate(self._found.groups):
+                if groups and not self._group((rank, lane, 0)).waits:
+                    self._at(0.0, 0, partial(self._start, (rank, lane, 0), 0))
+        while self._events:
+            self._now_s, _, _, happen = heapq.heappop(self._events)
+            happen()
+        return Traffic(np.array(self._finish_s), self._nbytes, self._messages, self._busy_s)
+
+    def _at(self, when_s: float, order: int, happen: Callable[[], None]) -> None:
+        """Let something happen; of what happens at the same time, what comes first in canonical order does."""
+        self._count += 1
+        heapq.heappush(self._events, (when_s, order, self._count, happen))
+
+    def _group(self, place: _Place) -> _Group:
+        return self._groups.get(place, _NOTHING)
+
+    def _instance(self, place: _Place, segment: int) -> _Instance:
+        key = place, segment
+        if key not in self._instances:
+            group = self._group(place)
+            before = group.waits + (place[2] > 0) + (segment > 0)
+            self._instances[key] = _Instance(before, group.expected + len(group.moves) + 1)
+        return self._instances[key]
+
+    def _start(self, place: _Place, segment: int) -> None:
+        instance = self._instance(place, segment)
+        instance.started_s = self._now_s
+        rank, lane, group = place
+        posted_s = max(self._now_s, self._working_s[rank])
+        for move in self._group(place).moves:
+            posted_s += move.work_s
+            target = self._instance((move.peer, lane, group), segment)
+            go: Callable[[], None] = partial(self._move, move, posted_s, instance, target, place, segment)
+            if move.kind in _ONE_SIDED or target.started_s >= 0:
+                go()
+            else:
+                target.posted.append(go)
+        self._working_s[rank] = posted_s
+        while instance.posted:
+            instance.posted.pop(0)()
+        self._ended(place, segment, posted_s)
+
+    def _move(
+        self, move: _Move, posted_s: float, source: _Instance, target: _Instance, place: _Place, segment: int
+    ) -> None:
+        start_s = max(posted_s, self._now_s)
+        sent_s = start_s
+        for resource in move.crosses:
+            through_s = max(start_s, self._free_s[resource]) + move.transfer_s / self._topology.capacities[resource]
+            self._free_s[resource] = through_s
+            sent_s = max(sent_s, through_s)
+        self._ended(place, segment, sent_s)
+        if move.kind != MAPPED:
+            self._ended((move.peer, *place[1:]), segment, sent_s + move.latency_s)
+
+    def _ended(self, place: _Place, segment: int, when_s: float) -> None:
+        """Note that something of an instance has ended, or will have at a time that is known; look at it then."""
+        instance = self._instance(place, segment)
+        instance.open -= 1
+        instance.end_s = max(instance.end_s, when_s)
+        if not instance.open:
+            self._at(instance.end_s, place[2] + segment, partial(self._work, place, segment))
+
+    def _work(self, place: _Place, segment: int) -> None:
+        work_s = self._group(place).work_s
+        end_s = self._now_s
+        if work_s:
+            end_s = self._working_s[place[0]] = max(self._now_s, self._working_s[place[0]]) + work_s
+        self._at(end_s, place[2] + segment, partial(self._finish, place, segment))
+
+    def _finish(self, place: _Place, segment: int) -> None:
+        rank, lane, group = place
+        del self._instances[place, segment]
+        self._finish_s[rank] = max(self._finish_s[rank], self._now_s)
+        if group + 1 < self._found.groups[lane]:
+            self._step((rank, lane, group + 1), segment)
+        if segment + 1 < self._segments:
+            self._step(place, segment + 1)
+        for waiting in self._group(place).waited_for:
+            self._step(waiting, segment)
+
+    def _step(self, place: _Place, segment: int) -> None:
+        instance = self._instance(place, segment)
+        instance.waits -= 1
+        if not instance.waits:
+            self._at(self._now_s, place[2] + segment, partial(self._start, place, segment))
+
+    def _add_rows(self, nbytes: float) -> None:
+        """Write every row out, group by group as run, with what it costs; count what goes over each level."""
+        found, topology = self._found, self._topology
+        index = np.repeat(np.arange(len(found.rank)), found.times)
+        count = np.arange(len(index)) - np.repeat(np.cumsum(found.times) - found.times, found.times)
+        rank, kind, lane = found.rank[index], found.kind[index], found.lane[index]
+        group = found.first[index] + count * found.stride[index]
+        size = found.share[index] * nbytes
+        moves = (kind != REDUCE) & (kind != COPY)
+        work_s = work(topology, kind, size)
+        for at in np.flatnonzero(~moves):
+            self._groups[int(rank[at]), int(lane[at]), int(group[at])].work_s += float(work_s[at])
+        peer = (found.peer[index] + count * found.advance[index]) % found.size
+        chosen = rank[moves], lane[moves], group[moves], peer[moves], kind[moves], size[moves]
+        for (source, of_lane, number), move in self._moves(*chosen):
+            self._groups[source, of_lane, number].moves.append(move)
+            if move.kind != MAPPED:
+                self._groups[move.peer, of_lane, number].expected += 1
+
+    def _moves(
+        self, rank: Ranks, lane: Ranks, group: Ranks, peer: Ranks, kind: Ranks, size: Floats
+    ) -> Iterator[tuple[_Place, _Move]]:
+        """Yield the messages, flags and reads, and where they are posted."""
+        topology = self._topology
+        mapped = kind == MAPPED
+        paths = topology.paths(np.where(mapped, peer, rank), np.where(mapped, rank, peer))
+        transfer_s = np.where(kind == FLAG, 0.0, transfers(topology, paths.level, size))
+        self._nbytes += self._segments * np.bincount(paths.level, size, len(topology.levels))
+        self._messages += self._segments * np.bincount(paths.level, minlength=len(topology.levels))
+        for at in range(len(rank)):
+            link = topology.levels[paths.level[at]].link
+            latency_s = link.latency_s + paths.extra_s[at] + (link.overhead_s if kind[at] == FLAG else 0.0)
+            overhead_s = 0.0 if kind[at] in _ONE_SIDED else link.overhead_s
+            crosses = tuple(int(each) for each in paths.resources[at] if each != NO_RESOURCE)
+            for resource in crosses:
+                self._busy_s[resource] += self._segments * transfer_s[at] / topology.capacities[resource]
+            move = _Move(int(kind[at]), int(peer[at]), overhead_s, float(transfer_s[at]), float(latency_s), crosses)
+            yield (int(rank[at]), int(lane[at]), int(group[at])), move
+
+
+_ONE_SIDED = (FLAG, MAPPED)
+_NOTHING = _Group()

@@ -1,0 +1,216 @@
+"""The processes of a pool, from one start to their end, which the first failure brings.
+
+A thread starts and watches the ranks; the thread that calls `Team.run` sends the tasks and collects the replies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unisono import streams
+from unisono.deadlines import Deadline
+from unisono.errors import CollectiveTimeoutError, PeerLostError
+from unisono.forks import closed_in_child
+from unisono.launchers.job import LocalJob
+from unisono.launchers.output import MergedOutput
+from unisono.launchers.pool_protocol import Failure, Inbox, Setup, Success, encoded
+from unisono.launchers.process import Command, Exit, above_standard_streams
+from unisono.launchers.root_cause import CONSEQUENCES
+from unisono.processes import python_command
+
+OnOutput = Callable[[int, str, str], None]
+EXIT_TIMEOUT_S = 10.0
+
+
+class RankError(Exception):
+    """An exception as it was in the rank's process, in words: the cause of the one that is raised here."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f'\n"""\nrank {rank}: {text}"""')
+
+
+class _Watch(MergedOutput):
+    """Passes the ranks' lines on, and tells another thread how ranks have ended."""
+
+    def __init__(self, on_output: OnOutput) -> None:
+        super().__init__(
+            lambda rank, stream, line: on_output(rank, stream, line.decode(errors="replace").rstrip("\r\n")), hold=False
+        )
+        self._exits: dict[int, Exit] = {}
+        self._changed = threading.Condition()
+
+    def ended(self, exit_: Exit) -> None:
+        super().ended(exit_)
+        with self._changed:
+            self._exits[exit_.rank] = exit_
+            self._changed.notify_all()
+
+    def exit_of(self, rank: int, timeout_s: float) -> Exit | None:
+        """Return how `rank` has ended, waiting for that; None if it has not after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: rank in self._exits, timeout_s)
+            return self._exits.get(rank)
+
+
+class Team:
+    """Started ranks that run the same function at the same time."""
+
+    def __init__(
+        self, size: int, setup: Setup, on_output: OnOutput | None, *, bind: str | None, environ: Mapping[str, str]
+    ) -> None:
+        """Start `size` ranks; `run` raises what went wrong with that. Without `on_output`, their lines are printed.
+
+        Raises:
+            UsageError: `LocalJob` cannot take the arguments.
+        """
+        with contextlib.ExitStack() as stack:
+            pairs = [_connection(stack) for _ in range(size)]
+            self._watch = _Watch(on_output or self._print)
+            commands = [_worker(theirs.fileno()) for _, theirs in pairs]
+            self._job = LocalJob(commands, self._watch, bind=bind, environ=environ)
+            stack.pop_all()
+        for _, theirs in pairs:
+            theirs.detach()  # The job closes it.
+        self._sockets = [ours for ours, _ in pairs]
+        self._start_error: Exception | None = None
+        # The kernel kills the ranks when the thread that started them ends, so they have a thread of their own.
+        self._thread = threading.Thread(target=self._supervise, name="unisono-pool", daemon=True)
+        self._thread.start()
+        self._send(encoded(setup), Deadline(math.inf))
+
+    def run(self, task: bytes, deadline: Deadline) -> list[Any]:
+        """Have all ranks run the encoded `task` and return the results by rank; if it raises, kill the team.
+
+        Raises:
+            CollectiveTimeoutError: not all ranks have answered at `deadline`.
+            Exception: the failure that is the cause of the others; see `unisono.launchers.root_cause`.
+        """
+        self._send(task, deadline)
+        replies = self._collect(deadline)
+        failures = [self._failure(rank, reply) for rank, reply in replies.items() if not isinstance(reply, Success)]
+        if failures:
+            raise _cause(failures)
+        results = {rank: reply.result for rank, reply in replies.items() if isinstance(reply, Success)}
+        return [results[rank] for rank in sorted(results)]
+
+    def close(self) -> None:
+        """Let the ranks close their communicators and end; those that do not are killed.
+
+        Raises:
+            MismatchError: the ranks disagree on their last call; all have ended.
+        """
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):  # the rank has ended
+                sock.shutdown(socket.SHUT_WR)
+        try:
+            replies = self._collect(Deadline(EXIT_TIMEOUT_S))
+        except CollectiveTimeoutError:
+            replies = {}
+        self._end()
+        failures = [self._failure(rank, reply) for rank, reply in replies.items() if isinstance(reply, Failure)]
+        if failures:
+            raise _cause(failures)
+
+    def _end(self) -> None:
+        self.hang_up()
+        self._thread.join(EXIT_TIMEOUT_S)
+        self._job.stop()
+        self._thread.join()
+
+    def hang_up(self) -> None:
+        """Close the connections to the ranks, which then end by themselves. It takes no lock, for finalizers."""
+        for sock in self._sockets:
+            sock.close()
+
+    def kill(self) -> None:
+        """Kill the ranks and wait for their end."""
+        self._job.kill()
+        self._end()
+
+    def _supervise(self) -> None:
+        try:
+            self._job.run()
+        except Exception as error:  # noqa: BLE001 - raised in the thread that calls `run`.
+            self._start_error = error
+        self._watch.finish()
+
+    def _print(self, rank: int, stream: str, line: str) -> None:
+        streams.write(sys.stdout if stream == "stdout" else sys.stderr, f"[{rank}] {line}\n", self._job.attend)
+
+    def _send(self, data: bytes, deadline: Deadline) -> None:
+        for rank, sock in enumerate(self._sockets):
+            sock.settimeout(deadline.left_s())
+            try:
+                sock.sendall(data)
+            except TimeoutError:
+                raise _timed_out([rank]) from None
+            except OSError:
+                pass  # It has ended, which `_collect` finds out together with why.
+
+    def _collect(self, deadline: Deadline) -> dict[int, Success | Failure | None]:
+        """Return by rank, in order of arrival, what the ranks have answered; None for those that ended without."""
+        replies: dict[int, Success | Failure | None] = {}
+        with closed_in_child(selectors.DefaultSelector()) as selector:
+            for rank, sock in enumerate(self._sockets):
+                selector.register(sock, selectors.EVENT_READ, (rank, Inbox()))
+            while selector.get_map():
+                events = selector.select(deadline.left_s())
+                if not events and deadline.has_passed():
+                    raise _timed_out([rank for rank in range(len(self._sockets)) if rank not in replies])
+                for key, _ in events:
+                    rank, inbox = key.data
+                    open_ = inbox.read(key.fileobj)
+                    if inbox.complete or not open_:
+                        selector.unregister(key.fileobj)
+                        replies[rank] = inbox.message() if inbox.complete else None
+        return replies
+
+    def _failure(self, rank: int, reply: Failure | None) -> tuple[Exception, bool]:
+        """Return the error of a rank, and whether it is the consequence of another rank's."""
+        if isinstance(reply, Failure):
+            error = _unpickled(reply)
+            error.__cause__ = RankError(rank, reply.traceback)
+            return error, isinstance(error, CONSEQUENCES)
+        ended = self._watch.exit_of(rank, EXIT_TIMEOUT_S if self._thread.is_alive() else 0.0)
+        if self._start_error is not None:
+            return self._start_error, False
+        how = ended or "has closed its connection to the pool"
+        return PeerLostError(f"rank {rank} {how}", peer=rank), ended is not None and ended.stopped
+
+
+def _cause(failures: Sequence[tuple[Exception, bool]]) -> Exception:
+    """Return the first error that is no consequence of another rank's, or else the first."""
+    return next((error for error, is_consequence in failures if not is_consequence), failures[0][0])
+
+
+def _connection(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return the ends of a new connection to a rank, ours and the rank's; `stack` closes both."""
+    ours, theirs = map(stack.enter_context, socket.socketpair())
+    moved = socket.socket(fileno=above_standard_streams(theirs.detach()))
+    return closed_in_child(ours), stack.enter_context(moved)
+
+
+def _worker(descriptor: int) -> Command:
+    statement = "from unisono.launchers.worker import main; main()"
+    return Command(python_command(statement, str(descriptor)), (descriptor,))
+
+
+def _timed_out(ranks: Sequence[int]) -> CollectiveTimeoutError:
+    late = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
+    return CollectiveTimeoutError(f"the function did not return in time: {late} had not answered, and all are killed")
+
+
+def _unpickled(failure: Failure) -> Exception:
+    try:
+        error = pickle.loads(failure.exception)
+    except Exception:  # noqa: BLE001 - its class may do anything, or there is no pickle: it is told in words.
+        error = None
+    return error if isinstance(error, Exception) else RuntimeError(failure.summary)
