@@ -31,7 +31,7 @@ from unisono.bench.judgement import Point, of_model
 from unisono.bench.regret import RESULTS, RUN_S
 from unisono.bench.statistics import usual_s
 from unisono.program import begin
-from unisono.tuning.decide.choice import Known, Question, explain
+from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.parameters import PRIORS, between
 from unisono.tuning.measure.calibrate import calibrate_calls, calibrate_rounds, with_rounds
@@ -58,7 +58,7 @@ class Recorded:
         times_s: Mapping[str, Mapping[int, Mapping[str, list[float]]]],
     ) -> None:
         self.transport, self.ranks, self.crowd, self.times_s = transport, ranks, crowd, times_s
-        self.known = Known(machine="recorded")
+        self.known = TunerState(machine="recorded")
         self._draw = random.Random(0)
 
     def seed(self, seed: int) -> None:
@@ -117,7 +117,7 @@ class Recorded:
         found = calibrate_rounds(time_s, self.ranks, self.ranks, [nbytes // self.ranks for nbytes in sizes])
         algorithms = {each: sorted(set.intersection(*map(set, rows.values()))) for each, rows in self.times_s.items()}
         found = found._replace(calls=calibrate_calls(time_s, algorithms, sizes[::2]))
-        self.known = Known(None, with_rounds(PRIORS, self.transport, found), "recorded")
+        self.known = TunerState(None, with_rounds(PRIORS, self.transport, found), "recorded")
 
 
 def _run_s(call_s: float, usual_s: float) -> float:

@@ -19,10 +19,10 @@ from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.arrays import adapters
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.calls.dispatch import Given, checked_integer
+from unisono.collectives.calls.dispatch import CallArguments, checked_integer
 from unisono.collectives.calls.groups import Groups
-from unisono.collectives.calls.planning import Place, selection
-from unisono.collectives.calls.prepared import Checked
+from unisono.collectives.calls.planning import HostLayout, algorithm_request
+from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.gateway import on_device
@@ -31,7 +31,7 @@ from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
 from unisono.transports.base import NO_CACHE, NO_MESSAGES, Executor, Operation
-from unisono.tuning.decide.choice import NOTHING, Explanation, Known, explain
+from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer
@@ -64,10 +64,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
     def __init__(
         self,
         executor: Executor,
-        place: Place,
+        place: HostLayout,
         options: Options,
         on_close: Callable[[], None] = lambda: None,
-        known: Known = NOTHING,
+        known: TunerState = NO_STATE,
     ) -> None:
         super().__init__(executor, place, options, known)
         self.hosts = place.hosts
@@ -145,9 +145,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             op = "sum" if op is None else op
         elif op is not None or reproducible or accumulate is not None:
             raise UsageError(f"{collective} has no op: it combines nothing, and rounds nothing")
-        wanted = selection(algorithm, reproducible, accumulate)
+        wanted = algorithm_request(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        call = Given(name, x, out, op, root, rows, wanted)
+        call = CallArguments(name, x, out, op, root, rows, wanted)
         limit_s = self._limit_s(timeout_s)
         if on_device(x, out):
             on_gpu = self._on_device(call)
@@ -234,7 +234,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
         return self._made(self._executor.subgroup(members), self._place.of(members), self._options)
 
-    def _made(self, executor: Executor, place: Place, options: Options) -> Communicator:
+    def _made(self, executor: Executor, place: HostLayout, options: Options) -> Communicator:
         """Return the communicator of an executor, which is closed with this one."""
         child = Communicator(executor, place, options, lambda: self._children.remove(child), self.known)
         self._children.append(child)
@@ -281,7 +281,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         if is_by_function(op):
             raise UsageError("a reduction by a function has no algorithm: it is an allgather or an alltoall at first")
-        wanted = selection(None, reproducible, accumulate)
+        wanted = algorithm_request(None, reproducible, accumulate)
         reduced = [(DTYPES[dtype], operation(op))]
         name, varying = VECTOR_CALLS.get(collective, collective), collective in VECTOR_CALLS
         found = explain(self._calls.question(name, nbytes, reduced, wanted, varying=varying), self.known)
@@ -373,7 +373,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         self._on_close()
 
     def _spare(self) -> Communicator:
-        """See `Caller._spare`."""
+        """See `Dispatcher._spare`."""
         self._spare_of_devices = self.dup()
         return self._spare_of_devices
 
@@ -403,7 +403,7 @@ def _work_of(works: Works, limit_s: float, operation: Operation, result: Any) ->
     return works.add(operation, result, limit_s)
 
 
-def _check_lasting(call: Checked, x: Any) -> None:
+def _check_lasting(call: CheckedCall, x: Any) -> None:
     """Check that a call can be made again and again on the memory of its arrays.
 
     Raises:
@@ -415,7 +415,7 @@ def _check_lasting(call: Checked, x: Any) -> None:
         what = f"which a {type(x).__name__} cannot bear"
         raise UsageError(f"a plan overwrites its result, {what}: pass an array that can be written as out")
     for each in x if type(x) in LISTS else (x,):
-        if each is not None and not adapters.kind_of(each, "x").lasts:
+        if each is not None and not adapters.adapter_of(each, "x").lasts:
             what = f"what is assigned to a {type(each).__name__}"
             raise UsageError(f"a plan would not see {what}: pass an array of numpy that it is copied to")
 

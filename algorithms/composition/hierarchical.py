@@ -30,7 +30,7 @@ from unisono.algorithms.composition.host_levels import (
     levels_of,
     needs_runs,
 )
-from unisono.algorithms.composition.phase_groups import Method, Part, Team, composed, inner_methods, method
+from unisono.algorithms.composition.phase_groups import Method, Part, PhaseGroup, composed, inner_methods, method
 from unisono.algorithms.composition.phases import Names
 from unisono.algorithms.ir.plan import Buffer, Partition, Plan, even, shares
 
@@ -62,7 +62,7 @@ def allreduce_hierarchical(
     top = method("allreduce", across, levels.sizes[0])
     blocks = lcm(*(used.blocks for used in (*up, top, *down)))
     stages, at = _towards_leaders(_teams(groups, up, rank), blocks, Buffer.OUTPUT)
-    team = Team(top, groups[0], rank)
+    team = PhaseGroup(top, groups[0], rank)
     stages.append(
         team.stage(Part(0, blocks, at), Part(0, blocks, Buffer.OUTPUT), lower=True) if team.group else team.idle()
     )
@@ -92,7 +92,7 @@ def reduce_hierarchical(
     blocks = lcm(*(used.blocks for used in (*up, top)))
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
     stages, at = _towards_leaders(_teams(groups, up, rank), blocks, partial, root)
-    team = Team(top, groups[0], rank)
+    team = PhaseGroup(top, groups[0], rank)
     stages.append(
         team.stage(Part(0, blocks, at), Part(0, blocks, partial), root, lower=True) if team.group else team.idle()
     )
@@ -127,7 +127,7 @@ def broadcast_hierarchical(
     groups = led_by(levels, rank, root)
     top, down = method("broadcast", across, levels.sizes[0]), inner_methods("broadcast", broadcast, levels)
     blocks = lcm(*(used.blocks for used in (top, *down)))
-    team = Team(top, groups[0], rank)
+    team = PhaseGroup(top, groups[0], rank)
     whole = Part(0, blocks)
     first = team.stage(whole, whole.within(Buffer.OUTPUT), root) if team.group else team.idle()
     stages = (first, *_from_leaders(_teams(groups, down, rank), blocks, root))
@@ -152,7 +152,7 @@ def barrier_hierarchical(
     levels = levels_of(hosts, size)
     groups = led_by(levels, rank)
     inner, top = inner_methods("barrier", inside, levels), method("barrier", across, levels.sizes[0])
-    teams = [Team(used, groups[level], rank) for level, used in enumerate((top, *inner))]
+    teams = [PhaseGroup(used, groups[level], rank) for level, used in enumerate((top, *inner))]
     stages = [
         team.idle() if team.is_idle else team.stage(Part(0, 1), Part(0, 1)) for team in (*reversed(teams[1:]), *teams)
     ]
@@ -182,7 +182,7 @@ def allreduce_full_lane(
     groups = in_lanes(levels, rank)
     scatter = _teams(groups, inner_methods("reduce_scatter", reduce_scatter, levels), rank)
     gather = _teams(groups, inner_methods("allgather", allgather, levels), rank)
-    lane = Team(method("allreduce", across, levels.sizes[0]), groups[0], rank)
+    lane = PhaseGroup(method("allreduce", across, levels.sizes[0]), groups[0], rank)
     blocks = lane.used.blocks * prod(team.used.blocks for team in scatter)
     # What the groups share out, from the innermost one, and at last the rank's own part.
     parts = [Part(0, blocks, Buffer.OUTPUT)]
@@ -286,9 +286,9 @@ class _Seat(NamedTuple):
     groups: Groups
     rank: int
 
-    def team(self, used: Method, level: int) -> Team:
+    def team(self, used: Method, level: int) -> PhaseGroup:
         """Return the team at a level."""
-        return Team(used, self.groups[level], self.rank)
+        return PhaseGroup(used, self.groups[level], self.rank)
 
     def parts(self, level: int, buffer: Buffer) -> Window:
         """Return where the shares of the parts of its host at a level lie in a buffer of all shares."""
@@ -310,7 +310,7 @@ def _seat(size: int, rank: int, hosts: Hosts | None) -> _Seat:
     return _Seat(levels, led_by(levels, rank), rank)
 
 
-def _share_out(teams: Sequence[Team], parts: Sequence[Part]) -> Iterator[Stage]:
+def _share_out(teams: Sequence[PhaseGroup], parts: Sequence[Part]) -> Iterator[Stage]:
     """Yield the stages that combine each of `parts` into the rank's share of it, the innermost one first."""
     at = Buffer.INPUT
     for team, (part, share) in zip(reversed(teams), pairwise(parts), strict=True):
@@ -321,19 +321,19 @@ def _share_out(teams: Sequence[Team], parts: Sequence[Part]) -> Iterator[Stage]:
             at = Buffer.OUTPUT
 
 
-def _collect(teams: Sequence[Team], parts: Sequence[Part]) -> Iterator[Stage]:
+def _collect(teams: Sequence[PhaseGroup], parts: Sequence[Part]) -> Iterator[Stage]:
     """Yield the stages that collect each of `parts` from the shares of its group, the innermost one last."""
     for team, (share, part) in zip(teams, pairwise(reversed(parts)), strict=True):
         yield team.idle() if team.is_idle else team.stage(share, part)
 
 
-def _teams(groups: Groups, inner: Sequence[Method], rank: int) -> list[Team]:
+def _teams(groups: Groups, inner: Sequence[Method], rank: int) -> list[PhaseGroup]:
     """Return the teams of a rank at the levels below the outermost one, from the outside."""
-    return [Team(used, groups[level], rank) for level, used in enumerate(inner, start=1)]
+    return [PhaseGroup(used, groups[level], rank) for level, used in enumerate(inner, start=1)]
 
 
 def _towards_leaders(
-    teams: Sequence[Team], blocks: int, partial: Buffer, root: int | None = None
+    teams: Sequence[PhaseGroup], blocks: int, partial: Buffer, root: int | None = None
 ) -> tuple[list[Stage], Buffer]:
     """Return the stages that combine, level by level, what is below each leader, and where a rank has it then.
 
@@ -350,7 +350,7 @@ def _towards_leaders(
     return stages, at
 
 
-def _from_leaders(teams: Sequence[Team], blocks: int, root: int | None = None) -> Iterator[Stage]:
+def _from_leaders(teams: Sequence[PhaseGroup], blocks: int, root: int | None = None) -> Iterator[Stage]:
     """Yield the stages in which leaders tell those below them, level by level, what they have in OUTPUT."""
     whole = Part(0, blocks, Buffer.OUTPUT)
     for team in teams:

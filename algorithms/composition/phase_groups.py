@@ -108,7 +108,7 @@ class Part(NamedTuple):
         return run_of_blocks(self.buffer, self.first, self.length // max(blocks, 1))
 
 
-class Team(NamedTuple):
+class PhaseGroup(NamedTuple):
     """A group with the algorithm of its phase, and one of its members, `rank`, whose part is looked at."""
 
     used: Method

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from unisono.algorithms.builders.arguments import check_ranks, check_supported
 from unisono.algorithms.composition.embedding import Stage, Window, run_of_blocks
 from unisono.algorithms.composition.host_levels import Hosts, levels_of, needs_equal, runs_of_ranks
-from unisono.algorithms.composition.phase_groups import Part, Team, composed, method
+from unisono.algorithms.composition.phase_groups import Part, PhaseGroup, composed, method
 from unisono.algorithms.ir.plan import Buffer, Copy, Group, Plan, Reduce, even
 
 
@@ -67,8 +67,8 @@ def alltoall_two_level(
     check_supported(needs_equal(levels_of(place.runs, size)))
     own, number = place.own, len(place.runs)
     lane = tuple(run[own.index(rank)] for run in place.runs)
-    inner = Team(method("alltoall", inside, place.sizes), own, rank)
-    outer = Team(method("alltoall", across, frozenset((number,))), lane, rank)
+    inner = PhaseGroup(method("alltoall", inside, place.sizes), own, rank)
+    outer = PhaseGroup(method("alltoall", across, frozenset((number,))), lane, rank)
     # In SCRATCH, block h·q + i is what comes from place i and goes on to host h, where hosts have q ranks.
     given, sorted_ = (Window(buffer, 0, number, 1, len(own)) for buffer in (Buffer.INPUT, Buffer.SCRATCH))
     held = Buffer.INPUT if inner.is_idle else Buffer.SCRATCH
@@ -156,9 +156,9 @@ class _Scan(NamedTuple):
     """The teams of a rank in a scan: inside its host, across hosts, where it is the last one, and for the broadcast."""
 
     place: _Place
-    inside: Team
-    across: Team
-    down: Team
+    inside: PhaseGroup
+    across: PhaseGroup
+    down: PhaseGroup
 
     @property
     def blocks(self) -> int:
@@ -183,9 +183,9 @@ def _scan(collective: str, place: _Place, inside: str, across: str, broadcast: s
     last = tuple(run[-1] for run in place.runs)
     return _Scan(
         place,
-        Team(method(collective, inside, place.sizes), place.own, place.rank),
-        Team(method("exscan", across, frozenset((len(last),))), last, place.rank),
-        Team(method("broadcast", broadcast, place.sizes), place.own, place.rank),
+        PhaseGroup(method(collective, inside, place.sizes), place.own, place.rank),
+        PhaseGroup(method("exscan", across, frozenset((len(last),))), last, place.rank),
+        PhaseGroup(method("broadcast", broadcast, place.sizes), place.own, place.rank),
     )
 
 

@@ -88,7 +88,7 @@ PROMISES: dict[str, Callable[[int, int, int, int], Promise]] = {
 }
 
 
-class Family:
+class PlanSet:
     """The plans of all ranks of one collective, in the order of ranks, and what their blocks mean.
 
     Raises:
@@ -230,9 +230,9 @@ def are_proved_by(plans: Sequence[Plan], proved: Sequence[Plan]) -> bool:
     So it is if all ranks do the same and blocks that are equally long in `proved` are equally long in `plans`.
 
     Raises:
-        PlanError: as `Family`.
+        PlanError: as `PlanSet`.
     """
-    families = Family(plans), Family(proved)
+    families = PlanSet(plans), PlanSet(proved)
     if any(_without_counts(one) != _without_counts(other) for one, other in zip(plans, proved, strict=True)):
         return False
     becomes: dict[int, int] = {}

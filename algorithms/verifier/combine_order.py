@@ -13,7 +13,7 @@ from functools import reduce
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
-from unisono.algorithms.verifier.block_meaning import Family
+from unisono.algorithms.verifier.block_meaning import PlanSet
 from unisono.algorithms.verifier.progress import Delivered, run
 from unisono.algorithms.verifier.unrolled import Action, Operand, first_cell, unroll
 from unisono.errors import PlanError
@@ -93,7 +93,7 @@ def check_order(algorithm: Algorithm, size: int) -> None:
 
 
 def _check(order: str, plans: Sequence[Plan]) -> None:
-    family, expressions = Family(plans), Expressions()
+    family, expressions = PlanSet(plans), Expressions()
     memory = _evaluate(family, expressions)
     for plan in plans:
         first = first_cell(plan, Buffer.OUTPUT)
@@ -108,7 +108,7 @@ def _check(order: str, plans: Sequence[Plan]) -> None:
                 raise PlanError(f"{name}, and in the order {order!r} it is {expressions.text(expected)}")
 
 
-def _evaluate(family: Family, expressions: Expressions) -> list[dict[int, int]]:
+def _evaluate(family: PlanSet, expressions: Expressions) -> list[dict[int, int]]:
     """Return the expression in every cell of every rank that something has been written to, when all have ended."""
     programs = unroll(family.plans, family.length_numbers())
     memory = [dict.fromkeys(range(plan.input.blocks), plan.rank) for plan in family.plans]

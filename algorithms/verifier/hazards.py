@@ -23,16 +23,18 @@ from itertools import combinations
 from typing import TypeAlias
 
 from unisono.algorithms.ir.plan import Copy
-from unisono.algorithms.verifier.block_meaning import Family
+from unisono.algorithms.verifier.block_meaning import PlanSet
 from unisono.algorithms.verifier.progress import Event, Posted
-from unisono.algorithms.verifier.unrolled import Action, Operand, Place, Program, Row, cell_name
+from unisono.algorithms.verifier.unrolled import Action, Operand, Place, Row, UnrolledPlan, cell_name
 from unisono.errors import PlanError
 
 _Node: TypeAlias = tuple[int, int]  # lane, group
 _Access: TypeAlias = tuple[Place, int, bool]  # a group, the step in it, and whether that writes
 
 
-def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[Event], *, in_place: bool) -> None:
+def check_hazards(
+    family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event], *, in_place: bool
+) -> None:
     """Check that no two steps of a rank conflict; also with INPUT and OUTPUT as the same memory, if `in_place`.
 
     Raises:
@@ -53,7 +55,7 @@ def check_hazards(family: Family, programs: Sequence[Program], events: Sequence[
                 _check_lanes(program, home, shared, posted[program.plan.rank])
 
 
-def _check_groups(program: Program, layouts: Sequence[Sequence[int]]) -> None:
+def _check_groups(program: UnrolledPlan, layouts: Sequence[Sequence[int]]) -> None:
     """Check the steps of each group with each other; in each of `layouts`, the memory of cell c is the cell home[c]."""
     rank = program.plan.rank
     for lane, rows in enumerate(program.lanes):
@@ -69,7 +71,7 @@ def _check_groups(program: Program, layouts: Sequence[Sequence[int]]) -> None:
                         _check_overlap(program, row, Place(rank, lane, number, 0), home)
 
 
-def _check_overlap(program: Program, row: Row, place: Place, home: Sequence[int]) -> None:
+def _check_overlap(program: UnrolledPlan, row: Row, place: Place, home: Sequence[int]) -> None:
     """Check a group of which some step writes what this or another one reads or writes."""
     written: dict[int, int] = {}
     for index, action in enumerate(row.actions):
@@ -135,7 +137,7 @@ def _shared(touched: Sequence[tuple[set[int], set[int]]], home: Sequence[int]) -
     return shared
 
 
-def _check_lanes(program: Program, home: Sequence[int], shared: Set[int], posted: Sequence[_Node]) -> None:
+def _check_lanes(program: UnrolledPlan, home: Sequence[int], shared: Set[int], posted: Sequence[_Node]) -> None:
     """Check what the steps of different lanes do to the memory that they share.
 
     `posted` are the groups, in a possible order.
@@ -156,7 +158,7 @@ def _check_lanes(program: Program, home: Sequence[int], shared: Set[int], posted
                 raise _conflict(program, cell, first, second)
 
 
-def _ended_before(program: Program, posted: Sequence[_Node]) -> dict[_Node, list[int]]:
+def _ended_before(program: UnrolledPlan, posted: Sequence[_Node]) -> dict[_Node, list[int]]:
     """Return, for each (lane, group), how many groups of each lane have certainly ended when it starts."""
     clocks: dict[_Node, list[int]] = {}
     for node in posted:
@@ -177,7 +179,7 @@ def _accesses(action: Action, rank: int, home: Sequence[int]) -> Iterator[tuple[
             yield cell, True
 
 
-def _conflict(program: Program, cell: int, first: _Access, second: _Access) -> PlanError:
+def _conflict(program: UnrolledPlan, cell: int, first: _Access, second: _Access) -> PlanError:
     (place, index, writes), (other, other_index, other_writes) = first, second
     does = {True: "writes", False: "reads"}
     return place._replace(step=index).error(

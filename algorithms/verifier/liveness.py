@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from unisono.algorithms.ir.plan import Buffer
 from unisono.algorithms.verifier.progress import Event
-from unisono.algorithms.verifier.unrolled import Program, first_cell
+from unisono.algorithms.verifier.unrolled import UnrolledPlan, first_cell
 from unisono.algorithms.verifier.vector_clocks import moments
 
 
@@ -30,14 +30,14 @@ class _Use(NamedTuple):
     cells: tuple[int, ...]
 
 
-def scratch_high_water(programs: Sequence[Program], events: Sequence[Event]) -> int:
+def scratch_high_water(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> int:
     """Return the most blocks of SCRATCH of one rank that hold a value still to be read, at the same time."""
     if not any(program.plan.scratch.blocks for program in programs):
         return 0
     return max(_most_at_a_time(_lives(uses)) for uses in _uses(programs, events))
 
 
-def _uses(programs: Sequence[Program], events: Sequence[Event]) -> list[list[_Use]]:
+def _uses(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> list[list[_Use]]:
     """Return all that is done to the SCRATCH of each rank, in the order of time."""
     started, ended = moments(programs, events, shortest=1)
     first = [first_cell(program.plan, Buffer.SCRATCH) for program in programs]

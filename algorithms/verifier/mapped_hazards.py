@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from unisono.algorithms.verifier.block_meaning import Family
+from unisono.algorithms.verifier.block_meaning import PlanSet
 from unisono.algorithms.verifier.progress import Event
-from unisono.algorithms.verifier.unrolled import Place, Program, cell_name, is_mapped
+from unisono.algorithms.verifier.unrolled import Place, UnrolledPlan, cell_name, is_mapped
 from unisono.algorithms.verifier.vector_clocks import Clocks
 from unisono.errors import PlanError
 
@@ -32,7 +32,9 @@ class _Touch(NamedTuple):
     writes: bool
 
 
-def check_sharing(family: Family, programs: Sequence[Program], events: Sequence[Event], *, in_place: bool) -> None:
+def check_sharing(
+    family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event], *, in_place: bool
+) -> None:
     """Check that accesses to mapped memory are ordered; also with INPUT and OUTPUT as the same memory, if `in_place`.
 
     Raises:
@@ -62,7 +64,7 @@ def check_sharing(family: Family, programs: Sequence[Program], events: Sequence[
                 _check_cell(program, of_cell, clocks)
 
 
-def _accesses(program: Program) -> Iterator[tuple[int, _Access]]:
+def _accesses(program: UnrolledPlan) -> Iterator[tuple[int, _Access]]:
     """Yield what the steps of a rank read and write, with the rank whose memory it is."""
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
@@ -73,7 +75,7 @@ def _accesses(program: Program) -> Iterator[tuple[int, _Access]]:
                         yield operand.owner, _Access(place, operand.cells, writes)
 
 
-def _check_cell(program: Program, touches: Sequence[_Touch], clocks: Clocks) -> None:
+def _check_cell(program: UnrolledPlan, touches: Sequence[_Touch], clocks: Clocks) -> None:
     """Check that all that touch one block of the memory of the rank of `program` are ordered, unless none writes."""
     owner = program.plan.rank
     for written in touches:
@@ -83,7 +85,7 @@ def _check_cell(program: Program, touches: Sequence[_Touch], clocks: Clocks) -> 
                 raise _race(program, written, other)
 
 
-def _check_lifetime(program: Program, access: _Access, clocks: Clocks) -> None:
+def _check_lifetime(program: UnrolledPlan, access: _Access, clocks: Clocks) -> None:
     """Check that the rank of `program` has begun when a peer uses its memory, and does not end before that ends."""
     owner, (rank, lane, group, _) = program.plan.rank, access.place
     if not clocks.has_heard(clocks.started[rank, lane, group], owner):
@@ -104,7 +106,7 @@ def _ended_before(one: Place, other: Place, clocks: Clocks) -> bool:
     return clocks.knows(clocks.started[other.rank, other.lane, other.group], one.rank, one.lane, one.group)
 
 
-def _race(program: Program, one: _Touch, other: _Touch) -> PlanError:
+def _race(program: UnrolledPlan, one: _Touch, other: _Touch) -> PlanError:
     does = {True: "writes", False: "reads"}
     return one.place.error(
         f"race: {does[one.writes]} {cell_name(program.plan, one.cell)} of rank {program.plan.rank} while {other.place} "

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from unisono.algorithms.ir.plan import Recv, RecvReduce, Send, Signal, Wait, canonical_order
 from unisono.algorithms.verifier.error_pictures import cycle
-from unisono.algorithms.verifier.unrolled import FLAGS, RECEIVING, SENDING, Action, Place, Program
+from unisono.algorithms.verifier.unrolled import FLAGS, RECEIVING, SENDING, Action, Place, UnrolledPlan
 from unisono.errors import PlanError
 
 
@@ -75,7 +75,7 @@ class _Instance(NamedTuple):
 _Post: TypeAlias = tuple[_Instance, Action]
 
 
-def run(programs: Sequence[Program], segments: int = 1) -> list[Event]:
+def run(programs: Sequence[UnrolledPlan], segments: int = 1) -> list[Event]:
     """Return the events of one segment, in a possible order.
 
     With one segment, plans that need no run are not run; see above.
@@ -97,7 +97,7 @@ def run(programs: Sequence[Program], segments: int = 1) -> list[Event]:
     return events
 
 
-def _in_step(programs: Sequence[Program]) -> list[Event] | None:
+def _in_step(programs: Sequence[UnrolledPlan]) -> list[Event] | None:
     """Return the events of running lane by lane and group by group; None if ends of messages are apart."""
     events: list[Event] = []
     for lane in range(max(len(program.lanes) for program in programs)):
@@ -109,7 +109,7 @@ def _in_step(programs: Sequence[Program]) -> list[Event] | None:
     return events
 
 
-def _match(programs: Sequence[Program], lane: int, group: int, events: list[Event]) -> bool:
+def _match(programs: Sequence[UnrolledPlan], lane: int, group: int, events: list[Event]) -> bool:
     """Append the events of one group of all ranks; return whether its messages have two ends each."""
     messages: _Ends = ({}, {})
     flags: _Ends = ({}, {})
@@ -139,7 +139,7 @@ def _match(programs: Sequence[Program], lane: int, group: int, events: list[Even
     return True
 
 
-def _check_pairs(programs: Sequence[Program]) -> None:
+def _check_pairs(programs: Sequence[UnrolledPlan]) -> None:
     """Check that as many messages are received as are sent, on every channel; name the first that is not."""
     sent: dict[_Channel, list[Place]] = defaultdict(list)
     received: dict[_Channel, list[Place]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _channel(rank: int, lane: int, action: Action) -> _Channel | None:
 class _Run:
     """A run of programs that have passed `_check_pairs`; `events` are those of segment 0."""
 
-    def __init__(self, programs: Sequence[Program], segments: int) -> None:
+    def __init__(self, programs: Sequence[UnrolledPlan], segments: int) -> None:
         self.programs = programs
         self.events: list[Event] = []
         self._orders = [[list(canonical_order(len(rows), segments)) for rows in program.lanes] for program in programs]

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
-from unisono.algorithms.verifier.block_meaning import Family, Origin, Promise
+from unisono.algorithms.verifier.block_meaning import Origin, PlanSet, Promise
 from unisono.algorithms.verifier.error_pictures import contributions
 from unisono.algorithms.verifier.progress import Delivered, Event, Posted
-from unisono.algorithms.verifier.unrolled import Action, Operand, Place, Program, cell_name, first_cell
+from unisono.algorithms.verifier.unrolled import Action, Operand, Place, UnrolledPlan, cell_name, first_cell
 from unisono.errors import PlanError
 
 NOTHING = 0  # the number of what a block holds before anything is written to it
@@ -122,8 +122,8 @@ class Execution:
 
     def __init__(
         self,
-        family: Family,
-        programs: Sequence[Program],
+        family: PlanSet,
+        programs: Sequence[UnrolledPlan],
         events: Sequence[Event],
         *,
         in_place: bool,

@@ -124,7 +124,7 @@ _SPANS: dict[type, tuple[_Spans, _Spans]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class UnrolledPlan:
     """A plan with its lanes unrolled: `lanes[lane][group]`, groups as run."""
 
     plan: Plan
@@ -167,7 +167,7 @@ def cell_name(plan: Plan, cell: int) -> str:
     return f"block {block} of {buffer.name}"
 
 
-def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[Program]:
+def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[UnrolledPlan]:
     """Return the programs of the plans of all ranks, where `lengths` numbers the lengths of the cells of each rank.
 
     Raises:
@@ -181,8 +181,8 @@ def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[Prog
     return [_unrolled(plan, operands) for plan in plans]
 
 
-def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> Program:
-    program = Program(plan, tuple(tuple(_rows(plan, lane, operands)) for lane in range(len(plan.lanes))))
+def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
+    program = UnrolledPlan(plan, tuple(tuple(_rows(plan, lane, operands)) for lane in range(len(plan.lanes))))
     for lane, rows in enumerate(program.lanes):
         for number, row in enumerate(rows):
             for other, group in row.after:

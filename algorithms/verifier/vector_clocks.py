@@ -13,19 +13,19 @@ from typing import TypeAlias
 
 from unisono.algorithms.ir.plan import Signal
 from unisono.algorithms.verifier.progress import Delivered, Event, Posted
-from unisono.algorithms.verifier.unrolled import Program
+from unisono.algorithms.verifier.unrolled import UnrolledPlan
 
 _Node: TypeAlias = tuple[int, int, int]  # rank, lane, group
 _Moments: TypeAlias = list[list[list[int]]]  # by rank, lane and group
 
 
-def count_rounds(programs: Sequence[Program], events: Sequence[Event]) -> int:
+def count_rounds(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> int:
     """Return the latencies on the longest chain of messages and flags that wait for each other, in one segment."""
     _, ended = moments(programs, events, shortest=0)
     return max((rows[-1] for lanes in ended for rows in lanes if rows), default=0)
 
 
-def moments(programs: Sequence[Program], events: Sequence[Event], *, shortest: int) -> tuple[_Moments, _Moments]:
+def moments(programs: Sequence[UnrolledPlan], events: Sequence[Event], *, shortest: int) -> tuple[_Moments, _Moments]:
     """Return when every group starts and ends, in one segment.
 
     It starts when what it waits for has ended; a message takes 1 from when both its ends have started, a flag from when
@@ -63,7 +63,7 @@ class Clocks:
         final: what each rank knows when its plan has ended.
     """
 
-    def __init__(self, programs: Sequence[Program], events: Sequence[Event], *, flags_only: bool) -> None:
+    def __init__(self, programs: Sequence[UnrolledPlan], events: Sequence[Event], *, flags_only: bool) -> None:
         self._programs = programs
         # Every rank has a bit that says that it has begun, and then its lanes one for each of their groups.
         self._begun: list[int] = []
@@ -113,7 +113,7 @@ class Clocks:
             told |= 1 << self._first[event.sender][event.lane] + event.group
         self._ended[event.receiver, event.lane, event.group] |= told
 
-    def _final(self, program: Program) -> int:
+    def _final(self, program: UnrolledPlan) -> int:
         known = 0
         for lane, rows in enumerate(program.lanes):
             if rows:
@@ -121,7 +121,7 @@ class Clocks:
         return known
 
 
-def queue_depth(programs: Sequence[Program], events: Sequence[Event]) -> int:
+def queue_depth(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> int:
     """Return how many messages a link has to hold at most, in any execution of one segment in which no send waits.
 
     When a rank sends, its peer may be as far behind as what the rank has heard allows.

@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 from unisono.algorithms.catalogue.algorithm import Algorithm, Build
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Recv, RecvReduce, Reduce, Send, Write
-from unisono.algorithms.verifier.block_meaning import Family, are_proved_by
+from unisono.algorithms.verifier.block_meaning import PlanSet, are_proved_by
 from unisono.algorithms.verifier.hazards import check_hazards
 from unisono.algorithms.verifier.liveness import scratch_high_water
 from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
 from unisono.algorithms.verifier.mapped_hazards import check_sharing
 from unisono.algorithms.verifier.progress import Event, run
 from unisono.algorithms.verifier.symbolic import Execution
-from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, Program, as_written, is_mapped, unroll
+from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, UnrolledPlan, as_written, is_mapped, unroll
 from unisono.algorithms.verifier.vector_clocks import Clocks, count_rounds, queue_depth
 from unisono.errors import PlanError
 
@@ -210,7 +210,7 @@ def verify_plans(
 
 def _prove(plans: Sequence[Plan], segments: int, *, in_place: bool, commutative: bool) -> Report:
     """Prove all but the bounds; what it makes on the way is gone when it returns, before a collector could walk it."""
-    family = Family(plans)
+    family = PlanSet(plans)
     programs = unroll(plans, family.length_numbers())
     events = run(programs, segments)
     check_hazards(family, programs, events, in_place=in_place)
@@ -232,7 +232,7 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _report(family: Family, programs: Sequence[Program], events: Sequence[Event], *, same_bits: bool) -> Report:
+def _report(family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event], *, same_bits: bool) -> Report:
     loads = [_load(plan) for plan in family.plans]
     return Report(
         messages=sum(load.messages for load in loads),
@@ -250,7 +250,7 @@ def _report(family: Family, programs: Sequence[Program], events: Sequence[Event]
     )
 
 
-def _check_synchronization(family: Family, programs: Sequence[Program], events: Sequence[Event]) -> None:
+def _check_synchronization(family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> None:
     """Check that every rank has heard of all others before it ends, if the collective promises that."""
     if not family.contract.synchronizes:
         return

@@ -31,7 +31,7 @@ import unisono as un
 from unisono.bench.statistics import usual_s
 from unisono.collectives.measurement.call_trials import Trials, Turns
 from unisono.collectives.measurement.link_probes import rounds_calibrated
-from unisono.tuning.decide.choice import Known, explain
+from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import Parameters
 
 PR_SET_PDEATHSIG = 1
@@ -157,7 +157,7 @@ def means(forecasts: Sequence[Forecast]) -> Forecast:
 
 def predictions(world: un.Communicator, parameters: Parameters, collective: str, nbytes: int) -> Forecast:
     """Return what the model chooses, and the predicted times, by variant."""
-    said = explain(world.explain(collective, nbytes).question, Known(None, parameters))
+    said = explain(world.explain(collective, nbytes).question, TunerState(None, parameters))
     able = [each for each in said.candidates if each.refusal is None]
     return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from unisono.collectives.arrays import operands
-from unisono.collectives.calls.dispatch import Caller, known_first
-from unisono.collectives.calls.planning import selection
+from unisono.collectives.calls.dispatch import Dispatcher, cached_method
+from unisono.collectives.calls.planning import algorithm_request
 from unisono.collectives.calls.work import Work
 from unisono.operations import Op
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
 
-    class Given(TypedDict, Generic[Arrays], total=False):
+    class CallOptions(TypedDict, Generic[Arrays], total=False):
         """What every collective takes, whether or not it waits."""
 
         out: Arrays | None
         algorithm: str | None
         timeout_s: float | None
 
-    class GivenToReduce(Given[Arrays], total=False):
+    class GivenToReduce(CallOptions[Arrays], total=False):
         """What every collective that reduces takes, whether or not it waits."""
 
         reproducible: bool
         accumulate: str | None
 
 
-class EqualShares(Caller):
+class Collectives(Dispatcher):
     """Collective calls on arrays of numpy and of any other library, as `kinds` has them.
 
     All of them take:
@@ -79,7 +79,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def allreduce(
         self,
         x: Arrays,
@@ -100,12 +100,16 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.allreduce(np.array([1, world.rank])).tolist(), 3)
         [[3, 3], [3, 3], [3, 3]]
         """
-        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+        wanted = (
+            algorithm_request(algorithm, reproducible, accumulate)
+            if reproducible or accumulate is not None
+            else algorithm
+        )
         target: Arrays = operands.target_like(x) if out is None else out
         if not wait:
             return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._dispatch("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -151,12 +155,16 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.reduce(np.array([2.0, world.rank]), "prod", root=1), 2)
         [None, array([4., 0.])]
         """
-        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+        wanted = (
+            algorithm_request(algorithm, reproducible, accumulate)
+            if reproducible or accumulate is not None
+            else algorithm
+        )
         target: Arrays | None = operands.target_like(x) if out is None and self.rank == root else out
         if not wait:
             return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
-            result: Arrays | None = self._long_way(
+            result: Arrays | None = self._dispatch(
                 "reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
             )
             return result
@@ -164,15 +172,15 @@ class EqualShares(Caller):
 
     @overload
     def broadcast(
-        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def broadcast(
         self,
         x: Arrays,
@@ -195,16 +203,16 @@ class EqualShares(Caller):
         if not wait:
             return self._start("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("broadcast", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._dispatch("broadcast", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
-    def allgather(self, x: Arrays, *, wait: Literal[False], **given: Unpack[Given[Arrays]]) -> Work[Arrays]: ...
+    def allgather(self, x: Arrays, *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def allgather(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]) -> Arrays: ...
+    def allgather(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def allgather(
         self,
         x: Arrays,
@@ -227,7 +235,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("allgather", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._dispatch("allgather", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -240,7 +248,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def reduce_scatter(
         self,
         x: Arrays,
@@ -262,22 +270,26 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: world.reduce_scatter(np.array([1, 2, 3, world.rank])).tolist(), 2)
         [[2, 4], [6, 1]]
         """
-        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+        wanted = (
+            algorithm_request(algorithm, reproducible, accumulate)
+            if reproducible or accumulate is not None
+            else algorithm
+        )
         target: Arrays = operands.target_of_share(x, self.size) if out is None else out
         if not wait:
             return self._start("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("reduce_scatter", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._dispatch("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
     def gather(
-        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]
     ) -> Arrays | None: ...
 
     def gather(
@@ -304,7 +316,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("gather", x, target, None, root, algorithm, timeout_s):
-            result: Arrays | None = self._long_way(
+            result: Arrays | None = self._dispatch(
                 "gather", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s
             )
             return result
@@ -312,15 +324,20 @@ class EqualShares(Caller):
 
     @overload
     def scatter(
-        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Arrays]]
+        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def scatter(
-        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]
+        self,
+        x: Arrays | None = ...,
+        root: int = ...,
+        *,
+        wait: Literal[True] = ...,
+        **given: Unpack[CallOptions[Arrays]],
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def scatter(
         self,
         x: Arrays | None = None,
@@ -349,16 +366,16 @@ class EqualShares(Caller):
         if not wait:
             return self._start("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("scatter", x, target, None, root, algorithm, timeout_s):
-            target = self._long_way("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._dispatch("scatter", x, out, target, root=root, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
-    def alltoall(self, x: Arrays, *, wait: Literal[False], **given: Unpack[Given[Arrays]]) -> Work[Arrays]: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def alltoall(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[Given[Arrays]]) -> Arrays: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def alltoall(
         self,
         x: Arrays,
@@ -381,7 +398,7 @@ class EqualShares(Caller):
         if not wait:
             return self._start("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         if not self._cache.run("alltoall", x, target, None, None, algorithm, timeout_s):
-            target = self._long_way("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
+            target = self._dispatch("alltoall", x, out, target, algorithm=algorithm, timeout_s=timeout_s)
         return target
 
     @overload
@@ -394,7 +411,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def scan(
         self,
         x: Arrays,
@@ -415,12 +432,16 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.scan(np.array(world.rank + 1))), 4)
         [1, 3, 6, 10]
         """
-        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+        wanted = (
+            algorithm_request(algorithm, reproducible, accumulate)
+            if reproducible or accumulate is not None
+            else algorithm
+        )
         target: Arrays = operands.target_like(x) if out is None else out
         if not wait:
             return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._dispatch("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -433,7 +454,7 @@ class EqualShares(Caller):
         self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
     ) -> Arrays: ...
 
-    @known_first
+    @cached_method
     def exscan(
         self,
         x: Arrays,
@@ -455,12 +476,16 @@ class EqualShares(Caller):
         >>> un.launch(lambda world: int(world.exscan(np.array(world.rank + 1))), 4)
         [0, 1, 3, 6]
         """
-        wanted = selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+        wanted = (
+            algorithm_request(algorithm, reproducible, accumulate)
+            if reproducible or accumulate is not None
+            else algorithm
+        )
         target: Arrays = operands.zeros_like(x) if out is None else out
         if not wait:
             return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
-            target = self._long_way("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            target = self._dispatch("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
         return target
 
     @overload
@@ -473,7 +498,7 @@ class EqualShares(Caller):
         self, *, wait: Literal[True] = ..., algorithm: str | None = ..., timeout_s: float | None = ...
     ) -> None: ...
 
-    @known_first
+    @cached_method
     def barrier(
         self, *, algorithm: str | None = None, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:
@@ -482,5 +507,5 @@ class EqualShares(Caller):
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         ended: Work[None] | None = None
         if not self._cache.run("barrier", None, None, None, None, algorithm, timeout_s):
-            ended = self._long_way("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
+            ended = self._dispatch("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         return ended

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.collectives.api.collectives import EqualShares
-from unisono.collectives.api.vector_collectives import CountedShares
+from unisono.collectives.api.collectives import Collectives
+from unisono.collectives.api.vector_collectives import VectorCollectives
 from unisono.collectives.calls.dispatch import checked_integer
 from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
@@ -64,7 +64,7 @@ class _Parcel:
         return np.array([-self.head.size if self.is_refused else self.head.size, len(self.parts)], np.int64)
 
 
-class Objects(EqualShares, CountedShares):
+class Objects(Collectives, VectorCollectives):
     """Calls on Python objects, which `pickle` must be able to take apart on one rank and put together on others.
 
     Large arrays in an object are sent from where they lie, and stay in the memory that they are received into. A rank
@@ -74,7 +74,7 @@ class Objects(EqualShares, CountedShares):
     such calls at the same time.
 
     All of them take `timeout_s`, the seconds until the call fails, by default the option `timeout_s`; and raise, beside
-    what `EqualShares` says:
+    what `Collectives` says:
 
     - `UsageError`: an object cannot be pickled; on every rank that takes part, and later calls go on. Or the object of
       another rank cannot be unpickled here; on this rank alone, after the call has ended.

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono.collectives.arrays import operands
-from unisono.collectives.calls.dispatch import Caller, checked_integer, passed_on_first
-from unisono.collectives.calls.message_handoff import Incoming, Outgoing
+from unisono.collectives.calls.dispatch import Dispatcher, checked_integer, fast_message
+from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperand
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.calls.work import Work
 from unisono.collectives.device.gateway import on_device
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer, Target
 
 
-class Messages(Caller):
+class Messages(Dispatcher):
     """Sending arrays, receiving them, and looking for them without receiving them."""
 
     @overload
@@ -36,7 +36,7 @@ class Messages(Caller):
         self, x: ArrayOrBuffer, dest: int, tag: int = ..., *, timeout_s: float | None = ..., wait: Literal[True] = ...
     ) -> None: ...
 
-    @passed_on_first
+    @fast_message
     def send(
         self, x: ArrayOrBuffer, dest: int, tag: int = 0, *, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:
@@ -93,7 +93,7 @@ class Messages(Caller):
         wait: Literal[True] = ...,
     ) -> Target: ...
 
-    @passed_on_first
+    @fast_message
     def recv(
         self,
         out: Target,
@@ -134,7 +134,7 @@ class Messages(Caller):
         received: Target = incoming.finish(operation)
         return received
 
-    @passed_on_first
+    @fast_message
     def sendrecv(
         self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> Target:
@@ -227,15 +227,15 @@ class Messages(Caller):
         probe.wait(limit_s)
         return probe.found()
 
-    def _to_send(self, x: Any, dest: int, limit_s: float) -> Outgoing:
+    def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the message of an array to a rank, as it can be sent."""
-        return self._devices.messages.outgoing(x, dest, limit_s) if on_device(x) else Outgoing(operands.source(x))
+        return self._devices.messages.outgoing(x, dest, limit_s) if on_device(x) else SendOperand(operands.source(x))
 
-    def _to_receive(self, out: Any, source: int | None, limit_s: float) -> Incoming:
+    def _to_receive(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
         """Return what receives for an array from a rank, or any."""
         if on_device(out):
             return self._devices.messages.incoming(out, source, limit_s)
-        return Incoming(operands.target(out), out)
+        return ReceiveOperand(operands.target(out), out)
 
     def _source_of(self, source: int | AnySource) -> int | None:
         """Return the rank that is to be received from; None for any."""

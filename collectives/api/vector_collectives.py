@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
-from unisono.collectives.calls.dispatch import Caller
-from unisono.collectives.calls.planning import selection
+from unisono.collectives.calls.dispatch import Dispatcher
+from unisono.collectives.calls.planning import algorithm_request
 from unisono.collectives.calls.work import Work
 from unisono.operations import Op
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from unisono.collectives.api.collectives import Given, GivenToReduce
+    from unisono.collectives.api.collectives import CallOptions, GivenToReduce
     from unisono.collectives.arrays.typing import Array
 
 
-class CountedShares(Caller):
+class VectorCollectives(Dispatcher):
     """Collective calls on arrays of which each rank has `counts` rows of its own.
 
-    What `EqualShares` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and errors holds here too. All
+    What `Collectives` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and errors holds here too. All
     arrays have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All
     ranks give the same `counts`, but for `alltoallv`. What is called often is quicker as a plan: see
     `Communicator.plan`.
@@ -28,12 +28,12 @@ class CountedShares(Caller):
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **given: Unpack[CallOptions[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **given: Unpack[Given[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Array]]
     ) -> Array: ...
 
     def allgatherv(
@@ -54,7 +54,7 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.allgatherv(np.full(world.rank, 7), counts=(0, 1, 2)).tolist(), 3)
         [[7, 7, 7], [7, 7, 7], [7, 7, 7]]
         """
-        call = self._long_way if wait else self._start_long_way
+        call = self._dispatch if wait else self._dispatch_async
         result: Array | Work[Array] = call(
             "allgather", x, out, None, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
@@ -62,7 +62,13 @@ class CountedShares(Caller):
 
     @overload
     def gatherv(
-        self, x: Array, counts: Sequence[int], root: int = ..., *, wait: Literal[False], **given: Unpack[Given[Array]]
+        self,
+        x: Array,
+        counts: Sequence[int],
+        root: int = ...,
+        *,
+        wait: Literal[False],
+        **given: Unpack[CallOptions[Array]],
     ) -> Work[Array | None]: ...
 
     @overload
@@ -73,7 +79,7 @@ class CountedShares(Caller):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[Given[Array]],
+        **given: Unpack[CallOptions[Array]],
     ) -> Array | None: ...
 
     def gatherv(
@@ -95,7 +101,7 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.gatherv(np.full(world.rank, 7), counts=(0, 1)), 2)
         [array([7]), None]
         """
-        call = self._long_way if wait else self._start_long_way
+        call = self._dispatch if wait else self._dispatch_async
         result: Array | Work[Array | None] | None = call(
             "gather", x, out, None, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
@@ -109,7 +115,7 @@ class CountedShares(Caller):
         root: int = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[Given[Array]],
+        **given: Unpack[CallOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -120,7 +126,7 @@ class CountedShares(Caller):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[Given[Array]],
+        **given: Unpack[CallOptions[Array]],
     ) -> Array: ...
 
     def scatterv(
@@ -146,7 +152,7 @@ class CountedShares(Caller):
         >>> un.launch(scattered, 2)
         [[0], [1, 2]]
         """
-        call = self._long_way if wait else self._start_long_way
+        call = self._dispatch if wait else self._dispatch_async
         result: Array | Work[Array] = call(
             "scatter",
             x if self.rank == root else None,
@@ -202,8 +208,8 @@ class CountedShares(Caller):
         >>> un.launch(lambda world: world.reduce_scatterv(np.arange(3), counts=(1, 2)).tolist(), 2)
         [[0], [2, 4]]
         """
-        wanted = selection(algorithm, reproducible, accumulate)
-        call = self._long_way if wait else self._start_long_way
+        wanted = algorithm_request(algorithm, reproducible, accumulate)
+        call = self._dispatch if wait else self._dispatch_async
         result: Array | Work[Array] = call(
             "reduce_scatter", x, out, None, op=op, counts=(counts,), algorithm=wanted, timeout_s=timeout_s
         )
@@ -217,7 +223,7 @@ class CountedShares(Caller):
         recv_counts: Sequence[int],
         *,
         wait: Literal[False],
-        **given: Unpack[Given[Array]],
+        **given: Unpack[CallOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -228,7 +234,7 @@ class CountedShares(Caller):
         recv_counts: Sequence[int],
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[Given[Array]],
+        **given: Unpack[CallOptions[Array]],
     ) -> Array: ...
 
     def alltoallv(
@@ -257,7 +263,7 @@ class CountedShares(Caller):
         >>> un.launch(exchanged, 2)
         [[0], [0, 0, 1]]
         """
-        call = self._long_way if wait else self._start_long_way
+        call = self._dispatch if wait else self._dispatch_async
         result: Array | Work[Array] = call(
             "alltoall", x, out, None, counts=(send_counts, recv_counts), algorithm=algorithm, timeout_s=timeout_s
         )

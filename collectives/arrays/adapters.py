@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Kind:
+class ArrayAdapter:
     """What is done with arrays of one kind. An `x` is the caller's array, and `name` what errors call it.
 
     Attributes:
@@ -48,7 +48,7 @@ def view(x: Any, name: str) -> AnyArray:
         UsageError: `x`, which the error calls `name`, is no array, or one that cannot be read where it is.
         TransportUnavailableError: it is in the memory of a device.
     """
-    return x if type(x) is np.ndarray else kind_of(x, name).view(x, name)
+    return x if type(x) is np.ndarray else adapter_of(x, name).view(x, name)
 
 
 def view_to_write(out: Any, name: str) -> AnyArray:
@@ -58,7 +58,7 @@ def view_to_write(out: Any, name: str) -> AnyArray:
         UsageError: `out`, which the error calls `name`, is no array, or of a kind that cannot be written.
         TransportUnavailableError: it is in the memory of a device.
     """
-    return out if type(out) is np.ndarray else kind_of(out, name).view_to_write(out, name)
+    return out if type(out) is np.ndarray else adapter_of(out, name).view_to_write(out, name)
 
 
 def wrapped(array: AnyArray, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | None]:
@@ -69,7 +69,7 @@ def wrapped(array: AnyArray, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | N
     """
     if type(x) is np.ndarray:
         return array, None
-    kind = kind_of(x, "x")
+    kind = adapter_of(x, "x")
     return (kind.wrap(array, x), None) if kind.shares else (array, lambda made: kind.wrap(made, x))
 
 
@@ -78,7 +78,7 @@ def are_of_numpy(x: Any, out: Any) -> bool:
     return (x is None or type(x) is np.ndarray) and (out is None or type(out) is np.ndarray)
 
 
-def kind_of(x: Any, name: str) -> Kind:
+def adapter_of(x: Any, name: str) -> ArrayAdapter:
     """Return the kind of the array `x`.
 
     Raises:
@@ -160,10 +160,10 @@ def _wrap_by_standard(array: AnyArray, x: Any) -> Any:
 # --- libraries -----------------------------------------------------------------------------------------------------
 
 
-def _torch() -> Kind:
+def _torch() -> ArrayAdapter:
     from unisono.collectives.arrays import torch
 
-    return Kind(torch.view, torch.view_to_write, torch.wrap, shares=True)
+    return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares=True)
 
 
 def _jax_view(x: Any, name: str) -> AnyArray:
@@ -217,13 +217,13 @@ def _refuse_to_write(out: Any, name: str) -> AnyArray:
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
-_NUMPY = Kind(_numpy_view, _numpy_view, _unwrapped, shares=True)
-_JAX = Kind(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
-_TENSORFLOW = Kind(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
-_VARIABLE = Kind(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
+_NUMPY = ArrayAdapter(_numpy_view, _numpy_view, _unwrapped, shares=True)
+_JAX = ArrayAdapter(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
+_TENSORFLOW = ArrayAdapter(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
+_VARIABLE = ArrayAdapter(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
 
 # Where a library has been imported: its module, the name of a class there, and the kind of that.
-_CLASSES: tuple[tuple[str, str, Callable[[], Kind]], ...] = (
+_CLASSES: tuple[tuple[str, str, Callable[[], ArrayAdapter]], ...] = (
     ("numpy", "ndarray", lambda: _NUMPY),
     ("torch", "Tensor", _torch),
     ("jax", "Array", lambda: _JAX),
@@ -232,16 +232,16 @@ _CLASSES: tuple[tuple[str, str, Callable[[], Kind]], ...] = (
     ("tensorflow", "Variable", lambda: _VARIABLE),
 )
 # The attribute of an array, in the order in which they are tried.
-_PROTOCOLS: tuple[tuple[str, Kind], ...] = (
-    ("__cuda_array_interface__", Kind(_cuda_view, _cuda_view, _unwrapped, shares=True)),
-    ("__array_interface__", Kind(_interface_view, _interface_view, _unwrapped, shares=True)),
-    ("__dlpack__", Kind(_dlpack_view, _dlpack_view, _wrap_by_standard, shares=False)),
+_PROTOCOLS: tuple[tuple[str, ArrayAdapter], ...] = (
+    ("__cuda_array_interface__", ArrayAdapter(_cuda_view, _cuda_view, _unwrapped, shares=True)),
+    ("__array_interface__", ArrayAdapter(_interface_view, _interface_view, _unwrapped, shares=True)),
+    ("__dlpack__", ArrayAdapter(_dlpack_view, _dlpack_view, _wrap_by_standard, shares=False)),
 )
-_BUFFER = Kind(_buffer_view, _buffer_view, _unwrapped, shares=True)
+_BUFFER = ArrayAdapter(_buffer_view, _buffer_view, _unwrapped, shares=True)
 
 
 @lru_cache(maxsize=256)
-def of_class(cls: type) -> Kind | None:
+def of_class(cls: type) -> ArrayAdapter | None:
     """Return the kind of the arrays of a class that is known by its name; None of any other."""
     for module, name, make in _CLASSES:
         known = getattr(sys.modules.get(module), name, None)
@@ -250,7 +250,7 @@ def of_class(cls: type) -> Kind | None:
     return None
 
 
-def _by_protocol(x: Any) -> Kind | None:
+def _by_protocol(x: Any) -> ArrayAdapter | None:
     if isinstance(x, np.generic):  # a number, which only lends a copy of itself
         return None
     for protocol, kind in _PROTOCOLS:

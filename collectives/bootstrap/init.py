@@ -18,7 +18,7 @@ from unisono.collectives.bootstrap.environment import MPI_WORLD, Launch, detect,
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.bootstrap.rendezvous import Meeting, meeting_of
 from unisono.collectives.bootstrap.shared_settings import SHARED_OPTIONS, adopted, offered, report_differences
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options, strange_variables
@@ -243,7 +243,7 @@ def join_world(session: Session, meeting: Meeting, options: Options, server: Sto
     return world
 
 
-def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, Place]:
+def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, HostLayout]:
     """Return what runs the calls of all ranks, and where they are; the control links are there then."""
     name, session, comm = options.third_party, job.session, job.meeting.comm
     if name is None:
@@ -259,7 +259,7 @@ def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, Pl
     return opened, _place(roster, ("local" if opened.maps_memory else "tcp",))
 
 
-def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
+def _place(roster: Roster, preference: tuple[str, ...]) -> HostLayout:
     hosts: defaultdict[str, list[int]] = defaultdict(list)
     masks: defaultdict[str, int] = defaultdict(int)
     for member in roster.members:
@@ -268,7 +268,7 @@ def _place(roster: Roster, preference: tuple[str, ...]) -> Place:
     near = preference[0]
     far = next((name for name in preference if name != "shm"), near)
     cores = tuple(mask.bit_count() for mask in masks.values())
-    return Place(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
+    return HostLayout(tuple(tuple(ranks) for ranks in hosts.values()), near if len(hosts) == 1 else far, cores, near)
 
 
 def _ms_since(began: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.deadlines import Deadline
 from unisono.options import Options
@@ -31,7 +31,7 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
     """
     everyone = tuple(range(native.size))
     deadline = Deadline(options.rendezvous_timeout_s)
-    meeting = Communicator(native, Place((everyone,), "tcp"), options)
+    meeting = Communicator(native, HostLayout((everyone,), "tcp"), options)
 
     def exchange(data: bytes) -> list[bytes]:
         mine = np.frombuffer(data, np.uint8)

@@ -55,7 +55,7 @@ class Meeting(Protocol):
         """Leave. May be called twice."""
 
 
-class Alone:
+class SingleRank:
     """Where a job of one rank meets."""
 
     comm = None
@@ -80,7 +80,7 @@ class Alone:
         """See `Meeting.close`."""
 
 
-class AtStore:
+class StoreRendezvous:
     """A store in which the ranks meet; where no launcher has given the key, they agree on one there.
 
     `server` serves the store, if this process does so for the meeting alone.
@@ -147,15 +147,15 @@ def meeting_of(launch: Launch, options: Options, given: Any) -> Meeting:
 
         return MpiMeeting(world_of(launch.launcher, launch.size) if given is None else given, limit_s)
     if launch.launcher == ENV and (of_torch := store_of_process_group(launch.rank, launch.size)) is not None:
-        return AtStore(given_store(of_torch, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+        return StoreRendezvous(given_store(of_torch, launch.rank), launch.rank, launch.size, launch.key, limit_s)
     if launch.store is not None:
         return _at_url(launch, launch.store, limit_s)
     if given is None:
-        return Alone()
-    return AtStore(given_store(given, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+        return SingleRank()
+    return StoreRendezvous(given_store(given, launch.rank), launch.rank, launch.size, launch.key, limit_s)
 
 
-def _at_url(launch: Launch, url: str, limit_s: float) -> AtStore:
+def _at_url(launch: Launch, url: str, limit_s: float) -> StoreRendezvous:
     prefix, server = next_prefix(url, rank=launch.rank, job=launch.job), None
     if launch.served_host is not None:
         _, port = host_and_port(url)
@@ -166,4 +166,4 @@ def _at_url(launch: Launch, url: str, limit_s: float) -> AtStore:
         if server is not None:
             server.close()
         raise
-    return AtStore(store, launch.rank, launch.size, launch.key, limit_s, server)
+    return StoreRendezvous(store, launch.rank, launch.size, launch.key, limit_s, server)

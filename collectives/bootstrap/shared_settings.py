@@ -16,7 +16,7 @@ from unisono.algorithms.catalogue.variants import is_rules
 from unisono.errors import UsageError
 from unisono.options import CUDA_IPC, Options
 from unisono.transports.links.preference import resolved
-from unisono.tuning.decide.choice import Known
+from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.machine.parameters import from_json, priors, to_json as parameters_to_json
 
 _log = log.get(log.NAME)
@@ -52,7 +52,7 @@ def offered(options: Options, rank: int) -> dict[str, Any]:
     return found
 
 
-def adopted(settings: Mapping[str, Any]) -> Known:
+def adopted(settings: Mapping[str, Any]) -> TunerState:
     """Return what rank 0's settings tell the tuner.
 
     Raises:
@@ -66,14 +66,14 @@ def adopted(settings: Mapping[str, Any]) -> Known:
         rules(settings["algorithm"])
     usual = priors(settings["maker"])
     if not settings["machine"]:
-        return Known(parameters=usual)
+        return TunerState(parameters=usual)
     table = None
     if settings["table"]:
         from unisono.tuning.decide.table import from_text
 
         table = from_text(settings["table"], settings["table_name"])
     parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else usual
-    return Known(table, parameters, settings["machine"])
+    return TunerState(table, parameters, settings["machine"])
 
 
 def report_differences(options: Options, settings: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unisono import log
 from unisono.collectives.bootstrap.init import join_world
-from unisono.collectives.bootstrap.rendezvous import Alone, AtStore, Meeting
+from unisono.collectives.bootstrap.rendezvous import Meeting, SingleRank, StoreRendezvous
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
@@ -108,14 +108,14 @@ class _Attempt:
         if size == 1:
             if self._server is not None:
                 self._server.close()
-            return Alone(), None
+            return SingleRank(), None
         me = self._session.identity
         left_s = self._deadline.left_s()
         # It has been served since before the verdict: if it does not answer, the leader is gone.
         place = host_and_port(verdict.store)
         store = TcpStore(*place, key=me.key, job=me.job, timeout_s=min(left_s, _ANSWER_S), is_served=True)
         self._opened.callback(store.close)
-        return AtStore(store, rank, size, me.key, left_s), store
+        return StoreRendezvous(store, rank, size, me.key, left_s), store
 
     def _serve(self) -> str:
         me = self._session.identity

@@ -25,8 +25,8 @@ from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.autograph import unconverted
 from unisono.collectives.arrays import adapters, operands
 from unisono.collectives.arrays.operands import HOST, LISTS, Memory, Operand, list_of
-from unisono.collectives.calls.planning import Calls, Kind, Place, Wanted
-from unisono.collectives.calls.prepared import Part, Prepared
+from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, CallSpec, HostLayout
+from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.calls.shapes import Layout, checked_rows, layout_of, layout_of_share
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.calls.work import Work, Works
@@ -39,7 +39,7 @@ from unisono.options import Options
 from unisono.transports import _core
 from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
 from unisono.transports.host.system_limits import is_refusal, unavailable
-from unisono.tuning.decide.choice import NOTHING, Known
+from unisono.tuning.decide.choice import NO_STATE, TunerState
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, TypeVar, Unpack
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
     from unisono.collectives.device.work import DeviceCall
 
     class Arguments(TypedDict, total=False):
-        """What `Given` has beside the collective and the arrays."""
+        """What `CallArguments` has beside the collective and the arrays."""
 
         op: str | Op | None
         root: int | None
         counts: tuple[Sequence[int], ...] | None
-        algorithm: Wanted
+        algorithm: AlgorithmLike
         timeout_s: float | None
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-    def known_first(method: Method) -> Method:
+    def cached_method(method: Method) -> Method:
         """Let the executor's cache be asked before a collective method is, where the call has an `out` to ask for."""
 
-    def passed_on_first(method: Method) -> Method:
+    def fast_message(method: Method) -> Method:
         """Let the executor pass a message on, if it is plain, before a method of messages is asked."""
 else:
-    known_first = _core.KnownFirst
-    passed_on_first = partial(_core.KnownFirst, cache="_messages")
+    cached_method = _core.CachedMethod
+    fast_message = partial(_core.CachedMethod, cache="_messages")
 
 _log = log.get(log.NAME)
 
 
-class Given(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a collective call, as the user gave them; None if not given, and where the call has no such.
 
     The collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
@@ -85,25 +85,25 @@ class Given(NamedTuple):
     op: str | Op | None = None
     root: int | None = None
     counts: tuple[Sequence[int], ...] | None = None
-    algorithm: Wanted = None
+    algorithm: AlgorithmLike = None
     timeout_s: float | None = None
 
 
-class Caller:
+class Dispatcher:
     """What the collectives of a communicator have in common."""
 
-    # The caches are where `KnownFirst` finds them without looking them up.
+    # The caches are where `CachedMethod` finds them without looking them up.
     __slots__ = ("__dict__", "__weakref__", "_cache", "_messages")
 
     def __init_subclass__(cls) -> None:
         unconverted(cls)
 
-    def __init__(self, executor: Executor, place: Place, options: Options, known: Known = NOTHING) -> None:
+    def __init__(self, executor: Executor, place: HostLayout, options: Options, known: TunerState = NO_STATE) -> None:
         self.rank = executor.rank
         self.size = executor.size
         self._executor = executor
         self._options = options
-        self._calls = Calls(self.rank, self.size, place, options, executor.vendors, known)
+        self._calls = CallPlanner(self.rank, self.size, place, options, executor.vendors, known)
         self._reducer_if_any: Reducer | None = None
         self._works = Works(executor)
         self._devices = Devices(executor, self._calls, self._works, options, self._spare)
@@ -115,7 +115,7 @@ class Caller:
         self._group: Group | None = None
 
     @property
-    def known(self) -> Known:
+    def known(self) -> TunerState:
         """What the tuner knows of this machine: the table and the calibration that rank 0 has found."""
         return self._calls.known
 
@@ -128,22 +128,22 @@ class Caller:
             self._reducer_if_any = Reducer(self._executor, self._calls)
         return self._reducer_if_any
 
-    def _long_way(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
+    def _dispatch(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
 
-        The arguments are those of `Given`, and `target` is what is written where the call is known: `out`, or another
-        array or None, where that is None. In a group, the call is only taken note of, and its `Work` returned.
+        The arguments are those of `CallArguments`. `target` is the array that a cached call writes: `out`, or, where that is
+        None, another array or None. In a group, the call is only taken note of, and its `Work` returned.
         """
         if self._group is not None:
             return self._group.notes.add(collective, x, out, target, **arguments)
         try:
-            return self._anew(Given(collective, x, out, **arguments))
+            return self._anew(CallArguments(collective, x, out, **arguments))
         except (OSError, RuntimeError) as error:
             if not is_refusal(error):
                 raise
             raise self._refused_by_system(collective, error) from None
 
-    def _anew(self, given: Given) -> Any:
+    def _anew(self, given: CallArguments) -> Any:
         collective, x, out = given[:3]
         several = out if x is None else x
         if type(several) in LISTS and not several:
@@ -163,7 +163,7 @@ class Caller:
         self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
         return prepared.finish()
 
-    def _run(self, prepared: Prepared, sources: Sequence[AnyArray | None], limit_s: float) -> None:
+    def _run(self, prepared: PreparedCall, sources: Sequence[AnyArray | None], limit_s: float) -> None:
         began = time.perf_counter()
         self._executor.run(prepared.call, sources, prepared.targets, limit_s)
         _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
@@ -177,34 +177,34 @@ class Caller:
         *,
         op: str | Op | None = None,
         root: int | None = None,
-        algorithm: Wanted = None,
+        algorithm: AlgorithmLike = None,
         timeout_s: float | None = None,
     ) -> Work[Any]:
-        """Start a call, which goes on by itself; the arguments are those of `_long_way`."""
+        """Start a call, which goes on by itself; the arguments are those of `_dispatch`."""
         limit_s = self._limit_s(timeout_s)
         operation = self._cache.start(collective, x, target, op, root, algorithm, limit_s)
         if operation is None:
-            return self._start_long_way(
+            return self._dispatch_async(
                 collective, x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s
             )
         has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
         return self._works.add(operation, target if has_result else None, limit_s)
 
-    def _start_long_way(
+    def _dispatch_async(
         self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
     ) -> Work[Any]:
-        """The same as `_long_way`, for a call that goes on by itself."""
+        """The same as `_dispatch`, for a call that goes on by itself."""
         if self._group is not None:
             work: Work[Any] = self._group.notes.add(collective, x, out, target, **arguments)
             return work
         try:
-            return self._start_anew(Given(collective, x, out, **arguments))
+            return self._start_anew(CallArguments(collective, x, out, **arguments))
         except (OSError, RuntimeError) as error:
             if not is_refusal(error):
                 raise
             raise self._refused_by_system(collective, error) from None
 
-    def _start_anew(self, given: Given) -> Work[Any]:
+    def _start_anew(self, given: CallArguments) -> Work[Any]:
         collective, x, out = given[:3]
         limit_s = self._limit_s(given.timeout_s)
         several = out if x is None else x
@@ -231,13 +231,13 @@ class Caller:
 
     def _remember(
         self,
-        prepared: Prepared,
+        prepared: PreparedCall,
         collective: str,
         x: Any,
         out: Any,
         op: str | Op | tuple[str | Op | None, ...] | None,
         root: int | None,
-        algorithm: Wanted,
+        algorithm: AlgorithmLike,
     ) -> None:
         """Let a call be known by its arguments from now on, if it can be."""
         if prepared.can_be_known:
@@ -245,7 +245,7 @@ class Caller:
             written = out if results[0] is None else results if prepared.gathered else results[0]
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
 
-    def _by_views(self, given: Given) -> Any:
+    def _by_views(self, given: CallArguments) -> Any:
         """Make a call of equal shares on numpy arrays in the memory of `x` and `out`, which the cache may know."""
         contract, x, out = CONTRACTS[given.collective], given.x, given.out
         arguments: dict[str, Any] = {"algorithm": given.algorithm, "timeout_s": given.timeout_s}
@@ -259,13 +259,13 @@ class Caller:
         result = getattr(self, given.collective)(source, out=target, **arguments)
         if writes or result is None:
             return out if writes else None
-        return adapters.kind_of(x, "x").wrap(result, x)
+        return adapters.adapter_of(x, "x").wrap(result, x)
 
     def _call_on_host(
-        self, kind: Kind, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
+        self, kind: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:
         """See `HostCalls._call_on_host`."""
-        self._long_way(
+        self._dispatch(
             kind.collective,
             x,
             out,
@@ -277,7 +277,7 @@ class Caller:
             timeout_s=timeout_s,
         )
 
-    def _on_device(self, given: Given) -> DeviceCall:
+    def _on_device(self, given: CallArguments) -> DeviceCall:
         """Return the call that these arguments, of which some are on a device, make; raises as `_prepare` does."""
         self._check_usable()
         prepare = self._reducer.prepare if is_by_function(given.op) else self._prepared
@@ -288,7 +288,7 @@ class Caller:
         """Return a communicator of the same ranks, for calls that this one consists of."""
         raise NotImplementedError
 
-    def _prepare(self, given: Given) -> Prepared:
+    def _prepare(self, given: CallArguments) -> PreparedCall:
         """Return the call that these arguments make. Nothing is sent.
 
         Raises:
@@ -298,32 +298,32 @@ class Caller:
         self._check_usable()
         return self._prepared(self._parts(spread(given)), list_of(given.x, given.out))
 
-    def _reductions(self, given: Given) -> Reductions:
+    def _reductions(self, given: CallArguments) -> Reductions:
         """Return the reduction by a function that these arguments make; raises as `_prepare` does."""
         self._check_usable()
         return self._reducer.prepare(self._parts(spread(given)), list_of(given.x, given.out))
 
-    def _parts(self, calls: Sequence[Given], memory: Memory = HOST) -> list[Part]:
+    def _parts(self, calls: Sequence[CallArguments], memory: Memory = HOST) -> list[BoundArray]:
         """Return what calls on single arrays that go together have of each."""
         parts = [self._part(each, memory) for each in calls]
         if len(parts) > 1:
             operands.check_apart([(part.source, part.target) for part in parts])
         return parts
 
-    def _prepared(self, parts: Sequence[Part], gathered: type[Any] | None) -> Prepared:
+    def _prepared(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
         """Return the one call on these arrays."""
         call = self._calls.find(*(part.kind for part in parts))
         if any(part.is_in_place for part in parts):
             _check_in_place(call)
-        return Prepared(parts, gathered, call)
+        return PreparedCall(parts, gathered, call)
 
-    def _part(self, given: Given, memory: Memory) -> Part:
+    def _part(self, given: CallArguments, memory: Memory) -> BoundArray:
         """Return what a call has of one array; the call of a single array has nothing else."""
         collective, x, out, op, root, counts, algorithm, _ = given
         contract = CONTRACTS[collective]
         root = None if root is None else checked_integer(root, "root", 0, self.size - 1)
         if contract.input is Cut.TOKEN:
-            return Part(Kind(collective, algorithm=algorithm))
+            return BoundArray(CallSpec(collective, algorithm=algorithm))
         any_order = contract.input is Cut.VECTOR
         rows = None if counts is None else _rows(counts, self.size)
         # Where only the root has shares to give away, the others are told by `out` what they get.
@@ -337,8 +337,8 @@ class Caller:
         is_in_place = bool(source and target and operands.share_memory(source, target, layout.offset))
         result, convert = (result, None) if result is out or result is None else memory.wrapped(result, x)
         reads = source is not None and contract.has_input(self.rank, root or 0)
-        return Part(
-            Kind(collective, layout, like.dtype, like.order, op, root, algorithm),
+        return BoundArray(
+            CallSpec(collective, layout, like.dtype, like.order, op, root, algorithm),
             source.flat if source and reads else None,
             target.flat if target else None,
             result,
@@ -417,7 +417,7 @@ class Caller:
         return checked_timeout_s(timeout_s)
 
 
-def spread(given: Given) -> list[Given]:
+def spread(given: CallArguments) -> list[CallArguments]:
     """Return the calls that there are in a call on a list of arrays, one for each; of an array alone, the call itself.
 
     Raises:

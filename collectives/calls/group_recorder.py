@@ -14,7 +14,7 @@ from typing import Any
 
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.collectives.arrays.operands import LISTS, list_of, outs_of
-from unisono.collectives.calls.planning import Wanted
+from unisono.collectives.calls.planning import AlgorithmLike
 from unisono.collectives.calls.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Op
@@ -140,12 +140,12 @@ class Batch(Outcome):
 
     Attributes:
         collective, root, counts, algorithm: what they have in common.
-        x, outs, targets, ops: what they have not, an item for each: of `_long_way` in `Caller`.
+        x, outs, targets, ops: what they have not, an item for each: of `_dispatch` in `Dispatcher`.
         timeouts_s: the limits that were given.
     """
 
     def __init__(
-        self, collective: str, root: int | None, counts: tuple[Sequence[int], ...] | None, algorithm: Wanted
+        self, collective: str, root: int | None, counts: tuple[Sequence[int], ...] | None, algorithm: AlgorithmLike
     ) -> None:
         super().__init__()
         self.collective = collective
@@ -159,7 +159,7 @@ class Batch(Outcome):
         self.timeouts_s: list[float] = []
         self._lists: list[tuple[type[Any] | None, int]] = []
 
-    def arguments(self) -> tuple[str, list[Any], list[Any], tuple[str | Op | None, ...], int | None, Wanted]:
+    def arguments(self) -> tuple[str, list[Any], list[Any], tuple[str | Op | None, ...], int | None, AlgorithmLike]:
         """Return collective, x, out, op, root and algorithm of the whole, as the cache takes them."""
         return self.collective, self.x, self.targets, tuple(self.ops), self.root, self.algorithm
 
@@ -214,14 +214,14 @@ class Group:
 
     Attributes:
         outcomes: the batches and messages.
-        notes: what takes note of collective calls, in the place of the cache and of `Caller._long_way`.
+        notes: what takes note of collective calls, in the place of the cache and of `Dispatcher._dispatch`.
     """
 
-    def __init__(self, check: Callable[[int | None, Wanted], None]) -> None:
+    def __init__(self, check: Callable[[int | None, AlgorithmLike], None]) -> None:
         """Begin a group in which each new pair of a root and an algorithm is checked."""
         self.outcomes: list[Outcome] = []
         # The notes must know nothing of what knows them, for the collector of garbage does not see into them.
-        self.notes = _core.CallNotes(partial(_open, self.outcomes, {}, check), GroupWork)
+        self.notes = _core.GroupRecorder(partial(_open, self.outcomes, {}, check), GroupWork)
 
     def batches(self) -> list[Batch]:
         """Return the collective calls, those together that are carried out as one."""
@@ -245,12 +245,12 @@ class Group:
 
 def _open(
     outcomes: list[Outcome],
-    known: dict[tuple[str, int | None, Wanted], Batch],
-    check: Callable[[int | None, Wanted], None],
+    known: dict[tuple[str, int | None, AlgorithmLike], Batch],
+    check: Callable[[int | None, AlgorithmLike], None],
     collective: str,
     root: int | None,
     counts: tuple[Sequence[int], ...] | None,
-    algorithm: Wanted,
+    algorithm: AlgorithmLike,
 ) -> tuple[Batch, bool]:
     """Return the batch of a call, an old or a new one, and whether further calls of its kind belong to it."""
     check(root, algorithm)

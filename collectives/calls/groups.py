@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.collectives.calls.dispatch import Caller, Given, checked_integer
-from unisono.collectives.calls.planning import Wanted, selected_by
-from unisono.collectives.calls.prepared import Part, Prepared
+from unisono.collectives.calls.dispatch import CallArguments, Dispatcher, checked_integer
+from unisono.collectives.calls.planning import AlgorithmLike, as_request
+from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.gateway import on_device
 from unisono.errors import InternalError, UnisonoError, UsageError
@@ -40,14 +40,14 @@ class _Anew:
         on_device: each call, where they are on arrays of a device.
     """
 
-    parts: Sequence[Part]
-    prepared: Prepared | None
+    parts: Sequence[BoundArray]
+    prepared: PreparedCall | None
     sources: Sequence[AnyArray | None]
     reductions: Sequence[Reductions]
     on_device: Sequence[DeviceCall] = ()
 
 
-class Groups(Caller):
+class Groups(Dispatcher):
     """Calls together."""
 
     @contextmanager
@@ -109,7 +109,7 @@ class Groups(Caller):
             group.fail(UsageError(f"this call was not made, or not to its end: its group raised {error!r}"))
             raise
 
-    def _check_common(self, root: int | None, algorithm: Wanted) -> None:
+    def _check_common(self, root: int | None, algorithm: AlgorithmLike) -> None:
         """Check what the calls of a batch have in common; everything else is looked at when the group ends.
 
         Raises:
@@ -118,7 +118,7 @@ class Groups(Caller):
         self._check_usable()
         if root is not None:
             checked_integer(root, "root", 0, self.size - 1)
-        name = selected_by(algorithm).algorithm
+        name = as_request(algorithm).algorithm
         if name is not None and not isinstance(name, str):
             raise UsageError(f"algorithm must be a name, not {name!r}")
 
@@ -155,7 +155,7 @@ class Groups(Caller):
         if batch.counts is None and batch.spread() and (not batch.x or self._knows(batch)):
             return None
         calls = [
-            Given(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm)
+            CallArguments(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm)
             for x, out, op in zip(batch.x, batch.outs, batch.ops, strict=True)
         ]
         if on_device(batch.x, batch.outs):

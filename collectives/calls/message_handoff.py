@@ -9,7 +9,7 @@ from unisono.collectives.calls.work import Work, Works
 from unisono.transports.base import Executor, MemoryType, Operation, Probe
 
 
-class Outgoing:
+class SendOperand:
     """A message to be sent.
 
     Attributes:
@@ -26,7 +26,7 @@ class Outgoing:
         return executor.send(self.operand.flat, self.operand.dtype, dest, tag, self.memory)
 
 
-class Incoming:
+class ReceiveOperand:
     """A message on its way to an array.
 
     Attributes:

@@ -21,7 +21,7 @@ from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
-from unisono.tuning.decide.choice import NOTHING, Choice, Known, Question, choose
+from unisono.tuning.decide.choice import NO_STATE, Choice, Question, TunerState, choose
 from unisono.tuning.decide.model import shown
 
 _log = log.get(log.NAME)
@@ -33,7 +33,7 @@ _PREFIXES = ("scan", "exscan")
 
 
 @record
-class Place:
+class HostLayout:
     """Where the ranks of a communicator are.
 
     Attributes:
@@ -58,7 +58,7 @@ class Place:
         """The kind of link between ranks of one host."""
         return self.near or self.link
 
-    def of(self, ranks: Sequence[int]) -> Place:
+    def of(self, ranks: Sequence[int]) -> HostLayout:
         """Return the place of a communicator of some of the ranks, in this order."""
         new = {rank: index for index, rank in enumerate(ranks)}
         cores = self.cores or (0,) * len(self.hosts)
@@ -66,12 +66,12 @@ class Place:
         places = sorted((share, its_cores) for share, its_cores in zip(shares, cores, strict=True) if share)
         link = self.inside if len(places) == 1 else self.link
         cores = tuple(each for _, each in places) if self.cores else ()
-        return Place(tuple(share for share, _ in places), link, cores, self.near)
+        return HostLayout(tuple(share for share, _ in places), link, cores, self.near)
 
 
 @record
-class Selection:
-    """What the algorithm of a reduction must be, beyond its name; made by `selection`.
+class AlgorithmRequest:
+    """What the algorithm of a reduction must be, beyond its name; made by `algorithm_request`.
 
     Attributes:
         algorithm: the name of an algorithm to force, or None.
@@ -109,7 +109,7 @@ class Selection:
 
 
 # How an algorithm is asked for: by its name or more, or not at all.
-Wanted: TypeAlias = Selection | str | None
+AlgorithmLike: TypeAlias = AlgorithmRequest | str | None
 
 # The order of what is reproducible, where it is not the canonical one: each prefix goes on from the one before.
 _REPRODUCIBLE: dict[str, Order] = {"scan": "rank", "exscan": "rank"}
@@ -117,7 +117,7 @@ _REPRODUCIBLE: dict[str, Order] = {"scan": "rank", "exscan": "rank"}
 _EXACT = frozenset({"bool", "integer"})
 
 
-def selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> Wanted:
+def algorithm_request(algorithm: str | None, reproducible: bool, accumulate: str | None) -> AlgorithmLike:
     """Return what is wanted of an algorithm. Equal ones are one object, by which the cache of calls knows it.
 
     Raises:
@@ -130,20 +130,22 @@ def selection(algorithm: str | None, reproducible: bool, accumulate: str | None)
 
 
 @cache
-def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> Wanted:
+def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> AlgorithmLike:
     if not isinstance(reproducible, bool):
         raise UsageError(f"reproducible must be True or False, not {reproducible!r}")
     if accumulate is not None and accumulate not in DTYPES:
         raise UsageError(f"accumulate must be None or one of {', '.join(DTYPES)}, not {accumulate!r}")
-    return Selection(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+    return (
+        AlgorithmRequest(algorithm, reproducible, accumulate) if reproducible or accumulate is not None else algorithm
+    )
 
 
-def selected_by(wanted: Wanted) -> Selection:
+def as_request(wanted: AlgorithmLike) -> AlgorithmRequest:
     """Return what is wanted of an algorithm in full, where it may be a name only."""
-    return wanted if isinstance(wanted, Selection) else Selection(wanted)
+    return wanted if isinstance(wanted, AlgorithmRequest) else AlgorithmRequest(wanted)
 
 
-class Kind(NamedTuple):
+class CallSpec(NamedTuple):
     """Everything that decides about a call, or one array of a call on several, but the memory of its arrays.
 
     Attributes:
@@ -162,20 +164,20 @@ class Kind(NamedTuple):
     order: str = "C"
     op: str | Op | None = None
     root: int | None = None
-    algorithm: Wanted = None
+    algorithm: AlgorithmLike = None
 
 
-class Calls:
+class CallPlanner:
     """The calls of one rank of a communicator, by their kind. Kinds that are equal on all ranks get equal plans."""
 
     def __init__(
         self,
         rank: int,
         size: int,
-        place: Place,
+        place: HostLayout,
         options: Options,
         vendors: Mapping[str, VendorRefusal],
-        known: Known = NOTHING,
+        known: TunerState = NO_STATE,
     ) -> None:
         self._vendors = vendors
         self._rank = rank
@@ -183,9 +185,9 @@ class Calls:
         self._size = size
         self._place = place
         self._options = options
-        self._known: dict[tuple[Kind, ...], Call] = {}
+        self._known: dict[tuple[CallSpec, ...], Call] = {}
 
-    def find(self, *kinds: Kind) -> Call:
+    def find(self, *kinds: CallSpec) -> Call:
         """Return the call of this kind; of several, which differ in their arrays and operations, all as one call.
 
         Raises:
@@ -203,7 +205,7 @@ class Calls:
             found = self._known[kinds] = self._make(kinds)
         return found
 
-    def carrying(self, kind: Kind, exchange: Kind) -> Call:
+    def carrying(self, kind: CallSpec, exchange: CallSpec) -> Call:
         """Return the call of `exchange`, which ranks know as one of `kind`: that is what they must agree on.
 
         Raises:
@@ -213,13 +215,13 @@ class Calls:
         algorithm = f"{exchange.collective} {call.signature.algorithm}"
         return replace(call, signature=_signature((kind,), algorithm, call.segments))
 
-    def announcing(self, *kinds: Kind) -> Call:
+    def announcing(self, *kinds: CallSpec) -> Call:
         """Return a barrier that ranks know as a call of these kinds on a device, to which its elements go elsewhere."""
-        call = self.find(Kind("barrier", algorithm="auto"))
+        call = self.find(CallSpec("barrier", algorithm="auto"))
         signature = _signature(kinds, call.signature.algorithm, call.segments)
         return replace(call, signature=replace(signature, memory="device"))
 
-    def predicted_s(self, kind: Kind) -> float:
+    def predicted_s(self, kind: CallSpec) -> float:
         """Return the predicted seconds of a call; 0 if the algorithm that the options name has no known cost."""
         return self._choice((kind,), []).predicted_s or 0.0
 
@@ -228,7 +230,7 @@ class Calls:
         collective: str,
         nbytes: int,
         reduced: Sequence[tuple[DType, Op]],
-        wanted: Wanted,
+        wanted: AlgorithmLike,
         varying: bool,
         arrays: int = 1,
     ) -> Question:
@@ -239,7 +241,7 @@ class Calls:
         Raises:
             UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtypes.
         """
-        selected = selected_by(wanted)
+        selected = as_request(wanted)
         return Question(
             collective=collective,
             nbytes=nbytes,
@@ -272,7 +274,7 @@ class Calls:
         check_known(name)
         return "auto"
 
-    def _make(self, kinds: tuple[Kind, ...]) -> Call:
+    def _make(self, kinds: tuple[CallSpec, ...]) -> Call:
         kind, layout = kinds[0], kinds[0].layout
         extents = tuple(extent for each in kinds if (extent := _extent(each)) is not None)
         choice = self._choice(kinds, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
@@ -288,7 +290,7 @@ class Calls:
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
         return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
-    def _choice(self, kinds: tuple[Kind, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
+    def _choice(self, kinds: tuple[CallSpec, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
         kind = kinds[0]
         nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
         question = self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind), len(kinds))
@@ -296,11 +298,11 @@ class Calls:
             return choose(question, self.known)
 
 
-def _varies(kind: Kind) -> bool:
+def _varies(kind: CallSpec) -> bool:
     return kind.layout is not None and kind.layout.rows is not None
 
 
-def _extent(kind: Kind) -> Extent | None:
+def _extent(kind: CallSpec) -> Extent | None:
     """Return what a kind is in a call; nothing of a barrier.
 
     Raises:
@@ -316,9 +318,9 @@ def _extent(kind: Kind) -> Extent | None:
     return Extent(kind.layout.elements, kind.dtype, op)
 
 
-def _signature(kinds: tuple[Kind, ...], algorithm: str, segments: int) -> Signature:
+def _signature(kinds: tuple[CallSpec, ...], algorithm: str, segments: int) -> Signature:
     kind = kinds[0]
-    rows, selected = kind.layout.rows if kind.layout else None, selected_by(kind.algorithm)
+    rows, selected = kind.layout.rows if kind.layout else None, as_request(kind.algorithm)
     first, *others = [_argument(each) for each in kinds]
     return Signature(
         kind.collective if rows is None else f"{kind.collective}v",
@@ -335,7 +337,7 @@ def _signature(kinds: tuple[Kind, ...], algorithm: str, segments: int) -> Signat
     )
 
 
-def _argument(kind: Kind) -> Argument:
+def _argument(kind: CallSpec) -> Argument:
     return Argument(
         dtype=kind.dtype.name if kind.dtype else None,
         shape=kind.layout.agreed if kind.layout else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.collectives.calls.planning import Kind
+from unisono.collectives.calls.planning import CallSpec
 from unisono.operations import Op
 from unisono.records import record
 from unisono.transports.base import AnyArray, Call
@@ -13,7 +13,7 @@ from unisono.transports.reductions.definition import lift
 
 
 @record
-class Part:
+class BoundArray:
     """An array of a call, and where its result goes.
 
     Attributes:
@@ -26,7 +26,7 @@ class Part:
         lifting: the operation by which `source` must be lifted before each run; None if it goes as it is.
     """
 
-    kind: Kind
+    kind: CallSpec
     source: AnyArray | None = None
     target: AnyArray | None = None
     result: Any = None
@@ -51,7 +51,7 @@ class Part:
 
 
 @record
-class Checked:
+class CheckedCall:
     """The arrays of a call that is right as far as this rank can tell.
 
     Attributes:
@@ -59,7 +59,7 @@ class Checked:
         gathered: list or tuple, as the user gave them and gets the results; None of an array alone.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[BoundArray]
     gathered: type[Any] | None
 
     def finish(self) -> Any:
@@ -69,7 +69,7 @@ class Checked:
 
 
 @record
-class Prepared(Checked):
+class PreparedCall(CheckedCall):
     """A call that the executor carries out, planned and chosen; each of the arrays is an extent of `call`."""
 
     call: Call
@@ -83,7 +83,7 @@ class Prepared(Checked):
         """Return INPUT, as executors take it, lifted where needed: into `stages`, if given, which it returned before.
 
         Raises:
-            UsageError: as `Part.lifted`.
+            UsageError: as `BoundArray.lifted`.
         """
         return [part.lifted(stages[index] if stages else None) for index, part in enumerate(self.parts)]
 

@@ -17,7 +17,7 @@ from unisono.transports.base import Executor
 _FAREWELL_S = 2.0
 
 
-class Turn:
+class Ticket:
     """The place of a job in the order; `ended` is done when it has ended, and has what it raised."""
 
     def __init__(self, before: Future[None] | None) -> None:
@@ -37,27 +37,27 @@ class Turn:
             self.ended.set_result(None)
 
 
-class Turns:
+class SerialQueue:
     """The order of jobs, of which each begins when the one before has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of what follows
         self._last: Future[None] | None = None
-        self._waiting: deque[tuple[Turn, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
 
     def are_over(self) -> bool:
         """Return whether all jobs have ended whose turns have been taken."""
         return self._last is None or self._last.done()
 
-    def take(self) -> Turn:
+    def take(self) -> Ticket:
         """Return the turn after all that have been taken. It must be done, here or later."""
         with self._lock:
-            turn = Turn(self._last)
+            turn = Ticket(self._last)
             self._last = turn.ended
         return turn
 
-    def do_later(self, turn: Turn, job: Callable[[], None]) -> None:
+    def do_later(self, turn: Ticket, job: Callable[[], None]) -> None:
         """Do a job when its turn has come, in a thread of these turns."""
         with self._lock:
             self._waiting.append((turn, job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.collectives.calls.planning import Kind, selected_by
+from unisono.collectives.calls.planning import CallSpec, as_request
 from unisono.collectives.calls.shapes import Extents, layout_of
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.operations import Op
@@ -29,14 +29,14 @@ class Draft:
         is_whole: whether those who combine have all elements, or a share of them.
     """
 
-    exchanges: Sequence[Kind]
+    exchanges: Sequence[CallSpec]
     staged: tuple[int, int]
     rows: int
     sent: int = 0
     is_whole: bool = False
 
 
-def draft_whole(kind: Kind, size: int, rank: int) -> Draft:
+def draft_whole(kind: CallSpec, size: int, rank: int) -> Draft:
     """Return the way by which the contributions are brought to whoever has a result, which each of them combines."""
     count = count_of(kind)
     to_root = kind.collective == "reduce"
@@ -45,7 +45,7 @@ def draft_whole(kind: Kind, size: int, rank: int) -> Draft:
     return Draft([exchange], (0 if to_root and not rows else size, count), rows, is_whole=True)
 
 
-def draft_shared(kind: Kind, size: int, rank: int) -> Draft:
+def draft_shared(kind: CallSpec, size: int, rank: int) -> Draft:
     """Return the way by which each rank combines a share of the elements."""
     count = count_of(kind)
     shares = tuple(count // size + (each < count % size) for each in range(size))
@@ -67,15 +67,15 @@ def draft_shared(kind: Kind, size: int, rank: int) -> Draft:
     return Draft([first, *second], (size, mine), rows, sent)
 
 
-def count_of(kind: Kind) -> int:
+def count_of(kind: CallSpec) -> int:
     """Return how many elements each rank contributes."""
     assert kind.layout is not None, "a reduction has an array"
     return kind.layout.elements[0]
 
 
 def _exchange(
-    kind: Kind, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
-) -> Kind:
+    kind: CallSpec, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
+) -> CallSpec:
     """Return an exchange of flat arrays of which this rank has `count` elements, in equal shares or by these `rows`."""
     layout = layout_of(collective, (count,), size=size, rank=rank, rows=rows)
     if collective == "alltoall":
@@ -83,10 +83,10 @@ def _exchange(
         layout = replace(layout, whole=count_of(kind))
     root = kind.root if collective == "gather" else None
     # The algorithm that the options name is for calls of the user.
-    return Kind(collective, layout, kind.dtype, root=root, algorithm="auto")
+    return CallSpec(collective, layout, kind.dtype, root=root, algorithm="auto")
 
 
-def check(kind: Kind) -> None:
+def check(kind: CallSpec) -> None:
     """Check that an operation by a function can do what is wanted of a call.
 
     Raises:
@@ -94,7 +94,7 @@ def check(kind: Kind) -> None:
         NoAlgorithmError: an algorithm is named.
     """
     assert isinstance(kind.op, Op), "no function has a name"
-    wanted, name = selected_by(kind.algorithm), kind.op.name
+    wanted, name = as_request(kind.algorithm), kind.op.name
     if wanted.accumulate is not None:
         raise UsageError(f"accumulate is not for op {name}, which is given x as it is: cast x before the call")
     if wanted.algorithm is not None:

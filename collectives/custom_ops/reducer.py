@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from unisono import log
-from unisono.collectives.calls.planning import Calls, Kind
-from unisono.collectives.calls.prepared import Checked, Part
-from unisono.collectives.calls.serial_queue import TurnOperation, Turns
+from unisono.collectives.calls.planning import CallPlanner, CallSpec
+from unisono.collectives.calls.prepared import BoundArray, CheckedCall
+from unisono.collectives.calls.serial_queue import SerialQueue, TurnOperation
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.custom_ops.functions import combine_all, combine_prefixes
 from unisono.deadlines import Deadline
@@ -63,7 +63,7 @@ class Way:
 
 
 @record
-class Reductions(Checked):
+class Reductions(CheckedCall):
     """A call that is right as far as this rank can tell; `ways` has one for each array."""
 
     ways: Sequence[Way]
@@ -72,17 +72,17 @@ class Reductions(Checked):
 class Reducer:
     """The reductions by functions of one rank of a communicator."""
 
-    def __init__(self, executor: Executor, calls: Calls) -> None:
+    def __init__(self, executor: Executor, calls: CallPlanner) -> None:
         self._rank = executor.rank
         self._size = executor.size
         self._executor = executor
         self._calls = calls
-        self._ways: dict[Kind, Way] = {}
-        self._turns = Turns()
+        self._ways: dict[CallSpec, Way] = {}
+        self._turns = SerialQueue()
         self._returning: Executor | None = None
         self._thread: int | None = None  # that is in a function
 
-    def prepare(self, parts: Sequence[Part], gathered: type[Any] | None) -> Reductions:
+    def prepare(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> Reductions:
         """Return the call on these arrays, all of which are reduced by one operation. Nothing is sent.
 
         Raises:
@@ -159,7 +159,7 @@ class Reducer:
                     operation.wait(deadline.left_s())
                 self._take_on(part, way, self._combined(part, way, stage), deadline)
 
-    def _take_on(self, part: Part, way: Way, results: AnyArray, deadline: Deadline) -> None:
+    def _take_on(self, part: BoundArray, way: Way, results: AnyArray, deadline: Deadline) -> None:
         """Bring results, in rows, to where they belong."""
         if way.second is not None:
             assert self._returning is not None, "it is made before the first exchange"
@@ -169,7 +169,7 @@ class Reducer:
             assert part.target is not None, "who combines has a result"
             part.target[...] = results[-1]
 
-    def _combined(self, part: Part, way: Way, stage: AnyArray) -> AnyArray:
+    def _combined(self, part: BoundArray, way: Way, stage: AnyArray) -> AnyArray:
         """Return the results, in rows: one, or those of all ranks up to each."""
         op, rows = part.kind.op, stage[: way.draft.rows]
         assert isinstance(op, Op), "no function has a name"
@@ -206,7 +206,7 @@ class Reducer:
 
     # --- ways ------------------------------------------------------------------------------------------------------
 
-    def _way(self, kind: Kind) -> Way:
+    def _way(self, kind: CallSpec) -> Way:
         """Return how this rank takes its part in calls of this kind, whatever the function."""
         assert isinstance(kind.op, Op), "no function has a name"
         key = kind._replace(op=kind.op.name)
@@ -218,7 +218,7 @@ class Reducer:
             found = self._ways[key] = self._build(kind, self._cheapest(kind))
         return found
 
-    def _cheapest(self, kind: Kind) -> Draft:
+    def _cheapest(self, kind: CallSpec) -> Draft:
         """Return the way that is predicted to be fastest, which is the same on all ranks."""
         drafts = [draft_shared(kind, self._size, self._rank)]
         if kind.collective in WHOLE:
@@ -232,14 +232,14 @@ class Reducer:
         _log.info("%s is carried out by %s; predicted: %s", what, names[best], shown)
         return drafts[best]
 
-    def _cost_s(self, kind: Kind, draft: Draft) -> float:
+    def _cost_s(self, kind: CallSpec, draft: Draft) -> float:
         assert kind.dtype is not None, "a reduction has an array"
         elements = count_of(kind) / (1 if draft.is_whole else self._size)
         combined_nbytes = (self._size - 1) * elements * kind.dtype.itemsize
         exchanges_s = sum(_CALL_S + self._calls.predicted_s(each) for each in draft.exchanges)
         return exchanges_s + combined_nbytes * _COMBINE_PER_BYTE_S
 
-    def _build(self, kind: Kind, draft: Draft) -> Way:
+    def _build(self, kind: CallSpec, draft: Draft) -> Way:
         first, *rest = [self._calls.carrying(kind, each) for each in draft.exchanges]
         return Way(draft, first, rest[0] if rest else None, kind.collective in PREFIXES)
 
@@ -248,6 +248,6 @@ class Reducer:
 _Begun: TypeAlias = tuple[Operation, AnyArray]
 
 
-def _stage(part: Part, way: Way) -> AnyArray:
+def _stage(part: BoundArray, way: Way) -> AnyArray:
     assert part.kind.dtype is not None, "an array has a dtype"
     return np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))

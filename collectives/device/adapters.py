@@ -26,7 +26,7 @@ from unisono.transports.cuda.devices import device_of, facts_of
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceKind:
+class DeviceAdapter:
     """What is done with arrays of one kind. An `x` is the caller's array, and `name` what errors call it.
 
     Attributes:
@@ -56,7 +56,7 @@ class DeviceArrays:
         self.owners: list[Any] = []
         self._made: list[Any] = []
         self._device: Device | None = None
-        self._used: list[tuple[DeviceKind, Any]] = []
+        self._used: list[tuple[DeviceAdapter, Any]] = []
 
     @property
     def device(self) -> Device:
@@ -121,13 +121,13 @@ class DeviceArrays:
         """See `kinds.wrapped`: what `new` makes is of the caller's kind already."""
         return array, None
 
-    def _kind_of(self, x: Any, name: str) -> DeviceKind:
+    def _kind_of(self, x: Any, name: str) -> DeviceAdapter:
         kind = device_kind_of(x)
         if kind is None:
             raise UsageError(f"{name} is not on the device that other arrays of this call are on: copy it there")
         return kind
 
-    def _view(self, kind: DeviceKind, x: Any, name: str) -> AnyArray:
+    def _view(self, kind: DeviceAdapter, x: Any, name: str) -> AnyArray:
         """Return an array of numpy at the address of `x`, and keep the memory of `x` alive."""
         memory = kind.describe(x, name)
         device = _device_of(memory, name)
@@ -148,7 +148,7 @@ class DeviceArrays:
         return view
 
 
-def device_kind_of(x: Any) -> DeviceKind | None:
+def device_kind_of(x: Any) -> DeviceAdapter | None:
     """Return the kind of an array that is on a GPU; None of anything else."""
     name = described_by(x)
     return None if name is None else _kind(name)
@@ -214,23 +214,23 @@ def _cupy_packed(x: Any) -> Any:
     return sys.modules["cupy"].ascontiguousarray(x)
 
 
-def _torch() -> DeviceKind:
+def _torch() -> DeviceAdapter:
     from unisono.collectives.arrays import torch
 
-    return DeviceKind(torch.memory, torch.stream, torch.empty, lambda x: x.contiguous(), torch.touch)
+    return DeviceAdapter(torch.memory, torch.stream, torch.empty, lambda x: x.contiguous(), torch.touch)
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
 # By what `described_by` says.
-_KINDS: dict[str, Callable[[], DeviceKind]] = {
+_KINDS: dict[str, Callable[[], DeviceAdapter]] = {
     "torch": _torch,
-    "cupy": lambda: DeviceKind(_cupy_memory, _cupy_stream, _cupy_empty, _cupy_packed),
-    "__cuda_array_interface__": lambda: DeviceKind(from_cuda_interface, _interface_stream, DeviceArray.empty),
-    "__dlpack__": lambda: DeviceKind(_dlpack_memory, lambda x: LEGACY_STREAM, DeviceArray.empty),
+    "cupy": lambda: DeviceAdapter(_cupy_memory, _cupy_stream, _cupy_empty, _cupy_packed),
+    "__cuda_array_interface__": lambda: DeviceAdapter(from_cuda_interface, _interface_stream, DeviceArray.empty),
+    "__dlpack__": lambda: DeviceAdapter(_dlpack_memory, lambda x: LEGACY_STREAM, DeviceArray.empty),
 }
 
 
 @cache
-def _kind(name: str) -> DeviceKind:
+def _kind(name: str) -> DeviceAdapter:
     return _KINDS[name]()

@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
 
-from unisono.collectives.calls.planning import Calls
-from unisono.collectives.calls.prepared import Checked
-from unisono.collectives.calls.serial_queue import TurnOperation, Turns
+from unisono.collectives.calls.planning import CallPlanner
+from unisono.collectives.calls.prepared import CheckedCall
+from unisono.collectives.calls.serial_queue import SerialQueue, TurnOperation
 from unisono.collectives.calls.work import Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.routes import ByIpc, HostCalls, Route, Staged
@@ -49,7 +49,7 @@ class DeviceCalls:
     def __init__(
         self,
         executor: Executor,
-        calls: Calls,
+        calls: CallPlanner,
         works: Works,
         options: Options,
         make_spare: WeakMethod[Callable[[], HostCalls]],
@@ -59,7 +59,7 @@ class DeviceCalls:
         self._works = works
         self._options = options
         self._make_spare = make_spare
-        self._turns = Turns()
+        self._turns = SerialQueue()
         self._device: Device | None = None
         self._links: Executor | None = None
         self._staged: Staged | None = None
@@ -69,7 +69,7 @@ class DeviceCalls:
         # Also where nobody closes the communicator, arrays are not freed while they are in use.
         finalize(self, keep_late, self._arriving).atexit = False
 
-    def prepared(self, prepare: Callable[[DeviceArrays], Checked]) -> DeviceCall:
+    def prepared(self, prepare: Callable[[DeviceArrays], CheckedCall]) -> DeviceCall:
         """Return the call that `prepare` makes on arrays of its own; raises what that does."""
         memory = DeviceArrays()
         return DeviceCall(prepare(memory), memory)

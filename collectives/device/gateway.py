@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.collectives.arrays import adapters
 from unisono.collectives.arrays.operands import LISTS
-from unisono.collectives.calls.planning import Calls
+from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.work import Works
 from unisono.options import Options
 from unisono.records import record
@@ -48,7 +48,7 @@ class Devices:
     """
 
     def __init__(
-        self, executor: Executor, calls: Calls, works: Works, options: Options, spare: Callable[[], HostCalls]
+        self, executor: Executor, calls: CallPlanner, works: Works, options: Options, spare: Callable[[], HostCalls]
     ) -> None:
         # Weakly: a communicator that nobody holds any more is freed at once.
         self._common = executor, calls, works, options, WeakMethod(spare)

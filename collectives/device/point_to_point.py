@@ -18,7 +18,7 @@ from weakref import finalize
 import numpy as np
 
 from unisono.collectives.arrays.operands import Operand
-from unisono.collectives.calls.message_handoff import Incoming, Outgoing
+from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperand
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.work import keep_late
@@ -66,7 +66,7 @@ class DeviceMessages:
         finalize(self, keep_late, self._copying).atexit = False
         self.to_host_nbytes = self.to_device_nbytes = 0
 
-    def outgoing(self, x: Any, dest: int, limit_s: float) -> Outgoing:
+    def outgoing(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the message of `x`, as its elements are: where they lie, if they can be sent from there, or a copy.
 
         Raises:
@@ -77,11 +77,11 @@ class DeviceMessages:
         operand = memory.source(x)
         where = _memory_type(memory.device, operand)
         if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes, limit_s):
-            return Outgoing(self._fetched(memory, operand, limit_s), MemoryType.HOST)
+            return SendOperand(self._fetched(memory, operand, limit_s), MemoryType.HOST)
         _await_streams(memory, limit_s)
-        return Outgoing(operand, where)
+        return SendOperand(operand, where)
 
-    def incoming(self, out: Any, source: int | None, limit_s: float) -> Incoming:
+    def incoming(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
         """Return what receives for `out`: where that lies, if it can be done, and is not in use any more; or by a copy.
 
         Raises:
@@ -131,7 +131,7 @@ class DeviceMessages:
         keep_late(self._copying)
 
 
-class _ToDevice(Incoming):
+class _ToDevice(ReceiveOperand):
     """A message to an array of a device, of whichever memory its executor receives it in.
 
     Attributes:
@@ -146,7 +146,7 @@ class _ToDevice(Incoming):
         self._target = target
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
-        """See `Incoming.work`."""
+        """See `ReceiveOperand.work`."""
         return works.keep(_ReceiveWork(works, received, limit_s, self))
 
     def store(self, host: AnyArray) -> None:

@@ -41,7 +41,7 @@ class DeviceArray:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype[Any], _: Any, device: Device, stream: Stream) -> DeviceArray:
-        """Return a new array in C order; see `DeviceKind.empty`."""
+        """Return a new array in C order; see `DeviceAdapter.empty`."""
         memory = DeviceMemory(device, prod(shape) * dtype.itemsize)
         return cls(memory, shape, packed_strides(shape, dtype.itemsize), dtype, stream)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from unisono.collectives.calls.planning import Calls, Kind, selected_by
-from unisono.collectives.calls.prepared import Part
+from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
+from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import DeviceCall
@@ -36,7 +36,7 @@ class HostCalls(Protocol):
     """A communicator, as calls on the host are made there."""
 
     def _call_on_host(
-        self, kind: Kind, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
+        self, kind: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:
         """Make a call of this kind, but for its layout, on flat arrays of numpy."""
 
@@ -63,7 +63,7 @@ class Route(Protocol):
 class ByIpc:
     """The way over CUDA IPC; each rank of the communicator makes this at the same point, and they meet."""
 
-    def __init__(self, executor: Executor, calls: Calls, device: Device, timeout_s: float) -> None:
+    def __init__(self, executor: Executor, calls: CallPlanner, device: Device, timeout_s: float) -> None:
         self._calls = calls
         self._device = device
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s)
@@ -77,9 +77,9 @@ class ByIpc:
         """Return why no call of a collective can take this way; None if there are some that can."""
         return self._collectives.refuses(collective)
 
-    def refuses_kind(self, kind: Kind) -> str | None:
+    def refuses_kind(self, kind: CallSpec) -> str | None:
         """Return why a call on one array of this kind cannot take this way; None if it can."""
-        wanted = selected_by(kind.algorithm)
+        wanted = as_request(kind.algorithm)
         reasons = (
             (is_by_function(kind.op), "reductions by functions of Python are done on the host"),
             (kind.layout is not None and kind.layout.rows is not None, "shares of their own length are staged"),
@@ -98,7 +98,7 @@ class ByIpc:
         finally:
             self._device.record(finished, self._stream)
 
-    def _issue(self, part: Part, deadline: Deadline) -> None:
+    def _issue(self, part: BoundArray, deadline: Deadline) -> None:
         made = self._calls.find(part.kind)
         operation = self._collectives.start(
             made.signature,
@@ -106,7 +106,7 @@ class ByIpc:
             _address(part.source),
             _address(part.target),
             self._stream,
-            selected_by(part.kind.algorithm).algorithm,
+            as_request(part.kind.algorithm).algorithm,
         )
         operation.wait(deadline.left_s())
 
@@ -151,7 +151,7 @@ class Staged:
         """See `Route.close`."""
         self._staging.close(deadline)
 
-    def _segments(self, part: Part, call: DeviceCall, deadline: Deadline) -> list[staging.Segment]:
+    def _segments(self, part: BoundArray, call: DeviceCall, deadline: Deadline) -> list[staging.Segment]:
         """Return the segments of one array."""
         kind = part.kind
         assert kind.layout is not None, "a call on a device has an array"
@@ -169,7 +169,9 @@ class Staged:
             for each in cut
         ]
 
-    def _exchange(self, part: Part, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray) -> None:
+    def _exchange(
+        self, part: BoundArray, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray
+    ) -> None:
         """Make the call of a segment on the host."""
         kind = part.kind
         assert kind.dtype is not None, "a call on a device has an array"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from unisono.collectives.calls.prepared import Checked
+from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.deadlines import Deadline
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 class DeviceCall:
     """A call that is right as far as this rank can tell, and its arrays."""
 
-    checked: Checked
+    checked: CheckedCall
     memory: DeviceArrays
 
 

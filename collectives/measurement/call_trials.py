@@ -39,7 +39,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageError
 from unisono.transports.host.core_distance import UNKNOWN, measure
 from unisono.transports.reductions.definition import numpy_dtype
-from unisono.tuning.decide.choice import Known, Question
+from unisono.tuning.decide.choice import Question, TunerState
 from unisono.tuning.measure.campaign import Placed
 
 # Calls of one run. More runs of few calls tell more than few runs of many: what disturbs a run disturbs all of it.
@@ -86,7 +86,7 @@ class Trials:
     """
 
     def __init__(
-        self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, known: Known | None = None
+        self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, known: TunerState | None = None
     ) -> None:
         self._comm = comm
         self._known = known or comm.known
@@ -100,7 +100,7 @@ class Trials:
         self._seen = time.perf_counter()
 
     @property
-    def known(self) -> Known:
+    def known(self) -> TunerState:
         """What the communicator's tuner knows."""
         return self._known
 

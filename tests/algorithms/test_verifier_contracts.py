@@ -31,7 +31,7 @@ from unisono.algorithms.ir.plan import (
     scratch_like,
     scratch_like_block,
 )
-from unisono.algorithms.verifier.block_meaning import PROMISES, Family, Length, Origin, Promise, are_proved_by
+from unisono.algorithms.verifier.block_meaning import PROMISES, Length, Origin, PlanSet, Promise, are_proved_by
 from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
 from unisono.algorithms.verifier.verify import verify, verify_plans, verify_sizes
 from unisono.errors import PlanError
@@ -97,7 +97,7 @@ def test_counts_vary_on_all_ranks_or_on_none() -> None:
 def test_shares_have_the_count_of_their_rank_or_pair_if_counts_vary_and_one_length_otherwise() -> None:
     def lengths(collective: str, name: str, **params: bool) -> list[Length]:
         plans = [find(collective, name).build(2, rank, **params) for rank in range(2)]
-        return Family(plans).lengths(1)[: plans[1].input.blocks + plans[1].output.blocks]
+        return PlanSet(plans).lengths(1)[: plans[1].input.blocks + plans[1].output.blocks]
 
     share, count = Length("share"), "count of rank"
     assert lengths("allgather", "ring") == [share] * 3
@@ -136,7 +136,7 @@ def test_scratch_is_so_many_copies_of_what_it_is_like() -> None:
 def test_scratch_may_be_copies_of_one_block_that_exists() -> None:
     scratch = scratch_like_block(Buffer.INPUT, even(2), block=1, copies=3)
     plan = Plan("allreduce", "test", 1, 0, 0, even(2), even(2), scratch)
-    assert Family([plan]).lengths(0)[4:] == [Length("part", 2, 1)] * 3
+    assert PlanSet([plan]).lengths(0)[4:] == [Length("part", 2, 1)] * 3
     with pytest.raises(PlanError, match="rank 0: SCRATCH is like block 2, which does not exist"):
         verify_plans([replace(plan, scratch=replace(scratch, block=2))])
 

@@ -17,7 +17,7 @@ from support.native_ranks import NativeRanks
 
 import unisono as un
 from unisono.cli.main import main
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.testing import Case, CheckError, Summary, check_case
 from unisono.testing.cases import BY_FUNCTION, METHODS, random_case
 from unisono.testing.differences import difference, ulps
@@ -46,7 +46,7 @@ def test_a_right_communicator_passes(size: int, transport: str) -> None:
 
 
 def judge_generic(executor: Any) -> Summary:
-    place = Place((tuple(range(executor.size)),), "local")
+    place = HostLayout((tuple(range(executor.size)),), "local")
     with un.Communicator(executor, place, un.Options()) as world:
         return judge(world, 60, 3)
 

@@ -310,7 +310,7 @@ def test_tensors_of_every_dtype_are_seen_where_they_lie(name: str) -> None:
         for seen in (adapters.view(x, "x"), adapters.view_to_write(x, "x"), adapters.view(Exported(x), "x")):
             assert (seen.shape, seen.dtype) == (tuple(x.shape), np.dtype(name))
             assert x.numel() == 0 or seen.ctypes.data == x.data_ptr()
-        back = adapters.kind_of(x, "x").wrap(adapters.view(x, "x"), x)
+        back = adapters.adapter_of(x, "x").wrap(adapters.view(x, "x"), x)
         assert (back.dtype, back.shape, back.data_ptr()) == (x.dtype, x.shape, x.data_ptr())
         assert x.numel() == 0 or back.stride() == x.stride()
 

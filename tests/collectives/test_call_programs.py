@@ -15,7 +15,7 @@ from support.collective_calls import COLLECTIVES, cases
 from support.harness import LocalRanks, run_program
 
 import unisono as un
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.testing import Again, Case, CheckError, Make, Program, Step, Together, Wait, WaitForAny, check_program
 from unisono.testing.cases import MESSAGES, OBJECTS, TAGS
 from unisono.testing.judges import BRIEF_S, Failure, Judges, while_searching
@@ -159,7 +159,7 @@ class Threads:
 
 
 def run_on_executor(executor: Any, program: Program) -> None:
-    with un.Communicator(executor, Place((tuple(range(executor.size)),), "local"), un.Options()) as world:
+    with un.Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), un.Options()) as world:
         check_program(world, program)
 
 

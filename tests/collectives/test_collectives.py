@@ -11,7 +11,7 @@ from support.collective_calls import COLLECTIVES, cases, check_refusals, run_cas
 from support.harness import LocalRanks
 from support.native_ranks import NativeRanks
 
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 from unisono.testing import Case
@@ -37,7 +37,7 @@ def test_every_collective_gives_what_numpy_gives(ranks: Any, collective: str, da
 
 
 def run_locally(executor: Any, case: Case) -> str:
-    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
         return run_case(world, case)
 
 

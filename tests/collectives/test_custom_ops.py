@@ -23,7 +23,7 @@ from support.harness import LocalRanks
 from support.native_ranks import Job, NativeRanks
 
 import unisono as un
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, draft_shared, draft_whole
 from unisono.dtypes import DTYPES
@@ -229,7 +229,7 @@ def test_a_reduction_by_a_function_gives_what_a_loop_over_ranks_gives(
 
 
 def locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
         return fn(world, *args)
 
 

@@ -20,7 +20,7 @@ from support.native_ranks import NativeRanks
 import unisono as un
 from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 
@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def _locally(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
         return fn(world, *args)
 
 
@@ -439,7 +439,7 @@ def make(world: Any, call: dict[str, Any], seed: int) -> Any:
     return getattr(world, call["collective"])(x, **arguments)
 
 
-def kind_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
+def adapter_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
     contract = CONTRACTS[call["collective"]]
     has_root = contract.input_at_root or contract.output_at_root
     return call["collective"], call["root"] % world.size if has_root else None
@@ -447,7 +447,7 @@ def kind_of(world: Any, call: dict[str, Any]) -> tuple[str, int | None]:
 
 def any_group(world: Any, calls: list[dict[str, Any]]) -> None:
     wanted = [make(world, call, seed) for seed, call in enumerate(calls)]
-    kinds = {kind_of(world, call) for call in calls}
+    kinds = {adapter_of(world, call) for call in calls}
     works: list[Any] = []
 
     def group() -> None:

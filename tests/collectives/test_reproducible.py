@@ -19,7 +19,7 @@ from support.native_ranks import NativeRanks
 import unisono as un
 from unisono.algorithms.catalogue.algorithm import Order
 from unisono.algorithms.catalogue.registry import find
-from unisono.collectives.calls.planning import Place, selection
+from unisono.collectives.calls.planning import HostLayout, selection
 from unisono.dtypes import DTYPES
 from unisono.tuning.decide.choice import Question, choose
 
@@ -137,7 +137,7 @@ def local(size: int, **options: Any) -> Callable[..., list[Any]]:
     """Return what runs a function on communicators over the generic executor."""
 
     def call(executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
-        place = Place((tuple(range(size)),), "local")
+        place = HostLayout((tuple(range(size)),), "local")
         return fn(un.Communicator(executor, place, un.Options(**options)), *args)
 
     return lambda fn, *args: LocalRanks(size, deadline_s=100.0).run(call, fn, *args)
@@ -372,9 +372,9 @@ def known_to_the_cache(world: un.Communicator) -> bool:
     x = np.ones(100, "float16")
     kinds: list[dict[str, Any]] = [CANONICAL, ONCE, {**CANONICAL, **ONCE}, {}]
     first = [world.allreduce(x, **given) for given in kinds]
-    world._long_way = None  # type: ignore[assignment, method-assign]
+    world._dispatch = None  # type: ignore[assignment, method-assign]
     second = [world.allreduce(x, **given) for given in kinds]
-    del world._long_way
+    del world._dispatch
     return all(one.tobytes() == other.tobytes() for one, other in zip(first, second, strict=True))
 
 

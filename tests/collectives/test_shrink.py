@@ -104,7 +104,7 @@ def test_survivors_go_on_with_dense_ranks(tmp_path: Path, transport: str, size: 
 MOMENTS = {
     "before it looks": ("unisono.collectives.bootstrap.shrink", "_Attempt", "agree"),
     "when it has an answer": ("unisono.collectives.bootstrap.shrink", "_Attempt", "meet"),
-    "when it meets": ("unisono.collectives.bootstrap.rendezvous", "AtStore", "join"),
+    "when it meets": ("unisono.collectives.bootstrap.rendezvous", "StoreRendezvous", "join"),
     "when it opens its links": ("unisono.transports.links.session", "Session", "meet"),
     "when it leads": ("unisono.transports.links.survivors", "Search", "_tell"),
 }

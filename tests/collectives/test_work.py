@@ -24,7 +24,7 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import told
 
 import unisono as un
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.options import Options
 
@@ -44,7 +44,7 @@ class LocalCommunicators:
 
 
 def _with_communicator(executor: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    with Communicator(executor, Place((tuple(range(executor.size)),), "local"), Options()) as world:
+    with Communicator(executor, HostLayout((tuple(range(executor.size)),), "local"), Options()) as world:
         return fn(world, *args)
 
 

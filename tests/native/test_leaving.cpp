@@ -28,7 +28,7 @@ using Bytes = std::vector<std::byte>;
 constexpr std::size_t page = 4096;
 constexpr std::size_t line = 64;
 constexpr std::uint32_t slot_nbytes = 64 << 10;
-constexpr std::size_t least = LeavePolicy::least_nbytes;
+constexpr std::size_t least = SingleCopyPolicy::least_nbytes;
 // By so many messages of a length, some have been left and some have not.
 constexpr int both_ways = 8;
 
@@ -277,11 +277,12 @@ void among_more_than_two_ranks_the_work_counts_and_not_the_time() {
 }
 
 // How many of 400 messages are left, where 64 KiB take so long.
-int left(LeavePolicy& policy, std::size_t nbytes, bool combined, LeavePolicy::Took took, std::uint32_t again_ns = 0) {
+int left(SingleCopyPolicy& policy, std::size_t nbytes, bool combined, SingleCopyPolicy::Took took,
+         std::uint32_t again_ns = 0) {
   int found = 0;
   for (int i = 0; i < 400; ++i) {
     const std::uint32_t interrupted = i % 7 == 0 ? 20 : 1;  // now and then
-    LeavePolicy::Times times{};
+    SingleCopyPolicy::Times times{};
     times[combined] = {took.by_slots * interrupted, took.left * interrupted};
     found += policy.leaves(nbytes, combined, times, again_ns);
   }
@@ -291,7 +292,7 @@ int left(LeavePolicy& policy, std::size_t nbytes, bool combined, LeavePolicy::To
 bool is_now_and_then(int times) { return times >= 3 && times < 40; }
 
 void the_quicker_way_is_taken_and_the_other_one_tried() {
-  LeavePolicy policy(true);
+  SingleCopyPolicy policy(true);
   CHECK(is_now_and_then(left(policy, least, false, {6000, 9000})));
   // What holds for these does not for others.
   CHECK(is_now_and_then(400 - left(policy, 64 * least, false, {12000, 7000})));
@@ -302,12 +303,12 @@ void the_quicker_way_is_taken_and_the_other_one_tried() {
 }
 
 void nothing_is_left_as_long_as_nobody_tells_what_that_takes() {
-  LeavePolicy policy(true);
+  SingleCopyPolicy policy(true);
   CHECK(left(policy, least, false, {6000, 0}) < 40 && left(policy, least, true, {0, 0}) < 40);
 }
 
 void what_is_slow_to_write_again_is_not_left_unless_caches_do_not_hold_it() {
-  LeavePolicy policy(true);
+  SingleCopyPolicy policy(true);
   CHECK(is_now_and_then(left(policy, least, false, {9000, 6000}, 26000)));
   CHECK(is_now_and_then(400 - left(policy, Channel::more_than_caches_nbytes, false, {9000, 6000}, 26000)));
 }

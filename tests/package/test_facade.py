@@ -41,7 +41,7 @@ def help_of(thing: object) -> str:
 @pytest.mark.parametrize("name", ["allreduce", "barrier", "broadcast", "recv", "send", "sendrecv"])
 def test_help_shows_docstring_of_call(name: str) -> None:
     method = getattr(un.Communicator, name)
-    assert type(method).__name__ == "KnownFirst"
+    assert type(method).__name__ == "CachedMethod"
     text = help_of(method)
     first_line = inspect.getdoc(inspect.unwrap(method)).splitlines()[0]
     assert first_line in text

@@ -18,7 +18,7 @@ from support.hosts import HostsJob, needs_namespaces
 import unisono as un
 from unisono.bench.namespaces import ip, network
 from unisono.collectives.measurement import link_probes
-from unisono.tuning.decide.choice import Known, explain
+from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, from_json, to_json
 
 pytestmark = needs_namespaces
@@ -150,7 +150,7 @@ def test_a_short_calibration_calls_compositions_which_are_predicted_so(hosts: li
     assert (rounds.ranks, rounds.ranks_per_host) == (4, 2)
     names = {collective: set(calls) for collective, calls in rounds.calls.items()}
     assert names == {"allreduce": {"hierarchical", "full_lane"}, "barrier": {"hierarchical"}}
-    for each in explain(replace(asked, nbytes=32), Known(None, known)).candidates:
+    for each in explain(replace(asked, nbytes=32), TunerState(None, known)).candidates:
         if each.phases:
             assert each.predicted_s == pytest.approx(rounds.calls["allreduce"][each.algorithm].at(32))
 

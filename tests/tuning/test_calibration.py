@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from unisono.algorithms.catalogue.registry import find
-from unisono.tuning.decide.choice import Known, Question, explain
+from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.machine.parameters import PRIORS, Parameters, curve, from_json, to_json
 from unisono.tuning.measure.calibrate import (
     LONG,
@@ -86,7 +86,7 @@ def test_a_calibration_finds_how_many_pairs_a_link_has_room_for(pairs: int, room
 @pytest.mark.parametrize("fastest", [128 << 10, 256 << 10, 8 << 20])
 def test_a_calibration_finds_the_segments_that_are_fastest(fastest: int) -> None:
     known = updated(PRIORS, calibrate(MadeUpProbes(segment_nbytes=fastest), "shm", SHORT, ["float32"]))
-    rows = explain(Question("allreduce", 4 << 20, 2, "shm"), Known(None, known)).candidates
+    rows = explain(Question("allreduce", 4 << 20, 2, "shm"), TunerState(None, known)).candidates
     ring = next(row for row in rows if row.algorithm == "ring")
     assert ring.segments == max(1, (2 << 20) // fastest)
     assert from_json(to_json(known)) == known
@@ -149,7 +149,7 @@ def test_what_collectives_take_is_predicted_from_a_few_others(ranks: int, nbytes
     parameters = with_rounds(PRIORS, "shm", calibrate_rounds(crowded.time_s, ranks, ranks, sizes))
     for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
         asked = Question(collective, nbytes, ranks, "shm")
-        for row in explain(asked, Known(None, parameters)).candidates:
+        for row in explain(asked, TunerState(None, parameters)).candidates:
             if row.refusal is None and row.algorithm in {"ring", "direct", "bruck", "recursive_doubling", "pairwise"}:
                 assert row.predicted_s == pytest.approx(crowded.time_s(collective, row.algorithm, nbytes), rel=0.05)
 
@@ -171,7 +171,7 @@ def test_algorithms_of_the_same_closed_form_are_told_apart_by_calls_that_were_me
     algorithms = {"allgather": ["bruck", "circulant"]}
     rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 4, sizes)
     calls = calibrate_calls(calibrated_on.time_s, algorithms, [4 * sizes[0], 4 * sizes[3], 4 * sizes[6]])
-    known = Known(None, with_rounds(PRIORS, "shm", rounds._replace(calls=calls)))
+    known = TunerState(None, with_rounds(PRIORS, "shm", rounds._replace(calls=calls)))
     asked = Question("allgather", nbytes, asked_of, "shm")
     rows = {row.algorithm: row.predicted_s for row in explain(asked, known).candidates}
     for name in algorithms["allgather"]:
@@ -206,7 +206,7 @@ def test_algorithms_are_told_apart_on_a_machine_that_changes_its_speed_from_turn
 def test_compositions_go_by_calls_that_were_measured_on_as_many_hosts() -> None:
     def predicted(known: Parameters, nbytes: int, size: int = 4) -> dict[str, float | None]:
         hosts = tuple((first, first + 1) for first in range(0, size, 2))
-        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), Known(None, known))
+        found = explain(Question("allreduce", nbytes, size, "tcp", hosts=hosts), TunerState(None, known))
         return {each.algorithm: each.predicted_s for each in found.candidates}
 
     rounds = calibrate_rounds(CrowdedRanks(4).time_s, 4, 2, SHORT)

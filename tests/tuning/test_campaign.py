@@ -26,7 +26,7 @@ from unisono.algorithms.catalogue.variants import parsed
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.collectives.measurement.call_trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.decide.choice import SEGMENT, Known, Question, candidate, choose
+from unisono.tuning.decide.choice import SEGMENT, Question, TunerState, candidate, choose
 from unisono.tuning.decide.table import compiled, loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Link, Parameters
@@ -46,7 +46,7 @@ class MadeUp:
     """Trials whose times follow from a law, with noise; `elapsed_s` is its clock."""
 
     def __init__(self, size: int, seed: int, jitter: float = 0.02) -> None:
-        self.known = Known(machine="made up")
+        self.known = TunerState(machine="made up")
         self.elapsed_s = 0.0
         self.ran: list[tuple[str, int, str]] = []
         self._size, self._noise, self._jitter = size, random.Random(seed), jitter
@@ -66,7 +66,7 @@ class MadeUp:
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         row = parsed(variant)
         found = candidate(
-            row.having(**{SEGMENT: None}), self.question(collective, nbytes), Known(None, REALLY), None, True
+            row.having(**{SEGMENT: None}), self.question(collective, nbytes), TunerState(None, REALLY), None, True
         )
         assert found.predicted_s is not None
         # Segments of 64 KiB are best, by up to a third.
@@ -105,7 +105,7 @@ class UnderMpi(MadeUp):
 
 def test_collectives_of_mpi_are_taken_where_they_were_measured_to_be_faster() -> None:
     trials = UnderMpi(4, seed=3)
-    known = Known(compiled(campaign(trials, 10.0)), PRIORS, "made up")
+    known = TunerState(compiled(campaign(trials, 10.0)), PRIORS, "made up")
     for nbytes in GRID:
         asked = trials.question("allreduce", nbytes)
         taken, otherwise = choose(asked, known).variant, choose(replace(asked, vendors=()), known).variant

@@ -14,7 +14,16 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.verifier.verify import verify_algorithm
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Known, Question, candidate, choose, explain
+from unisono.tuning.decide.choice import (
+    Candidate,
+    Choice,
+    Explanation,
+    Question,
+    TunerState,
+    candidate,
+    choose,
+    explain,
+)
 from unisono.tuning.decide.model import predicted_s, segments
 from unisono.tuning.machine.parameters import LINKS, Curve, Link, Parameters
 from unisono.tuning.machine.topology import Topology
@@ -390,11 +399,11 @@ def between(hosts: int, per_host: int, nbytes: int, collective: str = "allreduce
     return Question(collective, nbytes, hosts * per_host, "tcp", hosts=runs)
 
 
-def linked(pairs: float) -> Known:
-    return Known(None, Parameters({"shm": NEAR, "tcp": FAR._replace(pairs=pairs)}))
+def linked(pairs: float) -> TunerState:
+    return TunerState(None, Parameters({"shm": NEAR, "tcp": FAR._replace(pairs=pairs)}))
 
 
-def predicted_and_simulated(asked: Question, known: Known, name: str) -> tuple[float, float]:
+def predicted_and_simulated(asked: Question, known: TunerState, name: str) -> tuple[float, float]:
     row = candidate(Variant(name), asked, known, None, True)
     assert row.refusal is None
     assert row.predicted_s is not None

@@ -8,7 +8,7 @@ import pytest
 
 import unisono as un
 from unisono.collectives.bootstrap.shared_settings import adopted, offered
-from unisono.tuning.decide.choice import Known, Question, explain
+from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.machine import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, priors
 from unisono.tuning.measure import calibration_files
@@ -18,7 +18,7 @@ AMD = "AuthenticAMD"
 
 def segments(nbytes: int, maker: str) -> int:
     """Return into how many segments a ring of two ranks cuts each block of a vector."""
-    rows = explain(Question("allreduce", nbytes, 2, "shm"), Known(parameters=priors(maker))).candidates
+    rows = explain(Question("allreduce", nbytes, 2, "shm"), TunerState(parameters=priors(maker))).candidates
     return next(row.segments for row in rows if row.algorithm == "ring")
 
 

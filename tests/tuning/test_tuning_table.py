@@ -15,7 +15,7 @@ from support.measured_times import HERE, took
 
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide import table as tables
-from unisono.tuning.decide.choice import Known, Question, choose, explain
+from unisono.tuning.decide.choice import Question, TunerState, choose, explain
 from unisono.tuning.decide.forced_rules import forced, rules
 from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled, differences, dumped, from_text, loaded, to_json
@@ -211,8 +211,8 @@ def test_what_cannot_be_right_is_found() -> None:
 # --- choosing by tables ----------------------------------------------------------------------------------------------
 
 
-def known(*measurements: Measurement, machine: str = "here") -> Known:
-    return Known(compiled(measurements), machine=machine)
+def known(*measurements: Measurement, machine: str = "here") -> TunerState:
+    return TunerState(compiled(measurements), machine=machine)
 
 
 @pytest.mark.parametrize(("nbytes", "name"), [(8, "recursive_doubling"), (1 << 20, "ring")])
@@ -342,4 +342,4 @@ def test_a_variant_may_be_forced_with_its_parameters() -> None:
 
 
 def test_an_empty_table_leaves_everything_to_the_model() -> None:
-    assert choose(ASKED, Known(Table({}), machine="here")).tier == "model"
+    assert choose(ASKED, TunerState(Table({}), machine="here")).tier == "model"

@@ -29,7 +29,7 @@ from unisono.records import record
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
-from unisono.transports.links.handshake_io import BACKLOG, Doorkeeper, greet
+from unisono.transports.links.handshake_io import BACKLOG, HandshakeServer, greet
 
 _log = log.get(log.NAME)
 
@@ -119,7 +119,7 @@ class Locality:
         self._hello = (job, epoch, rank, NO_RANK, Purpose.HOST)
         self._others = frozenset(range(size)) - {rank}
         self._timeout_s = timeout_s
-        self._serving: tuple[EventLoop, Doorkeeper, socket.socket] | None = None
+        self._serving: tuple[EventLoop, HandshakeServer, socket.socket] | None = None
         self._asking: set[socket.socket] = set()  # those that have said the hello, and have passed nothing yet
         if size == 1:
             return
@@ -187,7 +187,7 @@ class Locality:
         job, epoch, *_ = self._hello
         endpoint = Endpoint(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
         loop = EventLoop("unisono-host", lambda _: listening.close())  # which refuses those who ask later
-        doorkeeper = Doorkeeper(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
+        doorkeeper = HandshakeServer(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
         doorkeeper.watch(listening)
         loop.start()
         self._serving = loop, doorkeeper, listening

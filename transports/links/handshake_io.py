@@ -79,7 +79,7 @@ class Acceptor:
             time.sleep(_EXHAUSTED_PAUSE_S)
 
 
-class Doorkeeper:
+class HandshakeServer:
     """Accepts connections in an event loop and admits those that complete the hello.
 
     Args:

@@ -17,7 +17,7 @@ from unisono.records import record
 from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
 from unisono.transports.links.handshake import Endpoint, Purpose
-from unisono.transports.links.handshake_io import BACKLOG, Admit, Doorkeeper
+from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
 
 _PENDING_LIMIT = 64
 _PENDING_PER_RANK = 4
@@ -95,7 +95,7 @@ class Listener:
             if use_unix:
                 self._listening.append(_listen_unix(name))
             self.loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
-            self._doorkeeper = Doorkeeper(self.loop, key, endpoint, limit, deliver)
+            self._doorkeeper = HandshakeServer(self.loop, key, endpoint, limit, deliver)
             for listening in self._listening:
                 self._doorkeeper.watch(listening)
             self.loop.start()

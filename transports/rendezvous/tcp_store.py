@@ -24,7 +24,7 @@ from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
-from unisono.transports.links.handshake_io import BACKLOG, Acceptor, Doorkeeper, greet, prepare
+from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
     VALUE_LIMIT_NBYTES,
@@ -99,7 +99,7 @@ class StoreServer:
         self._clients: set[_Client] = set()
         self._served = 0
         self._failure: str | None = None
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: HandshakeServer | None = None
         self._closing = threading.Lock()
         self._closed = False
         try:
@@ -108,7 +108,7 @@ class StoreServer:
                 Acceptor(self._loop, self._listening, self._accept)
             else:
                 endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
-                self._doorkeeper = Doorkeeper(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
+                self._doorkeeper = HandshakeServer(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
                 self._doorkeeper.watch(self._listening)
             self._loop.start()
         except BaseException:

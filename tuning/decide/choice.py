@@ -49,7 +49,7 @@ _MEASURED = {"plain": "float32", "narrow": "bfloat16"}
 _LARGE = 1 << 20  # bytes at which the two are compared
 
 
-class Known(NamedTuple):
+class TunerState(NamedTuple):
     """What is known of a machine, beside the question; the same on all ranks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Known(NamedTuple):
     machine: str = ""
 
 
-NOTHING = Known()
+NO_STATE = TunerState()
 
 _MOST_SHOWN = 8
 _MOST_NAMED = 4  # algorithms that an error suggests
@@ -198,7 +198,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(question: Question, known: Known = NOTHING) -> Explanation:
+def explain(question: Question, known: TunerState = NO_STATE) -> Explanation:
     """Return the candidates for `question`, best first, and the choice among them.
 
     Raises:
@@ -248,7 +248,7 @@ def _place(each: Candidate) -> tuple[bool, bool, float]:
     return each.refusal is not None, each.measured_s is None, each.measured_s or each.predicted_s or 0.0
 
 
-def choose(question: Question, known: Known = NOTHING) -> Choice:
+def choose(question: Question, known: TunerState = NO_STATE) -> Choice:
     """Return the choice for `question`; raises as `explain` does."""
     return explain(question, known).choice
 
@@ -287,14 +287,14 @@ def _forced(question: Question) -> Variant:
     return variant
 
 
-def _context(question: Question, known: Known) -> Any:
+def _context(question: Question, known: TunerState) -> Any:
     from unisono.tuning.measure.measurement_log import Context
 
     asked = question
     return Context(known.machine, asked.collective, asked.link, asked.dtype, asked.size, asked.ranks_per_host)
 
 
-def _reading(question: Question, known: Known) -> Reading | None:
+def _reading(question: Question, known: TunerState) -> Reading | None:
     """Return what the table says; nothing where the model knows more: of ranks among which calls were calibrated."""
     found = known.table.read(_context(question, known), question.nbytes) if known.table else None
     is_less = found is not None and found.is_interpolated and _is_calibrated(question, known.parameters)
@@ -330,7 +330,9 @@ def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading 
     return candidates[0], "model"
 
 
-def candidate(row: Variant, question: Question, known: Known, measured_s: float | None, is_named: bool) -> Candidate:
+def candidate(
+    row: Variant, question: Question, known: TunerState, measured_s: float | None, is_named: bool
+) -> Candidate:
     """Return what there is to say of a variant; `is_named` if someone or a table has named it."""
     algorithm, links, params = find(question.collective, row.algorithm), known.parameters, dict(row.params)
     refusal = _refusal(algorithm, question, is_named)

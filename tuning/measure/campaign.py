@@ -26,7 +26,7 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.catalogue.variants import Variant, parsed
 from unisono.algorithms.composition.phases import Composition
 from unisono.errors import UsageError
-from unisono.tuning.decide.choice import SEGMENT, Candidate, Known, Question, candidate, looked_at
+from unisono.tuning.decide.choice import SEGMENT, Candidate, Question, TunerState, candidate, looked_at
 from unisono.tuning.decide.model import segments, usual_segment_nbytes
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
@@ -74,7 +74,7 @@ class Trials(Protocol):
     """What runs candidates; all ranks are given the same answers."""
 
     @property
-    def known(self) -> Known:
+    def known(self) -> TunerState:
         """What is known of the machine."""
 
     def question(self, collective: str, nbytes: int) -> Question:

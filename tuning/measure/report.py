@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.decide.choice import Known, Question, candidate
+from unisono.tuning.decide.choice import Question, TunerState, candidate
 from unisono.tuning.decide.table import Decision, Table
 from unisono.tuning.machine.parameters import PRIORS, Parameters
 from unisono.tuning.measure.measurement_log import Context, Measurement
@@ -45,7 +45,7 @@ def write(table: Table, measurements: Sequence[Measurement], folder: Path, param
     """
     if not table.decisions:
         raise UsageError("the table has no decisions to draw")
-    pictures = list(_pictures(table, measurements, Known(None, parameters)))
+    pictures = list(_pictures(table, measurements, TunerState(None, parameters)))
     page = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write(table: Table, measurements: Sequence[Measurement], folder: Path, param
     return page
 
 
-def _pictures(table: Table, measurements: Sequence[Measurement], known: Known) -> Iterator[Picture]:
+def _pictures(table: Table, measurements: Sequence[Measurement], known: TunerState) -> Iterator[Picture]:
     yield Picture("winners", "The fastest variant by size", _drawn(_draw_winners, table))
     for number, (context, decision) in enumerate(table.decisions.items()):
         own = [each for each in measurements if each.context == context]
@@ -137,7 +137,7 @@ class _Pair(NamedTuple):
     measured_s: float
 
 
-def _pairs(context: Context, decision: Decision, known: Known) -> list[_Pair]:
+def _pairs(context: Context, decision: Decision, known: TunerState) -> list[_Pair]:
     """Return what the model predicts beside what was measured."""
     found = list[_Pair]()
     for variant, times in decision.times_s.items():

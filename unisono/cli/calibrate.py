@@ -27,7 +27,7 @@ from unisono.collectives.measurement.link_probes import calibrated, rounds_calib
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.launchers.launch import launch
 from unisono.options import Options
-from unisono.tuning.decide.choice import Known, candidate
+from unisono.tuning.decide.choice import TunerState, candidate
 from unisono.tuning.machine.fingerprint import describe, fingerprint
 from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
 from unisono.tuning.measure import calibration_files
@@ -97,7 +97,7 @@ def measure_rounds(comm: Communicator, known: Parameters, short: bool) -> tuple[
 
 def _check(comm: Communicator, parameters: Parameters) -> list[Check]:
     """Run some collectives, on every rank of `comm`, and return what the model predicts of them and what they took."""
-    trials = Trials(comm, known=Known(None, parameters))
+    trials = Trials(comm, known=TunerState(None, parameters))
     checks = list[Check]()
     for collective, name in _CHECKS:
         for nbytes in (trials.nbytes(collective, nbytes) for nbytes in _CHECKED):

@@ -19,7 +19,7 @@ from unisono.cli.terminal import add_names, console
 from unisono.dtypes import DTYPES
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options, parse_nbytes
-from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Known, Question, builder_params, explain
+from unisono.tuning.decide.choice import Candidate, Choice, Explanation, Question, TunerState, builder_params, explain
 from unisono.tuning.decide.forced_rules import forced
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import LINKS, at_level
@@ -149,11 +149,11 @@ def _source(found: Explanation) -> str:
     return f"predicted by the calibration of {name} on this machine ({origin}), in {calibration.path}"
 
 
-def _known(table: Path | None) -> Known:
+def _known(table: Path | None) -> TunerState:
     from unisono.tuning.decide.table import loaded
 
     machine = fingerprint()
-    return Known(loaded(table) if table else None, parameters_of(machine), machine)
+    return TunerState(loaded(table) if table else None, parameters_of(machine), machine)
 
 
 def simulated(asked: Question, over: Topology) -> Explanation:

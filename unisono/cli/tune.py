@@ -31,7 +31,7 @@ from unisono.errors import AbortedError, CollectiveTimeoutError, NoAlgorithmErro
 from unisono.launchers.launch import launch
 from unisono.options import Options
 from unisono.transports.host.core_distance import PLACEMENTS
-from unisono.tuning.decide.choice import Known
+from unisono.tuning.decide.choice import TunerState
 from unisono.tuning.decide.lint import lint
 from unisono.tuning.decide.table import Table, compiled
 from unisono.tuning.machine.fingerprint import fingerprint
@@ -104,7 +104,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
     parameters = _calibrated(comm, known.parameters)
     if parameters is not known.parameters:
         # Good enough to leave candidates out, and not kept: without a table, programs choose better by priors.
-        known = Known(None, parameters, about["machine"])
+        known = TunerState(None, parameters, about["machine"])
 
     def keep(measurements: Sequence[Measurement]) -> None:
         if comm.rank == 0:

@@ -18,7 +18,7 @@ from typing import Any
 from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UsageError
 from unisono.launchers.job import require_open_files
-from unisono.launchers.pool_processes import OnOutput, Team
+from unisono.launchers.pool_processes import OnOutput, PoolProcesses
 from unisono.launchers.pool_protocol import Setup, Task, by_value, encoded
 from unisono.options import Options
 
@@ -85,7 +85,7 @@ class Pool:
         self._options = options
         self._environ = {**os.environ, **(env or {})}
         self._on_output = on_output
-        self._team: Team | None = None
+        self._team: PoolProcesses | None = None
         self._finalizer: weakref.finalize[[], Pool] | None = None
         _pools.add(self)
 
@@ -96,7 +96,7 @@ class Pool:
             task = encoded(Task(fn, args))
         if self._team is None:
             setup = Setup(list(sys.path), self._options)
-            self._team = Team(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
+            self._team = PoolProcesses(self._size, setup, self._on_output, bind=self._bind, environ=self._environ)
             self._finalizer = weakref.finalize(self, self._team.hang_up)
             self._finalizer.atexit = False
         team = self._team

@@ -1,6 +1,7 @@
 """The processes of a pool, from one start to their end, which the first failure brings.
 
-A thread starts and watches the ranks; the thread that calls `Team.run` sends the tasks and collects the replies.
+A thread starts and watches the ranks. The thread that calls `PoolProcesses.run` sends the tasks and collects the
+replies.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Watch(MergedOutput):
             return self._exits.get(rank)
 
 
-class Team:
+class PoolProcesses:
     """Started ranks that run the same function at the same time."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import AbortedError, MismatchError, PeerLostError
 from unisono.options import Options
@@ -326,7 +326,7 @@ def _close_with_pending(ranks: Ranks) -> None:
 def _collectives(ranks: Ranks) -> None:
     """Random calls of all collectives are right on it."""
     size = len(ranks.transports)
-    place = Place((tuple(range(size)),), "tcp")
+    place = HostLayout((tuple(range(size)),), "tcp")
     failures: list[Exception] = []
 
     def run(transport: MessageTransport) -> None:

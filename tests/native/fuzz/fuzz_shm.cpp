@@ -18,7 +18,7 @@ enum Deed : std::uint8_t { scribble, peer_sends, peer_receives, we_send, we_rece
 
 // From here on, messages are so long that they may be left where they lie.
 constexpr std::uint16_t long_from = 0xf000;
-constexpr std::size_t most_nbytes = LeavePolicy::least_nbytes + (1 << 16);
+constexpr std::size_t most_nbytes = SingleCopyPolicy::least_nbytes + (1 << 16);
 
 // Zeros, of which the second half cannot be read.
 const std::byte* half_readable() {
@@ -66,7 +66,7 @@ std::vector<std::size_t> find_bookkeeping() {
     Sender sender(*from);
     for (int i = 0; i < 5; ++i) {
       do {
-        CHECK(sender.run(LeavePolicy::least_nbytes) && drain.run());
+        CHECK(sender.run(SingleCopyPolicy::least_nbytes) && drain.run());
       } while (sender.busy());
     }
     from->flush();
@@ -100,7 +100,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
     } else if (deed == peer_sends || deed == we_send) {
       // Mostly a slot or less, for the sake of speed.
       const std::size_t number = input.take<std::uint16_t>();
-      const std::size_t length = number < long_from ? number % 512 : LeavePolicy::least_nbytes + number;
+      const std::size_t length = number < long_from ? number % 512 : SingleCopyPolicy::least_nbytes + number;
       if (!(deed == we_send ? our_sender : their_sender).run(length)) break;
     } else if (!(deed == we_receive ? ours : theirs).run()) {
       break;

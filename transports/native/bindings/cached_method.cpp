@@ -1,7 +1,7 @@
 // Methods in front of which stands what can do without them: the cache of known calls, or what passes plain messages
 // on.
 //
-// Theory of operation. A collective is a method in Python, which checks, plans and explains. `KnownFirst` takes its
+// Theory of operation. A collective is a method in Python, which checks, plans and explains. `CachedMethod` takes its
 // place in the class: it puts the arguments of a call where the cache of the communicator expects them, and if the
 // cache knows the call and has run it, that was all, without a frame of Python. Everything else is left to the method:
 // calls that are not known or not to be waited for, options and results that the cache does not know of, wrong
@@ -49,7 +49,7 @@ struct Parameter {
   std::size_t index;       // among the arguments of the cache, or `no_place`
 };
 
-struct KnownFirst {
+struct CachedMethod {
   PyObject_HEAD;
   vectorcallfunc call;
   const Cache* cache;
@@ -82,7 +82,8 @@ bool take(const Parameter& parameter, PyObject* given, PyObject** arguments) {
   return true;
 }
 
-bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, PyObject* names, PyObject** arguments) {
+bool take_all(const CachedMethod& self, PyObject* const* given, Py_ssize_t count, PyObject* names,
+              PyObject** arguments) {
   std::copy_n(self.if_not_given, known_call_arguments, arguments);
   if (count > self.positional) return false;
   for (Py_ssize_t i = 0; i < count; ++i)
@@ -98,7 +99,7 @@ bool take_all(const KnownFirst& self, PyObject* const* given, Py_ssize_t count, 
 }
 
 PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_count, PyObject* names) {
-  const auto& self = *reinterpret_cast<KnownFirst*>(object);
+  const auto& self = *reinterpret_cast<CachedMethod*>(object);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   PyObject* arguments[known_call_arguments];
   if (count > 0 && take_all(self, given + 1, count - 1, names, arguments)) {
@@ -111,7 +112,7 @@ PyObject* call(PyObject* object, PyObject* const* given, std::size_t flagged_cou
   return PyObject_Vectorcall(self.method, given, flagged_count, names);
 }
 
-void add_parameter(KnownFirst& self, nb::handle parameter) {
+void add_parameter(CachedMethod& self, nb::handle parameter) {
   if (self.parameters == most_parameters) throw nb::type_error("a method with that many parameters");
   const auto name = nb::cast<std::string>(nb::object(parameter.attr("name")));
   const nb::object by_default = parameter.attr("default");
@@ -126,7 +127,7 @@ void add_parameter(KnownFirst& self, nb::handle parameter) {
   if (!kind.equal(parameter.attr("KEYWORD_ONLY"))) self.positional = self.parameters;
 }
 
-void describe(KnownFirst& self) {
+void describe(CachedMethod& self) {
   const nb::handle method = self.method;
   const nb::object signature = nb::module_::import_("inspect").attr("signature")(method);
   bool is_self = true;
@@ -151,12 +152,12 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
   static const char* names[] = {"method", "cache", nullptr};
   PyObject* method = nullptr;
   const char* cache = caches[0].slot;
-  if (!PyArg_ParseTupleAndKeywords(given, named, "O|s:KnownFirst", const_cast<char**>(names), &method, &cache))
+  if (!PyArg_ParseTupleAndKeywords(given, named, "O|s:CachedMethod", const_cast<char**>(names), &method, &cache))
     return nullptr;
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     nb::object made = nb::steal(type->tp_alloc(type, 0));
     if (!made) throw nb::python_error();
-    auto& self = *reinterpret_cast<KnownFirst*>(made.ptr());
+    auto& self = *reinterpret_cast<CachedMethod*>(made.ptr());
     self.call = call;
     self.cache = find_cache(cache);
     self.method = Py_NewRef(method);
@@ -166,7 +167,7 @@ PyObject* make(PyTypeObject* type, PyObject* given, PyObject* named) {
 }
 
 void destroy(PyObject* object) {
-  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  auto& self = *reinterpret_cast<CachedMethod*>(object);
   for (Py_ssize_t i = 0; i < self.parameters; ++i) {
     Py_XDECREF(self.parameter[i].name);
     Py_XDECREF(self.parameter[i].if_not_given);
@@ -182,7 +183,7 @@ void destroy(PyObject* object) {
 // `__set_name__`: the method has become part of a class, by which its slot is found.
 PyObject* join(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "__set_name__ takes a class and a name");
-  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  auto& self = *reinterpret_cast<CachedMethod*>(object);
   PyObject* found = PyObject_GetAttrString(given[0], self.cache->slot);
   if (found == nullptr) return nullptr;
   const nb::object slot = nb::steal(found);
@@ -201,12 +202,12 @@ PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
 
 // `help` and `pydoc` read `__doc__` past `tp_getattro`, so the type needs a descriptor for it.
 PyObject* documentation(PyObject* object, void*) {
-  return PyObject_GetAttrString(reinterpret_cast<KnownFirst*>(object)->method, "__doc__");
+  return PyObject_GetAttrString(reinterpret_cast<CachedMethod*>(object)->method, "__doc__");
 }
 
 // Name, module, annotations and all other attributes are those of the method.
 PyObject* get(PyObject* object, PyObject* name) {
-  auto& self = *reinterpret_cast<KnownFirst*>(object);
+  auto& self = *reinterpret_cast<CachedMethod*>(object);
   if (PyUnicode_CompareWithASCIIString(name, "__wrapped__") == 0) return Py_NewRef(self.method);
   if (PyUnicode_CompareWithASCIIString(name, "__class__") == 0) return PyObject_GenericGetAttr(object, name);
   return PyObject_GetAttr(self.method, name);
@@ -215,7 +216,7 @@ PyObject* get(PyObject* object, PyObject* name) {
 }  // namespace
 
 void bind_known_first(nb::module_& module) {
-  static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(KnownFirst, call), READONLY, nullptr},
+  static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(CachedMethod, call), READONLY, nullptr},
                                   {}};
   static PyMethodDef methods[] = {
       {"__set_name__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(join)), METH_FASTCALL, nullptr},
@@ -233,8 +234,8 @@ void bind_known_first(nb::module_& module) {
   // Python looks up methods quickly only if their type cannot change.
   constexpr unsigned flags =
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_HAVE_VECTORCALL;
-  static PyType_Spec spec{"unisono.transports._core.KnownFirst", sizeof(KnownFirst), 0, flags, slots};
-  module.attr("KnownFirst") = nb::steal(PyType_FromSpec(&spec));
+  static PyType_Spec spec{"unisono.transports._core.CachedMethod", sizeof(CachedMethod), 0, flags, slots};
+  module.attr("CachedMethod") = nb::steal(PyType_FromSpec(&spec));
 }
 
 }  // namespace unisono

@@ -18,12 +18,12 @@ namespace nb = nanobind;
 namespace unisono {
 namespace {
 
-class CallNotes {
+class GroupRecorder {
  public:
   // `open(collective, root, counts, algorithm)` returns a batch, which has the lists x, outs, targets, ops and
   // timeouts_s, and whether further calls may be put into it. `work_type` is a class with the slots `_outcome`, for the
   // batch, and `_index`.
-  CallNotes(nb::object open, nb::object work_type)
+  GroupRecorder(nb::object open, nb::object work_type)
       : open_(std::move(open)),
         work_type_(std::move(work_type)),
         outcome_at_(offset_of(work_type_, "_outcome")),
@@ -145,7 +145,7 @@ PyObject* add_from_python(PyObject* self, PyObject* const* given, Py_ssize_t cou
     const Py_ssize_t more = given_names == nullptr ? 0 : PyTuple_GET_SIZE(given_names);
     for (Py_ssize_t i = 0; i < more; ++i) named[number_of(PyTuple_GET_ITEM(given_names, i))] = given[places + i];
     const auto& [op, root, counts, algorithm, timeout_s] = named;
-    auto* notes = nb::inst_ptr<CallNotes>(self);
+    auto* notes = nb::inst_ptr<GroupRecorder>(self);
     return notes->add({given[0], given[1], given[2], given[3], op, root, counts, algorithm, timeout_s}).release().ptr();
   });
 }
@@ -161,7 +161,7 @@ bool takes_notes(PyObject* cache) { return Py_TYPE(cache) == call_notes_type; }
 PyObject* note(PyObject* notes, PyObject* const* given) {
   return or_error(static_cast<PyObject*>(nullptr), [&] {
     const nb::handle none = Py_None;
-    return nb::inst_ptr<CallNotes>(notes)
+    return nb::inst_ptr<GroupRecorder>(notes)
         ->add({given[0], given[1], given[2], given[2], given[3], given[4], none, given[5], given[6]})
         .release()
         .ptr();
@@ -175,12 +175,12 @@ void bind_call_notes(nb::module_& module) {
       {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(know_nothing)), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
-  nb::class_<CallNotes>(module, "CallNotes", nb::type_slots(slots))
+  nb::class_<GroupRecorder>(module, "GroupRecorder", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object>(), nb::arg("open"), nb::arg("work_type"))
-      .def("start", [](CallNotes&, nb::args) { return nb::none(); })
-      .def("knows", [](CallNotes&, nb::args) { return false; })
-      .def("forget", [](CallNotes&) {});
-  call_notes_type = reinterpret_cast<PyTypeObject*>(module.attr("CallNotes").ptr());
+      .def("start", [](GroupRecorder&, nb::args) { return nb::none(); })
+      .def("knows", [](GroupRecorder&, nb::args) { return false; })
+      .def("forget", [](GroupRecorder&) {});
+  call_notes_type = reinterpret_cast<PyTypeObject*>(module.attr("GroupRecorder").ptr());
 }
 
 }  // namespace unisono

@@ -50,7 +50,7 @@ Endpoint::Endpoint(std::shared_ptr<Control> control, std::uint64_t communicator,
       crowded_(crowded),
       members_(std::move(members)),
       channels_(size()),
-      lead_(std::make_unique<Lead>()) {
+      lead_(std::make_unique<Leadership>()) {
   if (!members_.empty()) control_->recorder().name(communicator_, " in " + ranks_text(members_));
   control_->add_doorbell(doorbell_.get());
 }

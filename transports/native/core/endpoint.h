@@ -260,7 +260,7 @@ class Endpoint {
   const std::vector<std::int32_t> members_;
   ChannelTable channels_;
   Doorbell doorbell_;
-  std::unique_ptr<Lead> lead_;
+  std::unique_ptr<Leadership> lead_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> asleep_{false};            // whoever leads
   std::atomic<std::uint32_t> patience_{0};     // the most of its channels

@@ -77,7 +77,7 @@ void Endpoint::wake_server() {
 // For what must be done soon, by a thread that does not wait for a call.
 void Endpoint::take_lead() {
   if (lead_->try_take()) return;
-  const Wanting wanting(*lead_);
+  const LeadershipRequest wanting(*lead_);
   while (!lead_->try_take()) {
     doorbell_.ring();
     lead_->follow(longest_sleep, [this] { return !lead_->taken(); });
@@ -116,7 +116,7 @@ Outcome Endpoint::wait(Request& request, double timeout_s, Interrupted interrupt
   const bool is_served = !crowded_ && goes_on(request);
   bool leads = false;
   bool is_left = false;
-  std::optional<Wanting> wanting;
+  std::optional<LeadershipRequest> wanting;
   while (request.outcome() == Outcome::pending) {
     if (!leads && !is_left) leads = lead_->try_take();
     if (!leads) {

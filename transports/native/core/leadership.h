@@ -9,7 +9,7 @@
 
 namespace unisono {
 
-class Lead {
+class Leadership {
  public:
   bool try_take() { return !taken() && !taken_.exchange(true, std::memory_order_acquire); }
   void give_up() {
@@ -41,7 +41,7 @@ class Lead {
   bool wanted() const { return wanted_.load(std::memory_order_seq_cst) != 0; }
 
  private:
-  friend class Wanting;
+  friend class LeadershipRequest;
   std::atomic<bool> taken_{false};
   std::atomic<int> following_{0};
   std::atomic<int> wanted_{0};
@@ -50,18 +50,18 @@ class Lead {
 };
 
 // While it lives, the lead is wanted.
-class Wanting {
+class LeadershipRequest {
  public:
-  explicit Wanting(Lead& lead) : lead_(lead) { lead_.wanted_.fetch_add(1, std::memory_order_seq_cst); }
-  ~Wanting() {
+  explicit LeadershipRequest(Leadership& lead) : lead_(lead) { lead_.wanted_.fetch_add(1, std::memory_order_seq_cst); }
+  ~LeadershipRequest() {
     lead_.wanted_.fetch_sub(1, std::memory_order_seq_cst);
     lead_.tell();
   }
-  Wanting(const Wanting&) = delete;
-  Wanting& operator=(const Wanting&) = delete;
+  LeadershipRequest(const LeadershipRequest&) = delete;
+  LeadershipRequest& operator=(const LeadershipRequest&) = delete;
 
  private:
-  Lead& lead_;
+  Leadership& lead_;
 };
 
 }  // namespace unisono

@@ -168,8 +168,8 @@ bool ShmChannel::send_reference(const Header& header, const std::byte* whole) {
 }
 
 bool ShmChannel::leave(const Header& header, Whole whole) {
-  if (!may_leave_ || !LeavePolicy::may_leave(header.nbytes, whole.receipt)) return false;
-  LeavePolicy::Times took{};
+  if (!may_leave_ || !SingleCopyPolicy::may_leave(header.nbytes, whole.receipt)) return false;
+  SingleCopyPolicy::Times took{};
   for (std::size_t use = 0; use < took.size(); ++use) {
     const std::uint32_t read_ns = out_->slots_ns[use].load(std::memory_order_relaxed);
     const std::uint32_t slots_ns = only_peer_ ? read_ns + ahead_ns_ : stores_.usual_cost(read_times());
@@ -300,7 +300,7 @@ const Header* ShmChannel::front() {
   in_header_ = slot.label.header;
   in_left_ = in_header_.nbytes;
   message_open_ = true;
-  if (in_left_ >= LeavePolicy::least_nbytes) {
+  if (in_left_ >= SingleCopyPolicy::least_nbytes) {
     combined_ = true;
     message_began_ = Clock::now();
   }
@@ -389,7 +389,9 @@ std::span<const std::byte> ShmChannel::readable() {
 // that the kernel copies it quickly.
 std::span<const std::byte> ShmChannel::staged() {
   stage_.resize(stage_nbytes + cache_line);
-  const auto place = [this](std::size_t from) { return stage_.data() + lead_of(*left_by_peer_ + from, stage_.data()); };
+  const auto place = [this](std::size_t from) {
+    return stage_.data() + line_offset(*left_by_peer_ + from, stage_.data());
+  };
   if (is_left() && !copy_left(place(slot_used_), std::min(stage_nbytes, slot_nbytes_ - slot_used_))) return {};
   return {place(copied_from_) + (slot_used_ - copied_from_), copied_to_ - slot_used_};
 }
@@ -466,7 +468,7 @@ void ShmChannel::note_read() {
 // Tells the sender how long it took to read a long message, by slots with all that this rank has sent meanwhile.
 void ShmChannel::end_message() {
   message_open_ = false;
-  if (in_header_.nbytes < LeavePolicy::least_nbytes) return;
+  if (in_header_.nbytes < SingleCopyPolicy::least_nbytes) return;
   leaves_.see(in_header_.nbytes, combined_, left_by_peer_.has_value());
   const Clock::duration took = left_by_peer_ ? copying_ : Clock::now() - message_began_;
   auto& told = left_by_peer_ ? in_->left_ns : in_->slots_ns;

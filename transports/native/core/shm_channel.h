@@ -154,7 +154,7 @@ class ShmChannel final : public Channel {
   bool referred_ = false;            // the message is a reference that the peer has not let go of
   const std::byte* left_ = nullptr;  // where it lies, if it was left there, or what of it has been refused
   bool may_leave_ = true;
-  LeavePolicy leaves_;
+  SingleCopyPolicy leaves_;
   const bool only_peer_;             // there are two ranks
   const std::size_t least_in_ring_;  // bytes of a fragment that is too long for a cell
   bool measured_ = false;            // how long it takes to write as much of the message as there is room for

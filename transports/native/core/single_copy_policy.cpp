@@ -4,7 +4,7 @@
 
 namespace unisono {
 
-bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took, std::uint32_t again_ns) {
+bool SingleCopyPolicy::leaves(std::size_t nbytes, bool combined, const Times& took, std::uint32_t again_ns) {
   const Took& last = took[combined_last_];
   const std::uint32_t ns = left_last_ ? last.left : last.by_slots;
   if (last_ != nullptr && ns != 0) last_->add(left_last_ ? ns + again_ns_ : ns);
@@ -17,7 +17,7 @@ bool LeavePolicy::leaves(std::size_t nbytes, bool combined, const Times& took, s
   return left_last_;
 }
 
-std::size_t LeavePolicy::length(std::size_t nbytes) {
+std::size_t SingleCopyPolicy::length(std::size_t nbytes) {
   std::size_t number = 0;
   for (std::size_t most = 4 * least_nbytes; nbytes >= most && number + 1 < lengths; most *= 4) ++number;
   return number;

@@ -24,7 +24,7 @@
 
 namespace unisono {
 
-class LeavePolicy {
+class SingleCopyPolicy {
  public:
   // What is shorter always goes through slots: second-level caches would hold all of it on both sides, so that the next
   // stores there take longer than the message has saved, which nobody measures.
@@ -39,7 +39,7 @@ class LeavePolicy {
   };
   using Times = std::array<Took, 2>;
 
-  explicit LeavePolicy(bool decides) : decides_(decides) {}
+  explicit SingleCopyPolicy(bool decides) : decides_(decides) {}
 
   // Whether the next message, which may be left, is. What the one before has taken is known by now; `again_ns` is what
   // it takes to write memory that the peer has read (0: it is not known).

@@ -174,7 +174,7 @@ std::size_t TcpChannel::receive(TcpStream& stream, std::byte* data, std::size_t 
   const bool is_staged = receiving_.is_staged();
   std::size_t got;
   if (is_staged) {
-    stream.read_ahead(1, nbytes, (stream.lead_of(data) + half_a_line) % cache_line);
+    stream.read_ahead(1, nbytes, (stream.line_offset(data) + half_a_line) % cache_line);
     got = stream.staged().size();
     copy_array(data, stream.staged().data(), got);
     stream.take(got);

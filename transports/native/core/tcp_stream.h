@@ -35,8 +35,8 @@ class TcpStream {
   // begin `lead` bytes into the stage, less than a cache line.
   void read_ahead(std::size_t needed, std::size_t most, std::size_t lead = 0);
   // How far into the stage something lies in its cache line as `data` does.
-  std::size_t lead_of(const std::byte* data) const {
-    return unisono::lead_of(reinterpret_cast<std::uintptr_t>(data), staging_.get());
+  std::size_t line_offset(const std::byte* data) const {
+    return unisono::line_offset(reinterpret_cast<std::uintptr_t>(data), staging_.get());
   }
   // Moves up to `nbytes` from the kernel straight to `data`; nothing may be staged.
   std::size_t receive(std::byte* data, std::size_t nbytes);
