@@ -30,7 +30,7 @@ from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
 from unisono.options import Options
-from unisono.transports.base import NO_CACHE, NO_MESSAGES, Executor, Operation
+from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES, Executor, Operation
 from unisono.tuning.decide.choice import NO_STATE, Explanation, TunerState, explain
 
 if TYPE_CHECKING:

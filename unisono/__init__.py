@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from unisono.launchers.launch import Pool as Pool, launch as launch
     from unisono.operations import Op as Op
     from unisono.options import Options as Options
-    from unisono.transports.base import Message as Message
+    from unisono.transports.contracts.executor import Message as Message
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ _NAMES = {
     "Options": "unisono.options",
     "reduce_local": "unisono.collectives.api.reduce_local",
     **dict.fromkeys(("ANY_SOURCE", "ANY_TAG"), "unisono.collectives.calls.wildcards"),
-    "Message": "unisono.transports.base",
+    "Message": "unisono.transports.contracts.executor",
     **dict.fromkeys(("Work", "wait_all", "wait_any"), "unisono.collectives.calls.work"),
     **dict.fromkeys(_ERRORS, "unisono.errors"),
 }

@@ -17,7 +17,7 @@ from unisono.bench.gpu_stages.records import tell
 from unisono.bench.sizes import parse_sizes
 from unisono.dtypes import DTYPES
 from unisono.operations import OPERATIONS
-from unisono.transports.base import Extent, Signature
+from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.cuda.driver import CudaDevice
 from unisono.transports.cuda.ipc import DeviceCollectives
 from unisono.transports.executors.generic import GenericExecutor

@@ -29,7 +29,8 @@ from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.records import record
-from unisono.transports.base import FIRST_RESERVED_TAG, AnyArray
+from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from unisono.collectives.calls.work import Work
 from unisono.collectives.device.gateway import on_device
 from unisono.deadlines import Deadline
 from unisono.errors import UsageError
-from unisono.transports.base import Message
+from unisono.transports.contracts.executor import Message
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer, Target

@@ -11,7 +11,7 @@ from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.custom_ops.functions import combine_in_sequence, is_by_function
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.reductions.native import reduce_into
 
 Array = TypeVar("Array", bound=AnyArray)

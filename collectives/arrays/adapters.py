@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.errors import TransportUnavailableError, UsageError
 from unisono.records import record
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 
 if TYPE_CHECKING:
     from unisono.collectives.arrays.dlpack import ForeignMemory

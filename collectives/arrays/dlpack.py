@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono.errors import UsageError
 from unisono.records import record
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 
 # DLPack's device types, by number, and those whose memory any program on the host can use.
 _DEVICES = {

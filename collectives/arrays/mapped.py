@@ -16,7 +16,7 @@ from unisono.collectives.arrays.operands import check_dtype
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.transports import _core
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.reductions.definition import numpy_dtype
 

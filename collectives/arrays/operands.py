@@ -13,7 +13,7 @@ import numpy as np
 from unisono.collectives.arrays import adapters
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.reductions.definition import known_dtype
 
 # What several arrays of one call may be given as.

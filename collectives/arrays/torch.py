@@ -12,7 +12,7 @@ import torch
 from unisono.collectives.arrays.adapters import on_device
 from unisono.collectives.arrays.dlpack import ForeignMemory
 from unisono.errors import UsageError
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 
 # Types of torch that `Tensor.numpy` does not know: the integers that stand for them on the way, and numpy's types.
 _BITS: dict[Any, tuple[Any, np.dtype[Any]]] = {

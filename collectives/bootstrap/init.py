@@ -23,7 +23,7 @@ from unisono.collectives.communicator import Communicator
 from unisono.errors import UnisonoError, UsageError
 from unisono.options import Options, strange_variables
 from unisono.transports import _core
-from unisono.transports.base import Executor
+from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.transports.links.preference import resolved

@@ -11,7 +11,7 @@ from unisono.collectives.bootstrap.rendezvous import Meeting, SingleRank, StoreR
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
-from unisono.transports.base import Executor
+from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.links.session import Identity, Session
 from unisono.transports.links.survivors import Search, Verdict

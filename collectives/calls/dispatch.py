@@ -37,7 +37,8 @@ from unisono.errors import TransportUnavailableError, UsageError
 from unisono.operations import Op
 from unisono.options import Options
 from unisono.transports import _core
-from unisono.transports.base import NO_CACHE, AnyArray, Call, Executor
+from unisono.transports.contracts.call import AnyArray, Call
+from unisono.transports.contracts.executor import NO_CACHE, Executor
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.tuning.decide.choice import NO_STATE, TunerState
 
@@ -131,7 +132,7 @@ class Dispatcher:
     def _dispatch(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
         """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
 
-        The arguments are those of `CallArguments`. `target` is the array that a cached call writes: `out`, or, where that is
+        The arguments are those of `CallArguments`. `target` is the array that a cached call writes: `out`, or, if that
         None, another array or None. In a group, the call is only taken note of, and its `Work` returned.
         """
         if self._group is not None:

@@ -19,7 +19,7 @@ from unisono.collectives.calls.work import Work, call_back
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.transports import _core
-from unisono.transports.base import Message as MessageFacts, Operation
+from unisono.transports.contracts.executor import Message as MessageFacts, Operation
 
 # Collectives on arrays, of which any number is as good as one.
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)

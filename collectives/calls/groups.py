@@ -20,7 +20,8 @@ from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.gateway import on_device
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.records import record
-from unisono.transports.base import NO_CACHE, NO_MESSAGES, AnyArray
+from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.executor import NO_CACHE, NO_MESSAGES
 from unisono.transports.host.system_limits import is_refusal
 
 if TYPE_CHECKING:

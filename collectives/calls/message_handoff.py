@@ -6,7 +6,8 @@ from typing import Any
 
 from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.calls.work import Work, Works
-from unisono.transports.base import Executor, MemoryType, Operation, Probe
+from unisono.transports.contracts.call import MemoryType
+from unisono.transports.contracts.executor import Executor, Operation, Probe
 
 
 class SendOperand:

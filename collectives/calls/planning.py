@@ -20,7 +20,7 @@ from unisono.operations import Lower, Op, operation
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
-from unisono.transports.base import Argument, Call, Extent, Signature, VendorRefusal
+from unisono.transports.contracts.call import Argument, Call, Extent, Signature, VendorRefusal
 from unisono.tuning.decide.choice import NO_STATE, Choice, Question, TunerState, choose
 from unisono.tuning.decide.model import shown
 

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.collectives.calls.planning import CallSpec
 from unisono.operations import Op
 from unisono.records import record
-from unisono.transports.base import AnyArray, Call
+from unisono.transports.contracts.call import AnyArray, Call
 from unisono.transports.reductions.definition import lift
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UsageError
-from unisono.transports.base import Executor
+from unisono.transports.contracts.executor import Executor
 
 # How long closing waits for the job that is being done, which may be in a function of the user.
 _FAREWELL_S = 2.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from unisono.transports.base import Call, Traffic, Usage
+from unisono.transports.contracts.call import Call, Usage
+from unisono.transports.contracts.transport import Traffic
 
 _FACTOR = 4
 

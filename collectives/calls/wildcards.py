@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from unisono.transports.base import FIRST_RESERVED_TAG
+from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
 
 MOST_TAG = FIRST_RESERVED_TAG - 1
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from unisono import log
 from unisono.deadlines import Deadline, checked_timeout_s
 from unisono.errors import UnisonoError, UsageError
-from unisono.transports.base import Executor, Message, Operation
+from unisono.transports.contracts.executor import Executor, Message, Operation
 
 _log = log.get(log.NAME)
 

@@ -11,7 +11,7 @@ import numpy as np
 from unisono.errors import UsageError
 from unisono.operations import Combine, Op
 from unisono.transports import _core
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 
 
 def is_by_function(op: Any) -> bool:

@@ -33,7 +33,9 @@ from unisono.errors import AbortedError, UnisonoError, UsageError
 from unisono.operations import Op
 from unisono.records import record
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, Executor, Operation, Traffic
+from unisono.transports.contracts.call import AnyArray, Call
+from unisono.transports.contracts.executor import Executor, Operation
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.reductions.definition import numpy_dtype
 
 _log = log.get(log.NAME)

@@ -20,7 +20,7 @@ from unisono.collectives.arrays.operands import Operand
 from unisono.collectives.device.gateway import described_by
 from unisono.collectives.device.result_array import DeviceArray
 from unisono.errors import TransportUnavailableError, UsageError
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import LEGACY_STREAM, Device, Stream
 from unisono.transports.cuda.devices import device_of, facts_of
 

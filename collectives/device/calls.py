@@ -30,7 +30,8 @@ from unisono.collectives.device.work import Arrival, DeviceCall, DeviceWork, kee
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.options import Options
-from unisono.transports.base import Executor, Operation, Traffic
+from unisono.transports.contracts.executor import Executor, Operation
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event, Stream
 from unisono.transports.cuda.staging import await_event
 

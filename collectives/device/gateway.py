@@ -20,7 +20,7 @@ from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.work import Works
 from unisono.options import Options
 from unisono.records import record
-from unisono.transports.base import Executor
+from unisono.transports.contracts.executor import Executor
 
 if TYPE_CHECKING:
     from unisono.collectives.calls.statistics import DeviceStatistics

@@ -24,7 +24,8 @@ from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.work import keep_late
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError
-from unisono.transports.base import AnyArray, Executor, MemoryType, Probe
+from unisono.transports.contracts.call import AnyArray, MemoryType
+from unisono.transports.contracts.executor import Executor, Probe
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
 

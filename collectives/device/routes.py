@@ -16,7 +16,9 @@ from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.segments import Run, Segment, segments_of
 from unisono.collectives.device.work import DeviceCall
 from unisono.deadlines import Deadline
-from unisono.transports.base import AnyArray, Executor, Traffic
+from unisono.transports.contracts.call import AnyArray
+from unisono.transports.contracts.executor import Executor
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda import staging
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.ipc import DeviceCollectives

@@ -10,7 +10,7 @@ from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.deadlines import Deadline
-from unisono.transports.base import Operation
+from unisono.transports.contracts.executor import Operation
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
 

@@ -19,7 +19,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.plan import Counts, Plan, Signal, Wait
 from unisono.algorithms.verifier.verify import verify_plans, verify_sizes
 from unisono.errors import InternalError, MismatchError, NoAlgorithmError, PlanError, UnisonoError, UsageError
-from unisono.transports.base import Traffic
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.message.faulty import Faults, FaultyTransport
 from unisono.transports.message.local import LocalNetwork

@@ -17,7 +17,8 @@ from support.native_ranks import Job, NativeRanks
 
 import unisono as un
 from unisono.dtypes import DTYPES
-from unisono.transports.base import FIRST_RESERVED_TAG, Message
+from unisono.transports.contracts.executor import Message
+from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
 from unisono.transports.message.faulty import Faults
 
 bounded = settings(max_examples=25, deadline=None, derandomize=True)

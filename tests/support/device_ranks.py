@@ -15,7 +15,7 @@ from unisono.dtypes import DTYPES
 from unisono.operations import Op, operation
 from unisono.testing import oracles
 from unisono.testing.device_double import Gpu
-from unisono.transports.base import Extent, Signature
+from unisono.transports.contracts.call import Extent, Signature
 from unisono.transports.cuda.ipc import DeviceCollectives
 
 WAIT_S = 30.0

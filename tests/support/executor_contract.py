@@ -25,7 +25,7 @@ from unisono.testing import oracles
 from unisono.testing.differences import difference
 from unisono.testing.memory import Guarded
 from unisono.testing.oracles import reduced
-from unisono.transports.base import Traffic
+from unisono.transports.contracts.transport import Traffic
 
 # How long ranks wait in vain: all that are not missing must have done their part by then, or they are named too.
 SHORT_S = 1.0

@@ -16,7 +16,7 @@ from unisono.dtypes import DTYPES
 from unisono.operations import operation
 from unisono.testing.memory import Guarded
 from unisono.testing.oracles import reduced
-from unisono.transports.base import Argument, Call, Extent, Signature
+from unisono.transports.contracts.call import Argument, Call, Extent, Signature
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from unisono.algorithms.ir.plan import Counts, Plan
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError
 from unisono.operations import operation
-from unisono.transports.base import Call, Extent, MessageTransport, Signature
+from unisono.transports.contracts.call import Call, Extent, Signature
+from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.message.faulty import Faults, FaultyTransport
 from unisono.transports.message.local import LocalNetwork

@@ -12,7 +12,8 @@ from typing import Any
 
 from unisono.errors import AbortedError, UnisonoError
 from unisono.testing.transports import local_factory
-from unisono.transports.base import Signature, Traffic
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.message.framed import FramedTransport
 from unisono.transports.message.plugin_loading import Bootstrap
 

@@ -23,7 +23,7 @@ from unisono.algorithms.catalogue.registry import ALGORITHMS
 from unisono.algorithms.ir.plan import Counts
 from unisono.dtypes import DTYPES
 from unisono.errors import AbortedError, CollectiveTimeoutError, InternalError, PlanError
-from unisono.transports.base import Identity
+from unisono.transports.contracts.transport import Identity
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.message.faulty import Faults
 from unisono.transports.message.local import LocalNetwork, LocalTransport

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UsageError
-from unisono.transports.base import Identity, Signature, Traffic
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Identity, Traffic
 from unisono.transports.message.faulty import Faults, FaultyTransport
 from unisono.transports.message.local import LocalNetwork
 

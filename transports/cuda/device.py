@@ -24,7 +24,7 @@ from typing import NewType, Protocol
 
 from unisono.dtypes import DType
 from unisono.operations import Op
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 
 # A stream by its handle; as in `__cuda_array_interface__`, 1 is the legacy default stream and 2 the thread's own.
 Stream = NewType("Stream", int)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Allocation, Device, Event, Stream
 
 _ROOM = 4096  # numbers in a table, at least

@@ -19,7 +19,7 @@ import numpy as np
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, InternalError, TransportUnavailableError, UsageError
 from unisono.operations import Op
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.cache import user_cache
 from unisono.transports.cuda.device import (
     ALLOCATION_NBYTES,

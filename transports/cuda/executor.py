@@ -26,7 +26,8 @@ from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Red
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import MismatchError, PeerLostError
 from unisono.operations import Lower, Op
-from unisono.transports.base import Call, Extent, Signature, Traffic
+from unisono.transports.contracts.call import Call, Extent, Signature
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.layout import Layout, Place

@@ -31,7 +31,9 @@ from unisono.errors import (
     UnisonoError,
     UsageError,
 )
-from unisono.transports.base import Executor, Extent, Signature, Traffic
+from unisono.transports.contracts.call import Extent, Signature
+from unisono.transports.contracts.executor import Executor
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Stream
 from unisono.transports.cuda.executor import ABLE, Bound, SegmentRun, bind
 from unisono.transports.cuda.peer_exchange import Meeting

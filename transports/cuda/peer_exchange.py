@@ -19,7 +19,8 @@ from unisono.algorithms.catalogue.registry import find
 from unisono.algorithms.ir.binding import Shape
 from unisono.dtypes import DTYPES
 from unisono.errors import InternalError, TransportUnavailableError
-from unisono.transports.base import Call, Executor, Extent, Signature
+from unisono.transports.contracts.call import Call, Extent, Signature
+from unisono.transports.contracts.executor import Executor
 from unisono.transports.cuda.channel import Channel
 from unisono.transports.cuda.device import Device
 from unisono.transports.cuda.host_memory import Handle, HostMemory

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Device, Event, Stream
 
 # The time between two looks at an event grows from the first to the second.

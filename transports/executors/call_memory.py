@@ -17,7 +17,7 @@ from unisono.dtypes import DTYPES, DType
 from unisono.errors import UsageError
 from unisono.operations import Op
 from unisono.records import record
-from unisono.transports.base import AnyArray, Call, Extent, Operand
+from unisono.transports.contracts.call import AnyArray, Call, Extent, Operand
 from unisono.transports.reductions.definition import numpy_dtype
 
 # A barrier moves no data; its messages carry one element of this type, which the executor provides as INPUT.

@@ -42,27 +42,17 @@ from unisono.algorithms.ir.plan import (
 )
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
-from unisono.transports.base import (
+from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Signature, Usage, VendorRefusal
+from unisono.transports.contracts.executor import (
     NO_CACHE,
     NO_MESSAGES,
-    AnyArray,
-    Call,
     CallCache,
     Executor,
-    Identity,
-    MappedTransport,
-    MemoryType,
     Message,
     MessageCalls,
-    MessageTransport,
-    Operand,
     Operation,
-    Request,
-    Signature,
-    Traffic,
-    Usage,
-    VendorRefusal,
 )
+from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request, Traffic
 from unisono.transports.executors.call_memory import Memory, View, as_bytes, checked, flat, scatter
 from unisono.transports.executors.lane import Lane, Posted
 from unisono.transports.executors.matching import Matching, Receive, signature_of

@@ -13,7 +13,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from unisono.algorithms.ir.plan import Group, Step, canonical_order
-from unisono.transports.base import Call, Request
+from unisono.transports.contracts.call import Call
+from unisono.transports.contracts.transport import Request
 
 
 @dataclass(slots=True)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from unisono.dtypes import DType
 from unisono.errors import PeerLostError
-from unisono.transports.base import FIRST_RESERVED_TAG, Identity, Message, MessageTransport, Request, Signature
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.executor import Message
+from unisono.transports.contracts.transport import FIRST_RESERVED_TAG, Identity, MessageTransport, Request
 
 POINT_TO_POINT_LANE = -1
 

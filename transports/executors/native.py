@@ -25,20 +25,9 @@ from unisono.errors import AbortedError, PeerLostError, UnisonoError, UsageError
 from unisono.operations import Combine
 from unisono.records import record
 from unisono.transports import _core
-from unisono.transports.base import (
-    AnyArray,
-    Call,
-    CallCache,
-    Extent,
-    MemoryType,
-    Message,
-    MessageCalls,
-    Operand,
-    Operation,
-    Traffic,
-    Usage,
-    VendorRefusal,
-)
+from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
+from unisono.transports.contracts.executor import CallCache, Message, MessageCalls, Operation
+from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
 from unisono.transports.executors.plan_checks import MESSAGES, READS, check_plan, check_reads
 from unisono.transports.host.system_limits import unavailable

@@ -38,7 +38,7 @@ from unisono.forks import closed_in_child
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
-from unisono.transports.base import MemoryType
+from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.bind_address import interface_of
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.host.host_discovery import Locality, Surroundings

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
-from unisono.transports.base import MemoryType
+from unisono.transports.contracts.call import MemoryType
 
 FABRICS = ("ucx", "mpi")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from unisono.transports.base import Identity, MessageTransport, Request, Signature, Traffic
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Identity, MessageTransport, Request, Traffic
 
 
 class ForwardedTransport:

@@ -15,13 +15,8 @@ from functools import partial
 
 from unisono.algorithms.ir.plan import Span
 from unisono.errors import UsageError
-from unisono.transports.base import (
-    Identity,
-    MappedTransport,
-    MessageTransport,
-    Request,
-    Signature,
-)
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request
 from unisono.transports.message.delegating import ForwardedTransport
 
 

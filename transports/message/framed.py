@@ -28,7 +28,8 @@ from typing import Any, Protocol
 
 from unisono import errors
 from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError, UsageError
-from unisono.transports.base import Argument, Capabilities, Identity, MappedTransport, Request, Signature, Traffic
+from unisono.transports.contracts.call import Argument, Signature
+from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Request, Traffic
 from unisono.transports.message.plugin_loading import Bootstrap
 
 _HEADER = struct.Struct("!BQQiqiI")  # kind, communicator, the identity, bytes of the signature or of the error

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 
 from unisono.algorithms.ir.plan import Span
 from unisono.errors import InternalError, MismatchError, PeerLostError
-from unisono.transports.base import Capabilities, Identity, MappedTransport, Published, Request, Signature, Traffic
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Published, Request, Traffic
 
 # How many identities a channel remembers in order to refuse a message that comes twice.
 _DUPLICATE_WINDOW = 4096

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from unisono.entry_points import entry_points
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import TRANSPORTS_GROUP, installed_transports
-from unisono.transports.base import MessageTransport
+from unisono.transports.contracts.transport import MessageTransport
 
 # What whoever gets a transport may call, and read.
 _METHODS = (

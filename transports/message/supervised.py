@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from unisono.errors import UnisonoError
 from unisono.transports import _core
-from unisono.transports.base import MessageTransport
+from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.links.failures import failure_of, kind_of
 from unisono.transports.message.delegating import ForwardedTransport
 

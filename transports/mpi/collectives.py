@@ -32,7 +32,8 @@ from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Combine, Lower, Op
 from unisono.transports import _core
-from unisono.transports.base import AnyArray, Call, Operand, Operation, Usage
+from unisono.transports.contracts.call import AnyArray, Call, Operand, Usage
+from unisono.transports.contracts.executor import Operation
 from unisono.transports.executors.call_memory import arrays_of
 from unisono.transports.mpi.library import Comm, LateComm, give_up
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.dtypes import DTYPES
 from unisono.operations import Lower, Op
 from unisono.transports import _core
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.executors.call_memory import as_bytes
 
 

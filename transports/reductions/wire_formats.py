@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.dtypes import DTYPES
 from unisono.transports import _core
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.executors.call_memory import as_bytes
 
 

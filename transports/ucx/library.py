@@ -28,7 +28,7 @@ from typing import Any
 from unisono import log
 from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
-from unisono.transports.base import MemoryType
+from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.listening_ports import listening
 
 _log = log.get(log.NAME)

@@ -28,7 +28,7 @@ from unisono.errors import AbortedError, TransportUnavailableError
 from unisono.operations import Op
 from unisono.testing.device_gpu import DeviceTrapError, GpuState
 from unisono.testing.device_segments import Segment
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
 from unisono.transports.cuda.host_memory import HANDLE_NBYTES
 from unisono.transports.reductions.definition import lift, numpy_dtype, reduce_into

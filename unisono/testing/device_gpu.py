@@ -20,7 +20,7 @@ from unisono.errors import TransportUnavailableError
 from unisono.testing.device_clocks import Access, Clock, History, join
 from unisono.testing.device_segments import EventPage, EventState, Segment
 from unisono.testing.device_streams import Schedule, StreamState, Work
-from unisono.transports.base import AnyArray
+from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import LEGACY_STREAM, THREAD_STREAM, Allocation, Event, PointerFacts, Stream
 from unisono.transports.cuda.host_memory import Handle
 

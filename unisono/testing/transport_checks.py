@@ -1,4 +1,4 @@
-"""What `transports.base.MessageTransport` promises, as checks: each tries one promise on ranks of this process."""
+"""Checks of the promises of `contracts.transport.MessageTransport`: each tries one promise on ranks of this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from unisono.testing.transport_ranks import (
     receive,
     send,
 )
-from unisono.transports.base import MessageTransport, Signature, Traffic
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import MessageTransport, Traffic
 from unisono.transports.executors.generic import GenericExecutor
 
 CYCLES = 1000

@@ -14,7 +14,8 @@ from typing import Any
 
 from unisono.errors import RendezvousError, UnisonoError
 from unisono.testing.differences import CheckError
-from unisono.transports.base import Identity, MessageTransport, Request, Signature
+from unisono.transports.contracts.call import Signature
+from unisono.transports.contracts.transport import Identity, MessageTransport, Request
 from unisono.transports.message.plugin_loading import Bootstrap, Factory, open_transport
 
 _OPENING_S = 20.0

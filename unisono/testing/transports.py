@@ -15,7 +15,7 @@ from unisono.errors import UsageError
 from unisono.testing.differences import CheckError
 from unisono.testing.transport_checks import CHECKS, LARGE, Check
 from unisono.testing.transport_ranks import Ranks
-from unisono.transports.base import MessageTransport
+from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.message.local import LocalNetwork
 from unisono.transports.message.plugin_loading import Bootstrap, Factory
 
@@ -27,7 +27,7 @@ def check_transport(
     large: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[str, ...]:
-    """Judge a message transport by its contract, `unisono.transports.base.MessageTransport`; return what was checked.
+    """Check a message transport against `unisono.transports.contracts.transport.MessageTransport`; return the checks.
 
     The ranks are opened by threads of this process, up to 8 at a time, and a thousand times two. What is only right
     between processes is judged there: by `check_collectives`, on ranks that use the transport.
