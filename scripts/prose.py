@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Print, file by file, the sentences of docstrings and comments that a reader may stumble over.
+
+A sentence is printed if it has more than 30 words, or if it begins with a free relative ("what is ...", "whoever ...")
+instead of a subject. This is something to look at while writing; no check depends on it.
+
+    python scripts/prose.py collectives transports/links
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_WORDS = 30
+_WITHOUT_SUBJECT = re.compile(
+    r"(what|whoever|whatever|whichever|those (that|who|which|of)|that which|likewise)\b", re.IGNORECASE
+)
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.:;?!])\s+(?=[A-Z`(])")
+
+
+def paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each docstring paragraph and of each block of comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+            line = node.body[0].lineno
+            for paragraph in text.split("\n\n"):
+                if ">>>" not in paragraph:
+                    yield line, " ".join(paragraph.split())
+    yield from _comments(source)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    block: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        if block and line != last + 1:
+            yield first, " ".join(block)
+            block = []
+        first, last = (line if not block else first), line
+        block.append(token.string.lstrip("# "))
+    if block:
+        yield first, " ".join(block)
+
+
+def hard_sentences(source: str) -> list[tuple[int, int, str]]:
+    """Return the line, the number of words and the text of each sentence that is long or has no subject."""
+    sentences = [(line, text) for line, paragraph in paragraphs(source) for text in _BETWEEN_SENTENCES.split(paragraph)]
+    counted = [(line, len(text.split()), text) for line, text in sentences]
+    return [each for each in counted if each[1] > MOST_WORDS or _WITHOUT_SUBJECT.match(each[2])]
+
+
+def main() -> None:
+    """Print the hard sentences of the folders or files that the command line names, and how many there are."""
+    paths = [path for name in sys.argv[1:] or ["."] for path in _python_files(Path(name))]
+    total = 0
+    for path in sorted(paths):
+        sentences = hard_sentences(path.read_text(encoding="utf-8"))
+        total += len(sentences)
+        for line, words, text in sentences:
+            sys.stdout.write(f"{path}:{line}: {words} words: {text}\n")
+    sys.stdout.write(f"{total} sentences in {len(paths)} files\n")
+
+
+def _python_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [file for file in path.rglob("*.py") if file.resolve() == file.absolute() and ".venv" not in file.parts]
+
+
+if __name__ == "__main__":
+    main()
