@@ -1,0 +1,58 @@
+"""Covering arrays: few combinations of parameters in which every pair of values occurs.
+
+A fault that needs one value, or two values together, is met by such a selection as it is by the product of all
+parameters, which is several times as large. ``pytest --product`` runs the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, product
+from typing import Any, TypeAlias
+
+Row: TypeAlias = tuple[Any, ...]
+# Two of (number of a parameter, number of its value).
+_Pair: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+
+# Set by ``pytest --product``, before tests are collected.
+is_product_wanted = False
+
+
+def pairwise(*parameters: Sequence[Any], allowed: Callable[..., bool] = lambda *_: True) -> list[Row]:
+    """Return rows with a value of each parameter, so that each pair of values that is allowed is in one of them.
+
+    The rows are the same in every process. Each begins with a pair that no row before has, and is the one with that
+    pair that has most pairs that no row before has.
+
+    Args:
+        parameters: the values of each parameter.
+        allowed: whether the values of a row go together; it is called with one value of each parameter.
+
+    Returns:
+        All allowed rows if there are fewer than three parameters, or if ``pytest --product`` runs.
+
+    >>> pairwise("ab", [1, 2], [True, False])
+    [('a', 1, True), ('a', 2, False), ('b', 1, False), ('b', 2, True)]
+    """
+    numbered = product(*(range(len(values)) for values in parameters))
+    rows = [row for row in numbered if allowed(*_values(parameters, row))]
+    if len(parameters) < 3 or is_product_wanted:
+        return [_values(parameters, row) for row in rows]
+    missing = dict.fromkeys(pair for row in rows for pair in _pairs(row))
+    selected = []
+    while missing:
+        (first, value), (second, other) = next(iter(missing))
+        candidates = (row for row in rows if row[first] == value and row[second] == other)
+        best = max(candidates, key=lambda row: sum(pair in missing for pair in _pairs(row)))
+        for pair in _pairs(best):
+            missing.pop(pair, None)
+        selected.append(best)
+    return [_values(parameters, row) for row in sorted(selected)]
+
+
+def _values(parameters: Sequence[Sequence[Any]], row: Sequence[int]) -> Row:
+    return tuple(values[number] for values, number in zip(parameters, row, strict=True))
+
+
+def _pairs(row: Sequence[int]) -> Iterator[_Pair]:
+    return combinations(enumerate(row), 2)
