@@ -6,7 +6,8 @@ import inspect
 from typing import Any
 
 import pytest
-from support.builder_calls import Move, assert_right, differing
+from support.builder_calls import ROOTED, call_on_integers, check_all
+from support.covering import pairwise
 from support.harness import LocalRanks
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
@@ -19,9 +20,6 @@ from unisono.transports.message.faulty import Faults
 MOVING = ("broadcast", "gather", "scatter", "allgather", "alltoall", "barrier")
 ALL = [algorithm for collective in MOVING for algorithm in ALGORITHMS[collective].values()]
 EVERY_ALGORITHM = [pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL]
-EVERY_ALGORITHM_WITH_COUNTS = [
-    pytest.param(algorithm, id=f"{algorithm.collective}_{algorithm.name}") for algorithm in ALL if algorithm.varying
-]
 PARAMETERS = [
     ("broadcast", "knomial", "radix", 3),
     ("broadcast", "knomial", "radix", 7),
@@ -101,34 +99,24 @@ def test_a_rank_of_a_binomial_gather_has_scratch_for_those_that_it_heads_only() 
 # They move the data.
 
 
-def check(move: Move, faults: Faults | None = None) -> None:
-    assert_right(LocalRanks(move.size, faults=faults).run(move.run))
-
-
 MOVING_DATA = [case for case in EVERY_ALGORITHM if case.id and not case.id.startswith("barrier")]
 
 
-@pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("algorithm", MOVING_DATA)
-def test_the_generic_executor_moves_equal_shares(algorithm: Algorithm, segments: int) -> None:
+def test_the_generic_executor_moves_data_in_every_form(algorithm: Algorithm) -> None:
+    varying = (False, True) if algorithm.varying else (False,)
+    in_place = (False, True) if algorithm.in_place else (False,)
     for size in sizes_of(algorithm, range(1, 8)):
-        check(Move(algorithm, size, root=size // 2, segments=segments))
-
-
-@pytest.mark.parametrize("algorithm", [case for case in MOVING_DATA if case.values[0].in_place])
-def test_the_generic_executor_moves_data_in_place(algorithm: Algorithm) -> None:
-    for size in sizes_of(algorithm, range(1, 8)):
-        check(Move(algorithm, size, root=size - 1, segments=2, in_place=True))
-
-
-@pytest.mark.parametrize("segments", [1, 2])
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM_WITH_COUNTS)
-def test_the_generic_executor_moves_shares_of_any_length_even_none(algorithm: Algorithm, segments: int) -> None:
-    for size in sizes_of(algorithm, range(1, 8)):
-        check(Move(algorithm, size, root=size // 2, segments=segments, counts=differing))
+        roots = {size // 2, size - 1} if algorithm.collective in ROOTED else {0}
+        forms = pairwise(sorted(roots), (1, 2, 3), varying, in_place)
+        calls = [
+            call_on_integers(algorithm, size, root, segments, varying=differs, in_place=shares_memory)
+            for root, segments, differs, shares_memory in forms
+        ]
+        check_all(LocalRanks(size), calls)
 
 
 @pytest.mark.parametrize("algorithm", MOVING_DATA)
 def test_the_generic_executor_moves_data_in_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
-    for seed, size in enumerate(sizes_of(algorithm, range(4, 9))):
-        check(Move(algorithm, size, root=1, segments=3), Faults(seed, delay=0.5))
+    for seed, size in enumerate(sizes_of(algorithm, range(4, 9, 2))):
+        check_all(LocalRanks(size, faults=Faults(seed, delay=0.5)), [call_on_integers(algorithm, size, 1, 3)])

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.builder_calls import REDUCING, Reduction, assert_right
+from support.builder_calls import REDUCING, ROOTED, call_on_integers, check_all
+from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 from support.harness import LocalRanks, call_of
 
@@ -195,37 +196,23 @@ def test_folded_runs_are_consecutive_and_cover_all_ranks() -> None:
 # They reduce the data.
 
 
-def check(reduction: Reduction, faults: Faults | None = None) -> None:
-    assert_right(LocalRanks(reduction.size, faults=faults).run(reduction.run))
-
-
-@pytest.mark.parametrize(("elements", "segments"), [(23, 1), (3, 1), (64, 3)])
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_the_generic_executor_reduces(algorithm: Algorithm, elements: int, segments: int) -> None:
+def test_the_generic_executor_reduces_in_every_form(algorithm: Algorithm) -> None:
+    varying = (False, True) if algorithm.varying else (False,)
     for size in range(1, 9):
-        check(Reduction(algorithm, size, elements, root=size // 2, segments=segments))
-
-
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_the_generic_executor_reduces_in_place(algorithm: Algorithm) -> None:
-    for size in range(1, 8):
-        check(Reduction(algorithm, size, 23, root=size - 1, segments=2, in_place=True))
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("algorithm", EVERY_REDUCE_SCATTER)
-def test_the_generic_executor_reduces_and_scatters_shares_of_any_length_even_none(
-    algorithm: Algorithm, in_place: bool
-) -> None:
-    for size in range(1, 8):
-        counts = tuple((5 * rank + 2) % 4 for rank in range(size))
-        check(Reduction(algorithm, size, sum(counts), counts=counts, in_place=in_place))
+        roots = {size // 2, size - 1} if algorithm.collective in ROOTED else {0}
+        forms = pairwise(sorted(roots), [(23, 1), (3, 1), (64, 3), (23, 2)], varying, (False, True))
+        calls = [
+            call_on_integers(algorithm, size, root, segments, elements, varying=differs, in_place=shares_memory)
+            for root, (elements, segments), differs, shares_memory in forms
+        ]
+        check_all(LocalRanks(size), calls)
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_the_generic_executor_reduces_messages_that_are_late_and_out_of_order(algorithm: Algorithm) -> None:
     for seed, size in enumerate((3, 6, 8)):
-        check(Reduction(algorithm, size, 30, root=1, segments=3), Faults(seed, delay=0.5))
+        check_all(LocalRanks(size, faults=Faults(seed, delay=0.5)), [call_on_integers(algorithm, size, 1, 3, 30)])
 
 
 # They round as their order says.

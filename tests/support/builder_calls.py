@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 from support.harness import call_of
 
@@ -242,6 +243,44 @@ def call_on_integers(
         length = sum(counts) if varying else elements
         return Reduction(algorithm, size, length, root, segments, counts, in_place, op)
     return Move(algorithm, size, root, segments, differing if varying else equal, in_place)
+
+
+AnyCall: TypeAlias = "Move | Reduction | Barrier"
+
+
+def calls_in_every_form(algorithm: Algorithm, size: int, forms: Sequence[tuple[int, int]]) -> list[AnyCall]:
+    """Return calls in which every two of these go together: root, (elements, segments), equal shares or not, in place.
+
+    There are none if the algorithm does not run on so many ranks.
+    """
+    if algorithm.supports(size) is not None:
+        return []
+    roots = range(size) if algorithm.collective in ROOTED else (0,)
+    varying = (False, True) if algorithm.varying else (False,)
+    in_place = (False, True) if algorithm.in_place else (False,)
+    return [
+        call_on_integers(algorithm, size, root, segments, elements, varying=differs, in_place=shares_memory)
+        for root, (elements, segments), differs, shares_memory in pairwise(roots, forms, varying, in_place)
+    ]
+
+
+def run_all(executor: Any, calls: Sequence[AnyCall]) -> list[str]:
+    """Run calls one after the other on one rank; return what is wrong with each result that is not right."""
+    problems = []
+    for call in calls:
+        try:
+            result, expected = call.run(executor)
+        except Exception as error:
+            raise RuntimeError(f"{error}, in {call}") from error
+        if not np.array_equal(result, expected):
+            problems.append(f"{result}, not {expected}, of {call}")
+    return problems
+
+
+def check_all(ranks: Any, calls: Sequence[AnyCall]) -> None:
+    """Check that ranks have the right results of all calls, which are made in one job."""
+    for rank, problems in enumerate(ranks.run(run_all, calls)):
+        assert problems == [], f"rank {rank}"
 
 
 def assert_right(results: list[tuple[Any, Any]]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support import executor_contract as contract
 from support.call_strategies import allreduce_cases, broadcast_cases
+from support.covering import pairwise
 from support.executor_contract import DIVERGENT, FEW_ALLREDUCES, Case
 from support.extents_contract import Several, check_several_are_broadcast, check_several_are_reduced, several
 from support.harness import LocalRanks, by_messages
@@ -21,7 +23,8 @@ from unisono.testing.cases import REDUCTIONS
 ALLREDUCES = by_messages("allreduce")
 # What the kernels make of each dtype is for test_kernels.py.
 FEW_FLOATS = ["bfloat16", "float32"]
-bounded = settings(max_examples=25, deadline=None, derandomize=True)
+bounded = settings(max_examples=15, deadline=None, derandomize=True)
+SIZES, TRANSPORTS = (2, 3, 4, 7), ("shm", "tcp")
 
 # A channel of shared memory carries messages in slots of 64 KiB.
 SLOT_NBYTES = 64 << 10
@@ -30,12 +33,23 @@ counts = st.one_of(st.sampled_from([0, 1, 2, SLOT_NBYTES // 8, SLOT_NBYTES // 4 
 
 @pytest.fixture(
     scope="module",
-    params=[(size, transport) for size in (2, 3, 4, 7) for transport in ("shm", "tcp")],
+    params=[(size, transport) for size in SIZES for transport in TRANSPORTS],
     ids=lambda param: f"{param[0]} ranks, {param[1]}",
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[NativeRanks]:
     with NativeRanks(*request.param) as started:
         yield started
+
+
+def selected(ranks: NativeRanks, *parameters: Sequence[Any]) -> list[Any]:
+    """Return the values of the parameters to be tried on these ranks.
+
+    Over all ranks, every two values go together: of two parameters, of a parameter and a number of ranks, and of a
+    parameter and a transport. The values of a single parameter are not in tuples.
+    """
+    rows = pairwise(SIZES, TRANSPORTS, *parameters)
+    own = [row[2:] for row in rows if row[:2] == (ranks.size, ranks.transport)]
+    return [row[0] for row in own] if len(parameters) == 1 else own
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +77,10 @@ def test_several_arrays_are_reduced_as_one(ranks: NativeRanks, call: Several) ->
     check_several_are_reduced(ranks, call)
 
 
-@pytest.mark.parametrize("segments", [1, 3])
-@pytest.mark.parametrize("dtypes", [("int8", "float64", "bfloat16"), ("float32", "float32")])
-def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks, dtypes: tuple[str, ...], segments: int) -> None:
-    cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
-    check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
+def test_several_arrays_are_broadcast_as_one(ranks: NativeRanks) -> None:
+    for dtypes, segments in selected(ranks, [("int8", "float64", "bfloat16"), ("float32", "float32")], [1, 3]):
+        cases = tuple(Case(dtype=dtype, op=None, count=5 + index) for index, dtype in enumerate(dtypes))
+        check_several_are_broadcast(ranks, Several(cases, "broadcast", "binomial", segments, root=1))
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
@@ -83,10 +96,10 @@ def test_several_arrays_are_read_from_mapped_memory(algorithm: str, in_place: tu
             check_several_are_reduced(ranks, Several(cases, algorithm=algorithm, segments=segments))
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
-    contract.check_allreduce(ranks, Case(algorithm=algorithm, dtype=dtype, count=150_007, segments=7, in_place=True))
+def test_allreduce_of_megabytes_is_exact(ranks: NativeRanks) -> None:
+    case = Case(count=150_007, segments=7, in_place=True)
+    for algorithm, dtype in selected(ranks, ALLREDUCES, ["bfloat16", "float64"]):
+        contract.check_allreduce(ranks, replace(case, algorithm=algorithm, dtype=dtype))
 
 
 @bounded
@@ -95,11 +108,11 @@ def test_broadcast_carries_every_bit(ranks: NativeRanks, root: int, case: Case) 
     contract.check_broadcast(ranks, replace(case, root=root % ranks.size))
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("op", [op for dtype, op in REDUCTIONS if dtype == "bfloat16"])
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-def test_a_rank_alone_has_its_own_elements(alone: NativeRanks, algorithm: str, op: str, in_place: bool) -> None:
-    contract.check_allreduce(alone, Case(algorithm=algorithm, op=op, dtype="bfloat16", count=99, in_place=in_place))
+def test_a_rank_alone_has_its_own_elements(alone: NativeRanks) -> None:
+    ops = [op for dtype, op in REDUCTIONS if dtype == "bfloat16"]
+    for algorithm, op, in_place in pairwise(ALLREDUCES, ops, [True, False]):
+        case = Case(algorithm=algorithm, op=op, dtype="bfloat16", count=99, in_place=in_place)
+        contract.check_allreduce(alone, case)
 
 
 def test_a_rank_alone_broadcasts_to_itself_and_waits_for_nobody(alone: NativeRanks) -> None:
@@ -107,33 +120,29 @@ def test_a_rank_alone_broadcasts_to_itself_and_waits_for_nobody(alone: NativeRan
     contract.check_barrier(alone)
 
 
-@pytest.mark.parametrize("op", ["sum", "avg"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_floats_are_rounded_once_by_direct(ranks: NativeRanks, dtype: str, op: str) -> None:
-    contract.check_narrow_floats_are_rounded_once(ranks, dtype, op)
+def test_narrow_floats_are_rounded_once_by_direct(ranks: NativeRanks) -> None:
+    for dtype, op in selected(ranks, ["float16", "bfloat16"], ["sum", "avg"]):
+        contract.check_narrow_floats_are_rounded_once(ranks, dtype, op)
 
 
-@pytest.mark.parametrize("dtype", FEW_FLOATS)
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-def test_all_ranks_get_the_same_bits(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
-    contract.check_all_ranks_get_the_same_bits(ranks, algorithm, dtype, segments=3)
+def test_all_ranks_get_the_same_bits(ranks: NativeRanks) -> None:
+    for algorithm, dtype in selected(ranks, ALLREDUCES, FEW_FLOATS):
+        contract.check_all_ranks_get_the_same_bits(ranks, algorithm, dtype, segments=3)
 
 
-@pytest.mark.parametrize("dtype", FEW_FLOATS)
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
-    case = Case(algorithm=algorithm, dtype=dtype, count=10_007, segments=4, offset=1)
-    stack = np.random.default_rng(8).standard_normal((ranks.size, case.count)).astype(dtype)
-    native = ranks.run(contract.run_case, case, stack)
-    generic = LocalRanks(ranks.size, 1).run(contract.run_case, case, stack)
-    for rank, (one, other) in enumerate(zip(native, generic, strict=True)):
-        contract.assert_same_bits(one, other, f"rank {rank}")
+def test_inexact_sums_have_the_bits_of_the_generic_executor(ranks: NativeRanks) -> None:
+    for algorithm, dtype in selected(ranks, ALLREDUCES, FEW_FLOATS):
+        case = Case(algorithm=algorithm, dtype=dtype, count=10_007, segments=4, offset=1)
+        stack = np.random.default_rng(8).standard_normal((ranks.size, case.count)).astype(dtype)
+        native = ranks.run(contract.run_case, case, stack)
+        generic = LocalRanks(ranks.size, 1).run(contract.run_case, case, stack)
+        for rank, (one, other) in enumerate(zip(native, generic, strict=True)):
+            contract.assert_same_bits(one, other, f"rank {rank}, {case}")
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCES)
-@pytest.mark.parametrize("dtype", FEW_FLOATS)
-def test_nan_and_infinity_are_propagated(ranks: NativeRanks, algorithm: str, dtype: str) -> None:
-    contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)
+def test_nan_and_infinity_are_propagated(ranks: NativeRanks) -> None:
+    for algorithm, dtype in selected(ranks, ALLREDUCES, FEW_FLOATS):
+        contract.check_nan_and_infinity_are_propagated(ranks, algorithm, dtype)
 
 
 def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks: NativeRanks) -> None:
@@ -148,38 +157,34 @@ def test_calls_may_be_awaited_in_any_order(ranks: NativeRanks) -> None:
     contract.check_calls_may_be_awaited_in_any_order(ranks)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-@pytest.mark.parametrize("algorithm", ["direct", "ring"])
-@pytest.mark.parametrize("count", [11, 50_001])
-def test_traffic_is_what_the_plan_says(ranks: NativeRanks, algorithm: str, parts: int, count: int) -> None:
-    contract.check_traffic_is_what_the_plan_says(ranks, Case(algorithm=algorithm, count=count, segments=parts))
+def test_traffic_is_what_the_plan_says(ranks: NativeRanks) -> None:
+    for algorithm, segments, count in selected(ranks, ["direct", "ring"], [1, 4], [11, 50_001]):
+        contract.check_traffic_is_what_the_plan_says(ranks, Case(algorithm=algorithm, count=count, segments=segments))
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_lanes_wait_for_each_other(ranks: NativeRanks, parts: int) -> None:
-    contract.check_lanes_wait_for_each_other(ranks, parts)
+def test_lanes_wait_for_each_other(ranks: NativeRanks) -> None:
+    for segments in (1, 3):
+        contract.check_lanes_wait_for_each_other(ranks, segments)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("count", [1, 10, 30_000])
-def test_spans_wrap_and_blocks_are_permuted(ranks: NativeRanks, count: int, parts: int) -> None:
-    contract.check_spans_wrap_and_blocks_are_permuted(ranks, count, parts)
+def test_spans_wrap_and_blocks_are_permuted(ranks: NativeRanks) -> None:
+    for count, segments in selected(ranks, [1, 10, 30_000], [1, 3]):
+        contract.check_spans_wrap_and_blocks_are_permuted(ranks, count, segments)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_every_peer_may_have_its_own_count(ranks: NativeRanks, parts: int) -> None:
-    contract.check_every_peer_may_have_its_own_count(ranks, parts)
+def test_every_peer_may_have_its_own_count(ranks: NativeRanks) -> None:
+    for segments in (1, 3):
+        contract.check_every_peer_may_have_its_own_count(ranks, segments)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("count", [1, 9, 70_001])
-def test_wide_spans_are_reduced(ranks: NativeRanks, count: int, parts: int) -> None:
-    contract.check_wide_spans_are_reduced(ranks, Case(dtype="float16", op="avg", count=count, segments=parts))
+def test_wide_spans_are_reduced(ranks: NativeRanks) -> None:
+    for count, segments in selected(ranks, [1, 9, 70_001], [1, 3]):
+        contract.check_wide_spans_are_reduced(ranks, Case(dtype="float16", op="avg", count=count, segments=segments))
 
 
-@pytest.mark.parametrize("count", [0, 1, 1000, 1_000_000])
-def test_neighbours_exchange_messages(ranks: NativeRanks, count: int) -> None:
-    contract.check_neighbours_exchange_messages(ranks, count)
+def test_neighbours_exchange_messages(ranks: NativeRanks) -> None:
+    for count in selected(ranks, [0, 1, 1000, 1_000_000]):
+        contract.check_neighbours_exchange_messages(ranks, count)
 
 
 def test_messages_are_matched_by_tag_and_in_order(ranks: NativeRanks) -> None:
@@ -254,9 +259,9 @@ def test_a_closed_executor_refuses_calls(fresh_ranks: NativeRanks) -> None:
     contract.check_a_closed_executor_refuses_calls(fresh_ranks)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_subgroups_reduce_among_themselves(ranks: NativeRanks, algorithm: str) -> None:
-    contract.check_subgroups(ranks, algorithm)
+def test_subgroups_reduce_among_themselves(ranks: NativeRanks) -> None:
+    for algorithm in selected(ranks, ["direct", "ring"]):
+        contract.check_subgroups(ranks, algorithm)
 
 
 def test_a_failure_in_a_subgroup_ends_the_job(fresh_ranks: NativeRanks) -> None:
