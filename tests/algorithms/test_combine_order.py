@@ -54,7 +54,7 @@ def test_what_reduces_declares_an_order_and_what_only_moves_declares_none() -> N
 
 @pytest.mark.parametrize("algorithm", cases("rank", "at_once", "canonical"))
 def test_every_algorithm_combines_in_the_order_that_it_declares(algorithm: Algorithm) -> None:
-    for size in (*range(1, 18), 31, 32):
+    for size in (*range(1, 10), 13, 16, 17, 31, 32):
         check_order(algorithm, size)
 
 
