@@ -146,7 +146,7 @@ def test_that_ucx_is_not_entered_is_shown() -> None:
 
 
 def shown_by(**variables: str) -> str:
-    statement = "from unisono.transports import ucx; print(library.report())"
+    statement = "from unisono.transports.ucx import library; print(library.report())"
     done = subprocess.run(
         [sys.executable, "-c", statement],
         capture_output=True,
