@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import forked_ranks
+from support import covering, forked_ranks
 from support.deadlines import DEADLINE_S
 from support.own_processes import children
 
@@ -20,6 +20,14 @@ SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 # What MPI's libraries and UCX leave there when their ranks are killed; Unisono itself puts nothing there.
 OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "ucx_shm_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--product", action="store_true", help="run products of parameters, not only pairs of values")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    covering.is_product_wanted = config.getoption("--product")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 from support.harness import by_messages
 from support.native_ranks import NativeRanks
@@ -131,10 +132,9 @@ def broadcast_from(world: un.Communicator, root: int, dtype: str, count: int) ->
     return y, x
 
 
-@pytest.mark.parametrize("dtype", ["bool", "float8_e5m2", "complex128", "bfloat16", "int16"])
-@pytest.mark.parametrize("count", [0, 1, 70_001])
-def test_broadcast_from_every_root(ranks: NativeRanks, dtype: str, count: int) -> None:
-    for root in range(ranks.size):
+def test_broadcast_from_every_root(ranks: NativeRanks) -> None:
+    dtypes = ["bool", "float8_e5m2", "complex128", "bfloat16", "int16"]
+    for dtype, count, root in pairwise(dtypes, [0, 1, 70_001], range(ranks.size)):
         wanted = np.full(count, root + 1).astype(dtype)
         for pair in ranks.run_calls(broadcast_from, root, dtype, count):
             assert [result.tobytes() for result in pair] == [wanted.tobytes()] * 2

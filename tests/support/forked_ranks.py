@@ -206,7 +206,6 @@ def serve() -> None:
     _die_with_parent()
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
-    _preload(PRELOADED)
     woken, wake = _hear_of_children()
     own_pid = os.getpid()
     tells: dict[int, int] = {}
@@ -219,7 +218,8 @@ def serve() -> None:
         if (asked := _next_request(requests)) is None:
             break
         request, (tell, *descriptors) = asked
-        _preload(request.preloaded)
+        # Only now, because many tests need no ranks, and should not wait while this takes the cores.
+        _preload((*PRELOADED, *request.preloaded))
         pid = os.fork()
         if pid == 0:
             return _become(request, descriptors, (requests.detach(), woken, wake, tell, *tells.values()), own_pid)

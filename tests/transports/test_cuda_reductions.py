@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.bit_patterns import PACK_NBYTES, assert_same_values, is_guarded, placed, random_bits
+from support.covering import pairwise
 from support.cuda_on_host import Run, compiled, reduce
 
 from unisono.dtypes import DTYPES
@@ -24,18 +25,29 @@ NARROW = ["float16", "bfloat16", *FLOAT8]
 INSTRUCTIONS = ("-include", "cuda_float8_instructions.h")
 MOST_UNROLLED = 8
 MANY = MOST_SOURCES + 1
+HALVES, OPS_OF_HALVES = ["float16", "bfloat16"], ["sum", "prod", "max", "avg"]
+INTEGERS = [name for name, dtype in DTYPES.items() if dtype.kind == "integer"]
+OF_FEW_SOURCES, OF_EVERY_SIZE = [1, 2, 3, 8, MANY], ["float32", "bfloat16", "complex128", "float8_e5m2"]
+# (dtype, operation, number of sources) of the kernels that are compiled: every two of these go together.
+COVERED = pairwise(
+    list(DTYPES), list(OPERATIONS), range(1, MANY + 1), allowed=lambda dtype, op, _: (dtype, op) in REDUCTIONS
+)
+KERNELS = sorted(
+    {
+        *COVERED,
+        *((dtype, op, 2) for dtype, op in REDUCTIONS if dtype in FLOAT8),
+        *((dtype, op, 2) for dtype in HALVES for op in OPS_OF_HALVES),
+        *((dtype, "avg", 1) for dtype in INTEGERS),
+        *((dtype, "sum", sources) for dtype in OF_EVERY_SIZE for sources in OF_FEW_SOURCES),
+    }
+)
 
 
 def kernel(dtype: str, op: str, sources: int, *options: str) -> Run:
     """Return a kernel; those of an operation are compiled together, because most of the time goes into the headers."""
-    kernels = tuple(
-        reduction(DTYPES[name], OPERATIONS[op], k)
-        for name, of in REDUCTIONS
-        if of == op and (name in FLOAT8 or not options)
-        for k in range(1, MANY + 1)
-    )
-    wanted = reduction(DTYPES[dtype], OPERATIONS[op], sources).name
-    return compiled(kernels, *options)[wanted]
+    together = [row for row in KERNELS if row[1] == op and (not options or (row[0] in FLOAT8 and row[2] == 2))]
+    kernels = tuple(reduction(DTYPES[name], OPERATIONS[op], k) for name, _, k in together)
+    return compiled(kernels, *options)[reduction(DTYPES[dtype], OPERATIONS[op], sources).name]
 
 
 def wanted_of(rows: list[Any], op: str, size: int) -> Any:
@@ -64,11 +76,11 @@ def starts(dtype: str, arrays: int) -> Any:
     return start.map(lambda one: [one] * arrays) | st.lists(start, min_size=arrays, max_size=arrays)
 
 
-@pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
+@pytest.mark.parametrize(("dtype", "op", "fewest"), COVERED)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, data: st.DataObject) -> None:
-    sources = data.draw(st.integers(1, MANY + 2), "sources")
+def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, fewest: int, data: st.DataObject) -> None:
+    sources = data.draw(st.integers(fewest, MANY + 2), "sources") if fewest == MANY else fewest
     count = data.draw(counts(dtype), "count")
     offsets = data.draw(starts(dtype, sources + 1), "offsets")
     size = data.draw(st.sampled_from([1, 2, 3, 7, 8, 1000]), "size")
@@ -82,11 +94,11 @@ def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, data: st.DataObje
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(reduction_of=st.sampled_from(REDUCTIONS), sources=st.integers(1, MANY), target=st.integers(0, 8), data=st.data())
+@given(compiled_for=st.sampled_from(COVERED), target=st.integers(0, 8), data=st.data())
 def test_the_destination_may_be_any_of_the_sources(
-    reduction_of: tuple[str, str], sources: int, target: int, data: st.DataObject
+    compiled_for: tuple[str, str, int], target: int, data: st.DataObject
 ) -> None:
-    dtype, op = reduction_of
+    dtype, op, sources = compiled_for
     rows = random_bits(np.random.default_rng(sources), sources, data.draw(counts(dtype), "count"), dtype)
     wanted = wanted_of(list(rows), op, sources)
     arrays = [placed(row, 0) for row in rows]
@@ -109,8 +121,8 @@ def test_every_pair_of_8_bit_floats_is_combined_as_by_numpy(dtype: str, op: str,
 PARTNERS = [0.0, -0.0, 1.5, 1e-7, 6e-8, -65504.0, np.inf, np.nan]
 
 
-@pytest.mark.parametrize("op", ["sum", "prod", "max", "avg"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", OPS_OF_HALVES)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_every_half_is_combined_as_by_numpy(dtype: str, op: str) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     for partner in PARTNERS:
@@ -120,7 +132,7 @@ def test_every_half_is_combined_as_by_numpy(dtype: str, op: str) -> None:
         assert_same_values(got, wanted_of(rows, op, 3))
 
 
-@pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.kind == "integer"])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_the_extremes_of_integers_are_divided_as_by_numpy(dtype: str) -> None:
     limits = np.iinfo(dtype)
     extremes = np.array([limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max], dtype)
@@ -140,8 +152,8 @@ def page_before_nothing(nbytes: int) -> Any:
     return memory[whole - nbytes : whole]
 
 
-@pytest.mark.parametrize("sources", [1, 2, 3, 8, MANY])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "complex128"])
+@pytest.mark.parametrize("sources", OF_FEW_SOURCES)
+@pytest.mark.parametrize("dtype", OF_EVERY_SIZE)
 def test_nothing_behind_the_end_of_an_array_is_read(dtype: str, sources: int) -> None:
     itemsize = DTYPES[dtype].itemsize
     for count in (1, PACK_NBYTES // itemsize, 1001, MOST_UNROLLED * BLOCK_THREADS * PACK_NBYTES // itemsize + 1):

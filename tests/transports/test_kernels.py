@@ -54,7 +54,7 @@ def test_the_tables_of_dtypes_are_equal() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(sources=st.integers(1, 9), count=st.sampled_from(COUNTS), seed=st.integers(0, 1000))
 def test_any_bits_are_reduced_as_by_numpy(dtype: str, op: str, sources: int, count: int, seed: int) -> None:
     assert_like_numpy(random_bits(np.random.default_rng(seed), sources, count, dtype), op)
