@@ -17,6 +17,7 @@ from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.objects import Objects
 from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.arrays import adapters
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.dispatch import CallArguments, checked_integer
@@ -25,7 +26,6 @@ from unisono.collectives.calls.planning import HostLayout, algorithm_request
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.custom_ops.functions import is_by_function
-from unisono.collectives.device.gateway import on_device
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation

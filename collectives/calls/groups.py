@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.calls.dispatch import CallArguments, Dispatcher, checked_integer
 from unisono.collectives.calls.planning import AlgorithmLike, as_request
 from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.custom_ops.functions import is_by_function
-from unisono.collectives.device.gateway import on_device
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.records import record
 from unisono.transports.contracts.call import AnyArray
