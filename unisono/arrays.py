@@ -15,5 +15,6 @@ __all__ = ["class_name_of", "traced_by_tensorflow"]
 
 def class_name_of(x: Any) -> str | None:
     """Return the library class of an array, such as ``torch.Tensor``; None if it is of no class in the table."""
-    library = library_of(type(x))
+    cls: type = type(x)
+    library = library_of(cls)
     return None if library is None else library.name

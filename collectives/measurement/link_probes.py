@@ -129,7 +129,7 @@ def _fitting(comm: Communicator) -> tuple[int, ...]:
 
 
 def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
-    """Return, by collective, the algorithms whose time the model predicts. Composed ones need several ranks per host."""
+    """Return, by collective, the algorithms whose time the model predicts; only composed ones if `compositions_only`."""
     names = dict[str, list[str]]()
     for collective in collectives:
         question = trials.question(collective, SHORT[0])
@@ -218,7 +218,8 @@ class _Probes:
         calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
         calls = int(group.broadcast(np.array(calls), algorithm="binomial"))
         times = _times(call, calls, group, alone, rewrite)
-        # Other work can only slow a single rank down, so its least time is the best estimate. For messages, the typical time counts.
+        # Other work can only slow a single rank down, so its least time is the best estimate. For messages, the typical
+        # time counts.
         return max(min(times) if alone else typical_s(times), 1e-9)
 
 
