@@ -129,7 +129,7 @@ def _fitting(comm: Communicator) -> tuple[int, ...]:
 
 
 def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
-    """Return, by collective, the algorithms whose time the model predicts; only composed ones if `compositions_only`."""
+    """Return, by collective, the algorithms whose time the model predicts (or only the composed ones of them)."""
     names = dict[str, list[str]]()
     for collective in collectives:
         question = trials.question(collective, SHORT[0])
