@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.statistics import Statistics
     from unisono.collectives.custom_ops.reducer import Reductions
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.work import CheckedDeviceCall
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 # Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
@@ -165,7 +165,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         lifts = any(part.lifting is not None for part in made.parts)
         return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
 
-    def _on_device_again(self, call: DeviceCall, limit_s: float, wait: bool = True) -> Any:
+    def _on_device_again(self, call: CheckedDeviceCall, limit_s: float, wait: bool = True) -> Any:
         """Make a planned call on arrays of a device."""
         self._check_usable()
         work = self._devices.calls.start(call, limit_s, here=wait)

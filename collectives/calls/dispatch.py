@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from unisono.collectives.calls.group_recorder import Group
     from unisono.collectives.custom_ops.reducer import Reducer, Reductions
     from unisono.collectives.device.contracts import Counts, HostCalls
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.work import CheckedDeviceCall
 
     class Arguments(TypedDict, total=False):
         """What `CallArguments` has beside the collective and the arrays."""
@@ -279,7 +279,7 @@ class Dispatcher:
             timeout_s=timeout_s,
         )
 
-    def _on_device(self, given: CallArguments) -> DeviceCall:
+    def _on_device(self, given: CallArguments) -> CheckedDeviceCall:
         """Return the call that these arguments, of which some are on a device, make; raises as `_prepare` does."""
         self._check_usable()
         prepare = self._reducer.prepare if is_by_function(given.op) else self._prepared

@@ -27,7 +27,7 @@ from unisono.transports.host.system_limits import is_refusal
 if TYPE_CHECKING:
     from unisono.collectives.calls.group_recorder import Batch, Group
     from unisono.collectives.custom_ops.reducer import Reductions
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.work import CheckedDeviceCall
 
 
 @record
@@ -45,7 +45,7 @@ class _Anew:
     prepared: PreparedCall | None
     sources: Sequence[AnyArray | None]
     reductions: Sequence[Reductions]
-    on_device: Sequence[DeviceCall] = ()
+    on_device: Sequence[CheckedDeviceCall] = ()
 
 
 class Groups(Dispatcher):

@@ -35,7 +35,7 @@ from unisono.collectives.calls.work import Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.contracts import HostCalls, Route
 from unisono.collectives.device.routes import ByIpc, Staged
-from unisono.collectives.device.work import Arrival, DeviceCall, DeviceWork, keep_late
+from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DeviceWork, keep_late
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.options import Options
@@ -79,12 +79,12 @@ class DeviceCalls:
         # If the program never closes the communicator, arrays that the device still uses must not be freed either.
         finalize(self, keep_late, self._arriving).atexit = False
 
-    def prepared(self, prepare: Callable[[DeviceArrays], CheckedCall]) -> DeviceCall:
+    def prepared(self, prepare: Callable[[DeviceArrays], CheckedCall]) -> CheckedDeviceCall:
         """Return the call that ``prepare(arrays)`` makes on new `DeviceArrays`; raises the errors of `prepare`."""
         memory = DeviceArrays()
-        return DeviceCall(prepare(memory), memory)
+        return CheckedDeviceCall(prepare(memory), memory)
 
-    def start(self, call: DeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
+    def start(self, call: CheckedDeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
         """Start a call and return its work. With `here`, this thread issues the call before the work is returned.
 
         Raises:
@@ -170,7 +170,12 @@ class DeviceCalls:
         self._arriving.append(arrival)
 
     def _issue(
-        self, call: DeviceCall, ready: Sequence[Event], arrival: Arrival, announcement: Operation, deadline: Deadline
+        self,
+        call: CheckedDeviceCall,
+        ready: Sequence[Event],
+        arrival: Arrival,
+        announcement: Operation,
+        deadline: Deadline,
     ) -> None:
         """Issue all work of a call; blocks while other ranks are needed."""
         try:
@@ -188,7 +193,7 @@ class DeviceCalls:
             for event in ready:
                 arrival.device.end_event(event)
 
-    def _route_of(self, call: DeviceCall, deadline: Deadline) -> Route:
+    def _route_of(self, call: CheckedDeviceCall, deadline: Deadline) -> Route:
         """Return the route of a call, the same on all ranks. At the first call, they find out if CUDA IPC works."""
         assert self._staged is not None, "`_set_up` has run"
         assert self._device is not None, "`_set_up` has run"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from unisono.collectives.calls.planning import CallSpec
-from unisono.collectives.device.work import DeviceCall
+from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.cuda.device import Event
@@ -27,10 +27,10 @@ class HostCalls(Protocol):
 class Route(Protocol):
     """A way in which the data of a call gets from the devices of some ranks to those of others."""
 
-    def refuses(self, call: DeviceCall) -> str | None:
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
         """Return why a call cannot take this route; None if it can. The answer is the same on all ranks."""
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         """Issue all work of a call to the device, and block while other ranks are needed for that.
 
         The work waits for the events `ready`. `finished` is recorded behind it. If this raises an error, `finished` is

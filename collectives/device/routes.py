@@ -14,7 +14,7 @@ from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
 from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.segments import Run, Segment, segments_of
-from unisono.collectives.device.work import DeviceCall
+from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
@@ -38,7 +38,7 @@ class ByIpc:
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s)
         self._stream = device.new_stream()
 
-    def refuses(self, call: DeviceCall) -> str | None:
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
         return next((reason for part in call.checked.parts if (reason := self.refuses_spec(part.kind))), None)
 
     def refuses_collective(self, collective: str) -> str | None:
@@ -59,7 +59,7 @@ class ByIpc:
         refusal = next((reason for applies, reason in reasons if applies), None)
         return refusal or self._collectives.refuses(spec.collective, request.algorithm)
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         for event in ready:
             self._device.wait(self._stream, event)
         try:
@@ -103,10 +103,10 @@ class Staged:
         self._host = host
         self._staging = staging.Staging(device)
 
-    def refuses(self, call: DeviceCall) -> str | None:
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
         return None
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         segments = [segment for part in call.checked.parts for segment in self._segments(part, call, deadline)]
         self._staging.run(segments, ready, finished, deadline)
 
@@ -117,7 +117,7 @@ class Staged:
     def close(self, deadline: Deadline) -> None:
         self._staging.close(deadline)
 
-    def _segments(self, part: BoundArray, call: DeviceCall, deadline: Deadline) -> list[staging.Segment]:
+    def _segments(self, part: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.Segment]:
         """Return the segments of one array."""
         spec = part.kind
         assert spec.layout is not None, "a call on a device has an array"

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCall:
+class CheckedDeviceCall:
     """A call whose arguments this rank has checked, and its GPU arrays."""
 
     checked: CheckedCall
@@ -35,7 +35,7 @@ class Arrival:
         is_issued: whether all work has been issued, or no more will be because issuing failed.
     """
 
-    def __init__(self, device: Device, call: DeviceCall, event: Event) -> None:
+    def __init__(self, device: Device, call: CheckedDeviceCall, event: Event) -> None:
         self.device = device
         self.event = event
         self.is_issued = False
