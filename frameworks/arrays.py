@@ -89,7 +89,9 @@ def flatten(x: Any, name: str) -> FlatArray:
         return flatten_class(x, name)
     if hasattr(x, "__array__") or hasattr(x, "__array_interface__"):
         return _of_protocol(x, name)
-    raise UsageError(f"{name} is of type {type(x).__name__}: pass an array of numpy, torch, JAX, TensorFlow or Keras")
+    raise UsageError(
+        f"{name} is of type {type(x).__name__}, which is not an array: pass one of numpy, torch, JAX, TensorFlow or Keras"
+    )
 
 
 def flatten_all(named: Named) -> dict[str, FlatArray]:
