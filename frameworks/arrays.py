@@ -90,7 +90,8 @@ def flatten(x: Any, name: str) -> FlatArray:
     if hasattr(x, "__array__") or hasattr(x, "__array_interface__"):
         return _of_protocol(x, name)
     raise UsageError(
-        f"{name} is of type {type(x).__name__}, which is not an array: pass one of numpy, torch, JAX, TensorFlow or Keras"
+        f"{name} is of type {type(x).__name__}, which is not an array: "
+        "pass one of numpy, torch, JAX, TensorFlow or Keras"
     )
 
 
