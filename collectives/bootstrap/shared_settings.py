@@ -91,7 +91,7 @@ def report_differences(options: Options, settings: Mapping[str, Any]) -> None:
         pairs.append(("table", f"the content of {options.table} here", "the content of that file on rank 0"))
     for name, here, on_rank_0 in pairs:
         if here != on_rank_0:
-            _log.warning("the option %s is %r on this rank, and gives way to rank 0's %r", name, here, on_rank_0)
+            _log.warning("the option %s is %r on this rank: rank 0's %r is used instead", name, here, on_rank_0)
 
 
 def _shared_options(options: Options) -> dict[str, Any]:
