@@ -36,7 +36,7 @@ class ArrayAdapter:
         view_to_write: ``view_to_write(out, name)`` returns a numpy array in the memory of `out`. The caller writes it.
         wrap: ``wrap(array, x)`` returns an array of the library of `x` with the elements of `array`, a numpy array that
             nothing else uses.
-        shares: whether the result of `wrap` shares the memory of the numpy array. If so, a call may wrap the array
+        shares_memory: whether the result of `wrap` shares the memory of the numpy array. If so, a call may wrap the array
             first and write it later.
         lasts: whether a view still shows the elements after the program has changed the array.
     """
@@ -44,7 +44,7 @@ class ArrayAdapter:
     view: Callable[[Any, str], AnyArray]
     view_to_write: Callable[[Any, str], AnyArray]
     wrap: Callable[[AnyArray, Any], Any]
-    shares: bool
+    shares_memory: bool
     lasts: bool = True
 
 
@@ -101,7 +101,9 @@ def wrapped(array: AnyArray, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | N
     if type(x) is np.ndarray:
         return array, None
     adapter = adapter_of(x, "x")
-    return (adapter.wrap(array, x), None) if adapter.shares else (array, lambda written: adapter.wrap(written, x))
+    return (
+        (adapter.wrap(array, x), None) if adapter.shares_memory else (array, lambda written: adapter.wrap(written, x))
+    )
 
 
 def are_of_numpy(x: Any, out: Any) -> bool:
@@ -186,7 +188,7 @@ def _wrap_by_standard(array: AnyArray, x: Any) -> Any:
 def _torch() -> ArrayAdapter:
     from unisono.collectives.arrays import torch
 
-    return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares=True)
+    return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares_memory=True)
 
 
 def _jax_view(x: Any, name: str) -> AnyArray:
@@ -244,10 +246,10 @@ def _refuse_to_write(out: Any, name: str) -> AnyArray:
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
-_NUMPY = ArrayAdapter(_numpy_view, _numpy_view, _unwrapped, shares=True)
-_JAX = ArrayAdapter(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
-_TENSORFLOW = ArrayAdapter(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
-_VARIABLE = ArrayAdapter(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
+_NUMPY = ArrayAdapter(_numpy_view, _numpy_view, _unwrapped, shares_memory=True)
+_JAX = ArrayAdapter(_jax_view, _refuse_to_write, _wrap_for_jax, shares_memory=False)
+_TENSORFLOW = ArrayAdapter(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares_memory=False)
+_VARIABLE = ArrayAdapter(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares_memory=False, lasts=False)
 
 # An array belongs to the first row whose class it is an instance of.
 LIBRARIES: tuple[ArrayLibrary, ...] = (
@@ -262,11 +264,11 @@ LIBRARIES: tuple[ArrayLibrary, ...] = (
 )
 # The first attribute that an array has decides.
 _PROTOCOLS: tuple[tuple[str, ArrayAdapter], ...] = (
-    ("__cuda_array_interface__", ArrayAdapter(_cuda_view, _cuda_view, _unwrapped, shares=True)),
-    ("__array_interface__", ArrayAdapter(_interface_view, _interface_view, _unwrapped, shares=True)),
-    ("__dlpack__", ArrayAdapter(_dlpack_view, _dlpack_view, _wrap_by_standard, shares=False)),
+    ("__cuda_array_interface__", ArrayAdapter(_cuda_view, _cuda_view, _unwrapped, shares_memory=True)),
+    ("__array_interface__", ArrayAdapter(_interface_view, _interface_view, _unwrapped, shares_memory=True)),
+    ("__dlpack__", ArrayAdapter(_dlpack_view, _dlpack_view, _wrap_by_standard, shares_memory=False)),
 )
-_BUFFER = ArrayAdapter(_buffer_view, _buffer_view, _unwrapped, shares=True)
+_BUFFER = ArrayAdapter(_buffer_view, _buffer_view, _unwrapped, shares_memory=True)
 
 
 @lru_cache(maxsize=256)
