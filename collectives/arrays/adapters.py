@@ -36,8 +36,8 @@ class ArrayAdapter:
         view_to_write: ``view_to_write(out, name)`` returns a numpy array in the memory of `out`. The caller writes it.
         wrap: ``wrap(array, x)`` returns an array of the library of `x` with the elements of `array`, a numpy array that
             nothing else uses.
-        shares_memory: whether the result of `wrap` shares the memory of the numpy array. If so, a call may wrap the array
-            first and write it later.
+        shares_memory: whether the result of `wrap` shares the memory of the numpy array. If so, a call may wrap the
+            array first and write it later.
         lasts: whether a view still shows the elements after the program has changed the array.
     """
 

@@ -303,8 +303,7 @@ def _key_from_descriptor(descriptor: int) -> bytes:
             return _checked(_read_fully(pipe, KEY_NBYTES), setting)
     except OSError as error:
         raise UsageError(
-            f"{setting} cannot be used: {error.strerror or error}; "
-            "a process that a rank starts cannot take part in the job as that rank"
+            f"{setting} cannot be used: {error.strerror or error}; a process that a rank starts cannot be that rank too"
         ) from None
 
 
