@@ -17,6 +17,7 @@ from unisono.collectives.api.mpi_names import MpiNames
 from unisono.collectives.api.objects import Objects
 from unisono.collectives.api.point_to_point import Messages
 from unisono.collectives.arrays import adapters
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import LISTS
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
 from unisono.collectives.calls.dispatch import CallArguments, checked_integer
@@ -25,7 +26,6 @@ from unisono.collectives.calls.planning import HostLayout, algorithm_request
 from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.custom_ops.functions import is_by_function
-from unisono.collectives.device.gateway import on_device
 from unisono.dtypes import DTYPES
 from unisono.errors import UsageError
 from unisono.operations import Op, operation
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from unisono.collectives.arrays.typing import ArrayOrBuffer
     from unisono.collectives.calls.statistics import Statistics
     from unisono.collectives.custom_ops.reducer import Reductions
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.work import CheckedDeviceCall
 
 _INT64 = -(1 << 63), (1 << 63) - 1
 # Held by a thread that makes the communicator over which objects travel: others may send or receive objects then.
@@ -165,7 +165,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         lifts = any(part.lifting is not None for part in made.parts)
         return again if not lifts else lambda wait=True: (made.sources(stages), again(wait))[1]
 
-    def _on_device_again(self, call: DeviceCall, limit_s: float, wait: bool = True) -> Any:
+    def _on_device_again(self, call: CheckedDeviceCall, limit_s: float, wait: bool = True) -> Any:
         """Make a planned call on arrays of a device."""
         self._check_usable()
         work = self._devices.calls.start(call, limit_s, here=wait)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import unisono as un
 from unisono.bench.statistics import usual_s
-from unisono.collectives.measurement.call_trials import Trials, Turns
+from unisono.collectives.measurement.call_trials import CallCycle, Trials
 from unisono.collectives.measurement.link_probes import rounds_calibrated
 from unisono.tuning.decide.choice import TunerState, explain
 from unisono.tuning.machine.parameters import Parameters
@@ -51,7 +51,7 @@ class Field(NamedTuple):
 
     trials: Trials
     nbytes: int
-    runs: Mapping[str, Turns]
+    runs: Mapping[str, CallCycle]
     times_s: dict[str, list[float]]
     least_s: dict[str, float]
 
@@ -99,7 +99,7 @@ class Sweep:
 
     def _prepared(self, collective: str, nbytes: int, also: Sequence[str]) -> Field:
         """Return all variants that can run at a point, after a few calls of each."""
-        world, trials, runs = self._world, Trials(self._world), dict[str, Turns]()
+        world, trials, runs = self._world, Trials(self._world), dict[str, CallCycle]()
         able = [each.variant for each in world.explain(collective, nbytes).candidates if each.refusal is None]
         for name in dict.fromkeys((*able, *also)):
             with suppress(un.NoAlgorithmError):

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono.collectives.arrays import operands
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.calls.dispatch import Dispatcher, checked_integer, fast_message
 from unisono.collectives.calls.message_handoff import ReceiveOperand, SendOperand
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG, MOST_TAG, AnySource, AnyTag
 from unisono.collectives.calls.work import Work
-from unisono.collectives.device.gateway import on_device
 from unisono.deadlines import Deadline
 from unisono.errors import UsageError
 from unisono.transports.contracts.executor import Message

@@ -1,7 +1,10 @@
-"""The kinds of arrays that callers may pass, as one table: how each is seen as a numpy array, and made from one.
+"""The table of array libraries: how a caller's array is recognised, read, written, and made from a numpy array.
 
-Nothing is imported for it: an array of a library exists only if that library has been. What no row names is recognised
-by the protocols of arrays, and by the buffer protocol in the end.
+`LIBRARIES` has a row for each class of arrays that Unisono knows by name. Other arrays are recognised by a protocol
+(``__cuda_array_interface__``, ``__array_interface__``, ``__dlpack__``), and last by the buffer protocol. No library is
+imported for this: an array can exist only if the program has imported its library.
+
+Used by: `operands`, `device_detection`, and `unisono.arrays` for the frameworks.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.errors import TransportUnavailableError, UsageError
+from unisono.collectives.arrays.refusals import in_device_memory, traced_by_tensorflow
+from unisono.errors import UsageError
 from unisono.records import record
 from unisono.transports.contracts.call import AnyArray
 
@@ -24,29 +28,55 @@ if TYPE_CHECKING:
 
 @record
 class ArrayAdapter:
-    """What is done with arrays of one kind. An `x` is the caller's array, and `name` what errors call it.
+    """How arrays of one library are used on the host. `x` and `out` are the caller's arrays; errors call them `name`.
 
     Attributes:
-        view: ``view(x, name)`` is a numpy array with the elements of `x`, in the same memory where `x` may change.
-        view_to_write: ``view_to_write(out, name)`` is a numpy array in the memory of `out`, which will be written.
-        wrap: ``wrap(array, x)`` is an array of the kind of `x` with the elements of a numpy array that is given away.
-        shares: whether what is wrapped has the memory of the numpy array, and changes with it.
-        lasts: whether what is viewed changes with the array.
+        view: ``view(x, name)`` returns a numpy array with the elements of `x`. It shares the memory of `x` if `x` can
+            change.
+        view_to_write: ``view_to_write(out, name)`` returns a numpy array in the memory of `out`. The caller writes it.
+        wrap: ``wrap(array, x)`` returns an array of the library of `x` with the elements of `array`, a numpy array that
+            nothing else uses.
+        shares_memory: whether the result of `wrap` shares the memory of the numpy array. If so, a call may wrap the
+            array first and write it later.
+        lasts: whether a view still shows the elements after the program has changed the array.
     """
 
     view: Callable[[Any, str], AnyArray]
     view_to_write: Callable[[Any, str], AnyArray]
     wrap: Callable[[AnyArray, Any], Any]
-    shares: bool
+    shares_memory: bool
     lasts: bool = True
 
 
+@record
+class ArrayLibrary:
+    """A row of `LIBRARIES`: a class of arrays.
+
+    Attributes:
+        module: the module that holds the class, once the program has imported the library.
+        class_name: the name of the class there.
+        adapter: returns the adapter for arrays on the host; None if such arrays are recognised by a protocol.
+        is_on_gpu: ``is_on_gpu(x)`` says whether calls use the array `x` on a GPU, through the device adapter of this
+            row; None if the row has no device adapter.
+    """
+
+    module: str
+    class_name: str
+    adapter: Callable[[], ArrayAdapter] | None = None
+    is_on_gpu: Callable[[Any], bool] | None = None
+
+    @property
+    def name(self) -> str:
+        """The module and the class, such as ``torch.Tensor``; other tables use it as the key of this row."""
+        return f"{self.module}.{self.class_name}"
+
+
 def view(x: Any, name: str) -> AnyArray:
-    """Return a numpy array with the elements of `x`, which is only read.
+    """Return a numpy array with the elements of `x`, for reading only.
 
     Raises:
-        UsageError: `x`, which the error calls `name`, is no array, or one that cannot be read where it is.
-        TransportUnavailableError: it is in the memory of a device.
+        UsageError: `x`, which the error calls `name`, is not an array, or cannot be read in its memory.
+        TransportUnavailableError: `x` is in the memory of a device.
     """
     return x if type(x) is np.ndarray else adapter_of(x, name).view(x, name)
 
@@ -55,56 +85,59 @@ def view_to_write(out: Any, name: str) -> AnyArray:
     """Return a numpy array in the memory of `out`; it is read-only if `out` is.
 
     Raises:
-        UsageError: `out`, which the error calls `name`, is no array, or of a kind that cannot be written.
-        TransportUnavailableError: it is in the memory of a device.
+        UsageError: `out`, which the error calls `name`, is not an array, or its library does not let it be written.
+        TransportUnavailableError: `out` is in the memory of a device.
     """
     return out if type(out) is np.ndarray else adapter_of(out, name).view_to_write(out, name)
 
 
 def wrapped(array: AnyArray, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | None]:
-    """Return `array`, which is yet to be written, as an array of the kind of `x`, if that can be done before.
+    """Return `array`, which a call will write, as an array of the library of `x`, if both can share memory.
 
     Returns:
-        The array, and None; or the numpy array as it is, and the function that makes the other from it afterwards.
+        The wrapped array and None. If the memory cannot be shared: `array` itself, and a function that wraps it after
+        the call.
     """
     if type(x) is np.ndarray:
         return array, None
-    kind = adapter_of(x, "x")
-    return (kind.wrap(array, x), None) if kind.shares else (array, lambda made: kind.wrap(made, x))
+    adapter = adapter_of(x, "x")
+    return (
+        (adapter.wrap(array, x), None) if adapter.shares_memory else (array, lambda written: adapter.wrap(written, x))
+    )
 
 
 def are_of_numpy(x: Any, out: Any) -> bool:
-    """Return whether the arrays, as far as there are any, are of numpy's own class."""
+    """Return whether each of the two is a numpy array (of no subclass) or None."""
     return (x is None or type(x) is np.ndarray) and (out is None or type(out) is np.ndarray)
 
 
 def adapter_of(x: Any, name: str) -> ArrayAdapter:
-    """Return the kind of the array `x`.
+    """Return the adapter for the array `x`.
 
     Raises:
-        UsageError: `x`, which the error calls `name`, is no array.
+        UsageError: `x`, which the error calls `name`, is not an array.
     """
     cls: type = type(x)
-    kind = of_class(cls) or _by_protocol(x)
-    if kind is not None:
-        return kind
-    what = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    raise UsageError(f"{name} must be an array, not {what}: {_advice(x, name)}")
+    adapter = _adapter_of_class(cls) or _adapter_by_protocol(x)
+    if adapter is not None:
+        return adapter
+    class_name = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    raise UsageError(f"{name} must be an array, not {class_name}: {_advice(x, name)}")
 
 
 def _advice(x: Any, name: str) -> str:
     if isinstance(x, Mapping):
         return f"pass list({name}.values())"
-    return (
-        "broadcast_object takes any object, and so do its like" if isinstance(x, str) else f"pass numpy.asarray({name})"
-    )
+    if isinstance(x, str):
+        return "use broadcast_object or another method for objects, which take any object"
+    return f"pass numpy.asarray({name})"
 
 
-# --- numpy, and what only the protocols tell about -----------------------------------------------------------------
+# --- numpy and the protocols ---------------------------------------------------------------------------------------
 
 
 def _numpy_view(x: Any, name: str) -> AnyArray:
-    """View what lends numpy its memory; of a subclass of numpy's, that part."""
+    """Return a plain numpy array in the memory of `x`; the extra data of a numpy subclass is dropped."""
     if isinstance(x, np.ma.MaskedArray):
         raise UsageError(f"{name} is a masked array, and masks are not reduced: pass {name}.filled(value)")
     try:
@@ -114,7 +147,7 @@ def _numpy_view(x: Any, name: str) -> AnyArray:
 
 
 def _interface_view(x: Any, name: str) -> AnyArray:
-    # Numpy would take a buffer first, and call what has none to make a copy.
+    # Given `x` itself, numpy would prefer a buffer, or call `__array__`, which may copy.
     return _numpy_view(SimpleNamespace(__array_interface__=x.__array_interface__, owner=x), name)
 
 
@@ -136,16 +169,8 @@ def _dlpack_view(x: Any, name: str) -> AnyArray:
 
 def _foreign_view(memory: ForeignMemory, name: str) -> AnyArray:
     if not memory.is_on_host:
-        raise on_device(name, ":".join(map(str, memory.device)))
+        raise in_device_memory(name, ":".join(map(str, memory.device)))
     return memory.view()
-
-
-def on_device(name: str, device: str) -> TransportUnavailableError:
-    """Return the error for an array, called `name`, in memory that only a device can use."""
-    return TransportUnavailableError(
-        f"{name} is on the device {device}, and no transport here moves device memory: "
-        "copy it to the host, and the result back"
-    )
 
 
 def _unwrapped(array: AnyArray, _: Any) -> AnyArray:
@@ -153,7 +178,7 @@ def _unwrapped(array: AnyArray, _: Any) -> AnyArray:
 
 
 def _wrap_by_standard(array: AnyArray, x: Any) -> Any:
-    """Make an array of the library of `x`, if that keeps to the standard of array libraries."""
+    """Return an array of the library of `x` if it follows the array API standard; otherwise the numpy array."""
     return x.__array_namespace__().asarray(array) if hasattr(x, "__array_namespace__") else array
 
 
@@ -163,7 +188,7 @@ def _wrap_by_standard(array: AnyArray, x: Any) -> Any:
 def _torch() -> ArrayAdapter:
     from unisono.collectives.arrays import torch
 
-    return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares=True)
+    return ArrayAdapter(torch.view, torch.view_to_write, torch.wrap, shares_memory=True)
 
 
 def _jax_view(x: Any, name: str) -> AnyArray:
@@ -173,7 +198,7 @@ def _jax_view(x: Any, name: str) -> AnyArray:
         advice = "call outside of transformations, or by jax.experimental.io_callback"
         raise UsageError(f"{name} has no elements while JAX traces it: {advice}") from error
     if platforms != {"cpu"}:
-        raise on_device(name, ", ".join(sorted(platforms)))
+        raise in_device_memory(name, ", ".join(sorted(platforms)))
     return _numpy_view(x, name)
 
 
@@ -185,9 +210,9 @@ def _wrap_for_jax(array: AnyArray, x: Any) -> Any:
 
 def _tensorflow_view(x: Any, name: str) -> AnyArray:
     if not hasattr(x, "numpy"):
-        raise UsageError(f"{name} has no elements while TensorFlow traces it: call by tf.numpy_function")
+        raise traced_by_tensorflow(name)
     if "CPU" not in x.device:
-        raise on_device(name, x.device)
+        raise in_device_memory(name, x.device)
     return _numpy_view(x, name)
 
 
@@ -202,60 +227,72 @@ def _variable_view(x: Any, name: str) -> AnyArray:
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        raise UsageError(f"{name} has no elements while TensorFlow traces it: call by tf.numpy_function")
+        raise traced_by_tensorflow(name)
     return _tensorflow_view(x.value(), name)
 
 
 def _refuse_to_assign(out: Any, name: str) -> AnyArray:
-    raise UsageError(f"{name} is a Variable, which changes by assignment only: pass none, and assign the result to it")
+    raise UsageError(
+        f"{name} is a Variable, which changes by assignment only: pass no {name}, and assign the result to the variable"
+    )
 
 
 def _refuse_to_write(out: Any, name: str) -> AnyArray:
-    what = f"{name} is of type {type(out).__name__}, which cannot be written"
-    raise UsageError(f"{what}: pass an array of numpy, or none where the call makes one")
+    raise UsageError(
+        f"{name} is of type {type(out).__name__}, which cannot be written: pass a numpy array, or no {name} if the "
+        "call can make one"
+    )
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
-_NUMPY = ArrayAdapter(_numpy_view, _numpy_view, _unwrapped, shares=True)
-_JAX = ArrayAdapter(_jax_view, _refuse_to_write, _wrap_for_jax, shares=False)
-_TENSORFLOW = ArrayAdapter(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares=False)
-_VARIABLE = ArrayAdapter(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares=False, lasts=False)
+_NUMPY = ArrayAdapter(_numpy_view, _numpy_view, _unwrapped, shares_memory=True)
+_JAX = ArrayAdapter(_jax_view, _refuse_to_write, _wrap_for_jax, shares_memory=False)
+_TENSORFLOW = ArrayAdapter(_tensorflow_view, _refuse_to_write, _wrap_for_tensorflow, shares_memory=False)
+_VARIABLE = ArrayAdapter(_variable_view, _refuse_to_assign, _wrap_for_tensorflow, shares_memory=False, lasts=False)
 
-# Where a library has been imported: its module, the name of a class there, and the kind of that.
-_CLASSES: tuple[tuple[str, str, Callable[[], ArrayAdapter]], ...] = (
-    ("numpy", "ndarray", lambda: _NUMPY),
-    ("torch", "Tensor", _torch),
-    ("jax", "Array", lambda: _JAX),
-    ("jax.core", "Tracer", lambda: _JAX),
-    ("tensorflow", "Tensor", lambda: _TENSORFLOW),
-    ("tensorflow", "Variable", lambda: _VARIABLE),
+# An array belongs to the first row whose class it is an instance of.
+LIBRARIES: tuple[ArrayLibrary, ...] = (
+    ArrayLibrary("numpy", "ndarray", lambda: _NUMPY),
+    ArrayLibrary("torch", "Tensor", _torch, is_on_gpu=lambda x: x.is_cuda),
+    ArrayLibrary("cupy", "ndarray", is_on_gpu=lambda _: True),
+    ArrayLibrary("jax", "Array", lambda: _JAX),
+    ArrayLibrary("jax.core", "Tracer", lambda: _JAX),
+    ArrayLibrary("keras", "Variable"),
+    ArrayLibrary("tensorflow", "Variable", lambda: _VARIABLE),
+    ArrayLibrary("tensorflow", "Tensor", lambda: _TENSORFLOW),
 )
-# The attribute of an array, in the order in which they are tried.
+# The first attribute that an array has decides.
 _PROTOCOLS: tuple[tuple[str, ArrayAdapter], ...] = (
-    ("__cuda_array_interface__", ArrayAdapter(_cuda_view, _cuda_view, _unwrapped, shares=True)),
-    ("__array_interface__", ArrayAdapter(_interface_view, _interface_view, _unwrapped, shares=True)),
-    ("__dlpack__", ArrayAdapter(_dlpack_view, _dlpack_view, _wrap_by_standard, shares=False)),
+    ("__cuda_array_interface__", ArrayAdapter(_cuda_view, _cuda_view, _unwrapped, shares_memory=True)),
+    ("__array_interface__", ArrayAdapter(_interface_view, _interface_view, _unwrapped, shares_memory=True)),
+    ("__dlpack__", ArrayAdapter(_dlpack_view, _dlpack_view, _wrap_by_standard, shares_memory=False)),
 )
-_BUFFER = ArrayAdapter(_buffer_view, _buffer_view, _unwrapped, shares=True)
+_BUFFER = ArrayAdapter(_buffer_view, _buffer_view, _unwrapped, shares_memory=True)
 
 
 @lru_cache(maxsize=256)
-def of_class(cls: type) -> ArrayAdapter | None:
-    """Return the kind of the arrays of a class that is known by its name; None of any other."""
-    for module, name, make in _CLASSES:
-        known = getattr(sys.modules.get(module), name, None)
-        if known is not None and issubclass(cls, known):
-            return make()
+def library_of(cls: type) -> ArrayLibrary | None:
+    """Return the row of `LIBRARIES` that a class belongs to; None if there is none."""
+    for library in LIBRARIES:
+        array_class = getattr(sys.modules.get(library.module), library.class_name, None)
+        if array_class is not None and issubclass(cls, array_class):
+            return library
     return None
 
 
-def _by_protocol(x: Any) -> ArrayAdapter | None:
-    if isinstance(x, np.generic):  # a number, which only lends a copy of itself
+@lru_cache(maxsize=256)
+def _adapter_of_class(cls: type) -> ArrayAdapter | None:
+    library = library_of(cls)
+    return None if library is None or library.adapter is None else library.adapter()
+
+
+def _adapter_by_protocol(x: Any) -> ArrayAdapter | None:
+    if isinstance(x, np.generic):  # a scalar of numpy, whose interface describes a temporary copy
         return None
-    for protocol, kind in _PROTOCOLS:
+    for protocol, adapter in _PROTOCOLS:
         if hasattr(x, protocol):
-            return kind
+            return adapter
     return _BUFFER if _has_buffer(x) else None
 
 

@@ -1,7 +1,8 @@
-"""Memory of other libraries, as the protocols describe it: where it is, of what shape and type, and on which device.
+"""Memory of other array libraries, as two protocols describe it: address, shape, dtype and device.
 
-`__cuda_array_interface__` is a dictionary; `__dlpack__` hands over a capsule with a C structure, which is read here
-because numpy knows neither its bfloat16 nor its float8. Nothing is copied, and nothing on a device is touched.
+`__cuda_array_interface__` is a dictionary. `__dlpack__` returns a capsule with a C structure, which this module reads
+itself because numpy supports neither the bfloat16 nor the float8 of DLPack. Nothing is copied, and no memory of a
+device is read or written.
 
 References: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, https://dmlc.github.io/dlpack/latest/c_api.html
 """
@@ -12,14 +13,14 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
 import numpy as np
 
 from unisono.errors import UsageError
 from unisono.records import record
 from unisono.transports.contracts.call import AnyArray
 
-# DLPack's device types, by number, and those whose memory any program on the host can use.
+# DLPack's device types by number. Programs on the host can use the memory of those in `_ON_HOST`.
 _DEVICES = {
     1: "cpu",
     2: "cuda",
@@ -31,7 +32,7 @@ _DEVICES = {
     14: "oneapi",
 }
 _ON_HOST = ("cpu", "cuda_host", "rocm_host")
-# DLPack's (type code, bits), and numpy's names.
+# From DLPack's (type code, bits) to numpy's names.
 _ELEMENTS = {
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
     **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
@@ -43,8 +44,8 @@ _ELEMENTS = {
     (12, 8): "float8_e5m2",
 }
 _READ_ONLY = 1
-# What exporters raise, besides BufferError as they should.
-_REFUSALS = (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError)
+# Exporters should raise BufferError. Some raise one of the others.
+_EXPORT_ERRORS = (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError)
 
 
 @record
@@ -52,14 +53,14 @@ class ForeignMemory:
     """An array in memory that belongs to another library.
 
     Attributes:
-        pointer: the address of the first element; 0 if there is none.
+        pointer: the address of the first element; 0 if the array is empty.
         shape: the extent of each axis.
-        strides: the bytes from one element to the next, of each axis.
+        strides: for each axis, the bytes from one element to the next.
         dtype: the type of the elements.
-        device: where it is: the kind of device and its number.
-        read_only: whether it must not be written.
-        stream: the stream of the device on which the elements get ready, by its protocol's number; None if they are.
-        owner: what keeps the memory alive.
+        device: the kind of device, such as ``cuda``, and its number.
+        read_only: whether the array must not be written.
+        stream: the stream whose work writes the elements, by the protocol's number; None if they are complete.
+        owner: an object that keeps the memory alive.
     """
 
     pointer: int
@@ -73,19 +74,19 @@ class ForeignMemory:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether this process can read and write it like its own."""
+        """Whether the CPU can read and write the memory."""
         return self.device[0] in _ON_HOST
 
     def view(self) -> AnyArray:
-        """Return the memory, which must be the host's, as a numpy array, which keeps it alive."""
-        # As plain bytes first: the interface has no names for the types of ml_dtypes.
+        """Return a numpy array in the memory, which it keeps alive. Only elements on the host may be used."""
+        # First as plain bytes, because the interface has no names for the dtypes of ml_dtypes.
         plain = np.asarray(_Interface(self, f"|V{self.dtype.itemsize}"))
         array: AnyArray = plain.view(self.dtype)
         return array
 
 
 class _Interface:
-    """What numpy asks for the memory, and then holds as long as it uses that."""
+    """The object from which numpy makes an array. The array refers to it, and so to the memory."""
 
     def __init__(self, memory: ForeignMemory, typestr: str) -> None:
         self.memory = memory
@@ -99,55 +100,56 @@ class _Interface:
 
 
 def from_cuda_interface(x: Any, name: str) -> ForeignMemory:
-    """Return what the `__cuda_array_interface__` of `x` describes; the number of its device is unknown, and so -1.
+    """Return the memory that the `__cuda_array_interface__` of `x` describes. Its device number, unknown, is -1.
 
     Raises:
-        UsageError: that of `x`, which the error calls `name`, is not as versions 0 to 3 of the protocol say.
+        UsageError: the interface of `x`, which the error calls `name`, does not follow version 0, 1, 2 or 3 of the
+            protocol, or has a mask.
     """
-    told: Mapping[str, Any] = x.__cuda_array_interface__
+    interface: Mapping[str, Any] = x.__cuda_array_interface__
     try:
-        pointer, read_only = told["data"]
-        shape = tuple(int(extent) for extent in told["shape"])
-        dtype = np.dtype(told["typestr"])
-        if dtype.kind == "V":  # the protocol has no names for the types of ml_dtypes
+        pointer, read_only = interface["data"]
+        shape = tuple(int(extent) for extent in interface["shape"])
+        dtype = np.dtype(interface["typestr"])
+        if dtype.kind == "V":  # the protocol has no names for the dtypes of ml_dtypes
             dtype = np.dtype(getattr(x, "dtype", dtype))
-        strides = told.get("strides")
-        stream, mask = told.get("stream"), told.get("mask")
+        strides = interface.get("strides")
+        stream, mask = interface.get("stream"), interface.get("mask")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{name} has a __cuda_array_interface__ that is not as the protocol says: {error!r}") from None
     if mask is not None:
         raise UsageError(f"{name} has a mask, and masks are not reduced: fill it first")
     if stream == 0:
         raise UsageError(
-            f"{name} names the stream 0, which the protocol forbids: 1 is the legacy stream, 2 the thread's"
+            f"{name} names the stream 0, which the protocol forbids: pass 1 for the legacy stream, 2 for the thread's"
         )
     steps = packed_strides(shape, dtype.itemsize) if strides is None else tuple(map(int, strides))
     return ForeignMemory(int(pointer or 0), shape, steps, dtype, ("cuda", -1), bool(read_only), stream, x)
 
 
 def from_dlpack(x: Any, name: str, stream: int | None = None) -> ForeignMemory:
-    """Return what `x` exports by `__dlpack__`, on the device that it names.
+    """Return the memory that `x` exports by `__dlpack__`.
 
     Args:
         x: the array.
-        name: what errors call it.
-        stream: the stream of the device that its library lets wait for the elements; None if nothing waits.
+        name: the name of `x` in errors.
+        stream: a stream that the library of `x` makes wait for the elements; None if no stream is to wait.
 
     Raises:
-        UsageError: `x`, which the error calls `name`, does not export itself, or elements of a type that numpy has not.
+        UsageError: `x` refuses to export itself, or numpy has no dtype for its elements.
     """
     try:
         kind, number = x.__dlpack_device__()
         capsule = _capsule(x, stream)
         tensor, flags = _tensor(capsule)
-    except _REFUSALS as error:
+    except _EXPORT_ERRORS as error:
         raise UsageError(f"{name} cannot be exported by __dlpack__: {error}") from error
     element = _ELEMENTS.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if element is None:
         raise UsageError(f"{name} has elements of DLPack's type {tensor.code} with {tensor.bits} bits: convert them")
     dtype = np.dtype(element)
     shape = tuple(tensor.shape[: tensor.ndim])
-    # Strides may be absent, and count elements.
+    # Strides count elements, and may be absent.
     steps = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim]) if tensor.strides else None
     return ForeignMemory(
         (tensor.data or 0) + tensor.byte_offset,
@@ -162,36 +164,36 @@ def from_dlpack(x: Any, name: str, stream: int | None = None) -> ForeignMemory:
 
 
 def lend_by_dlpack(x: Any, pointer: int, device: tuple[int, int]) -> Any:
-    """Return a capsule of DLPack, which keeps `x` alive.
+    """Return a DLPack capsule that exports `x` and keeps it alive.
 
     Args:
-        x: an array, with the attributes `shape`, `strides` and `dtype` of numpy's.
+        x: an array with the attributes `shape`, `strides` and `dtype` of a numpy array.
         pointer: the address of its first element.
-        device: DLPack's kind and number of where that is.
+        device: DLPack's device type, and the number of the device.
 
     Raises:
-        BufferError: DLPack has no name for the type of its elements.
+        BufferError: DLPack has no type for the elements.
     """
-    found = [element for element, name in _ELEMENTS.items() if np.dtype(name) == x.dtype]
-    if not found:
+    elements = [element for element, name in _ELEMENTS.items() if np.dtype(name) == x.dtype]
+    if not elements:
         raise BufferError(f"DLPack has no name for {x.dtype}")
-    code, bits = found[0]
+    code, bits = elements[0]
     axes = ctypes.c_int64 * len(x.shape)
     shape, strides = axes(*x.shape), axes(*(step // x.dtype.itemsize for step in x.strides))
     tensor = _Tensor(pointer, *device, len(x.shape), code, bits, 1, shape, strides, 0)
-    managed = _ManagedTensor(tensor, None, ctypes.cast(_give_back, ctypes.c_void_p))
+    managed = _ManagedTensor(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
     address = ctypes.addressof(managed)
-    _lent[address] = managed, shape, strides, x
-    return _new_capsule(address, _CAPSULE, _drop)
+    _exported[address] = managed, shape, strides, x
+    return _new_capsule(address, _CAPSULE, _capsule_destructor)
 
 
 def typestr(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype in the protocols' dictionaries, which have none for the types of ml_dtypes: bytes."""
+    """Return the name of a dtype in the protocols' dictionaries. The dtypes of ml_dtypes have none and become bytes."""
     return dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
 
 
 def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides, in bytes, of an array in C order without gaps."""
+    """Return the strides, in bytes, of a contiguous array in C order."""
     strides = []
     for extent in reversed(shape):
         strides.append(itemsize)
@@ -233,8 +235,8 @@ class _ManagedTensor(ctypes.Structure):
 
 
 _CAPSULE = b"dltensor"
-# What the consumers of capsules use, with what keeps it alive, by the address of its structure.
-_lent: dict[int, tuple[Any, ...]] = {}
+# Exported structures by address, each with the objects that it points to. An entry lives until the consumer's release.
+_exported: dict[int, tuple[Any, ...]] = {}
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _is_named_at = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
@@ -248,14 +250,15 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 
 def _drop_unused(capsule: int) -> None:
-    """Give back what nobody has taken out of a capsule that ends."""
+    """Release the export of a capsule that ends without having been consumed (a consumer renames the capsule)."""
     if _is_named_at(capsule, _CAPSULE):
-        _lent.pop(_pointer_at(capsule, _CAPSULE), None)
+        _exported.pop(_pointer_at(capsule, _CAPSULE), None)
 
 
-# The last consumer of what was lent calls the first, in any thread; a capsule that ends, the second.
-_give_back = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: _lent.pop(address, None) and None)
-_drop = _Destructor(_drop_unused)
+# The consumer calls the deleter when it no longer needs the memory, in any thread. Python calls the destructor when the
+# capsule ends.
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: _exported.pop(address, None) and None)
+_capsule_destructor = _Destructor(_drop_unused)
 
 
 _is_named = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
@@ -265,21 +268,21 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 
 def _capsule(x: Any, stream: int | None) -> Any:
-    behind = {} if stream is None else {"stream": stream}
+    arguments = {} if stream is None else {"stream": stream}
     try:
-        return x.__dlpack__(max_version=(1, 0), **behind)
-    except TypeError:  # from before versions
-        return x.__dlpack__(**behind)
+        return x.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:  # an exporter older than DLPack 1.0, which has no `max_version`
+        return x.__dlpack__(**arguments)
 
 
 def _tensor(capsule: Any) -> tuple[_Tensor, int]:
-    """Return the structure in a capsule and its flags.
+    """Return the structure in a capsule, and its flags.
 
-    The capsule is not marked as used, so it frees the memory itself when nothing holds it any more.
+    The capsule is not marked as consumed. So it releases the memory itself when no object refers to it any more.
     """
     if _is_named(capsule, b"dltensor_versioned"):
         versioned = _VersionedTensor.from_address(_pointer_of(capsule, b"dltensor_versioned"))
         if versioned.major != 1:
-            raise BufferError(f"version {versioned.major} of DLPack is not known")
+            raise BufferError(f"version {versioned.major} of DLPack is not supported")
         return versioned.tensor, versioned.flags
     return _Tensor.from_address(_pointer_of(capsule, b"dltensor")), 0

@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a host can map: what they send is not copied on the way."""
+"""`un.empty`: arrays in shared memory that the ranks of a host map, so that messages need no copy."""
 
 from __future__ import annotations
 
@@ -26,28 +26,32 @@ _log = log.get(log.NAME)
 def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
     """Return a new numpy array in memory that other ranks on this host read directly.
 
-    Where the system refuses such memory (no ``memfd_create``, no file descriptor left), the array is in ordinary memory
-    and calls copy from it as from any other array; a warning says so, once in a process.
+    Collectives, sends and receives take the array like any other, in whole or as a contiguous view, on some ranks or on
+    all. When a rank sends from it to a rank of the same host, the receiver reads the elements there, without a copy on
+    the way.
 
-    Collectives, sends and receives take such arrays like any other, in whole or as contiguous views, on some ranks or
-    on all; what is sent from them to a rank of the same host is read where it lies. The array works with or without a
-    communicator and outlives any. Its memory is freed when it and its views are gone and no rank that has read from it
-    still maps it: a rank drops what it has mapped when another array is sent in its place, and with its communicator.
-    In a forked child it becomes memory of the child alone: the parent does not see what the child writes. The child
-    sees what the parent writes, in each page that the child has not written to itself.
+    If the system refuses such memory (no ``memfd_create``, no free file descriptor), the array is in ordinary memory,
+    and calls copy from it as from any other array. A warning says so, once in a process.
+
+    The array needs no communicator and outlives any. Its memory is freed when the array and its views are gone, and no
+    rank maps it any more. A rank that has read from it unmaps it when another array is sent in its place, or when its
+    communicator ends.
+
+    In a forked child, the array becomes private memory: the parent does not see the child's writes. The child sees the
+    parent's writes in each page that the child has not written.
 
     Args:
         shape: a number of elements, or the extent of each dimension.
-        dtype: the type of the elements, one that collectives take.
+        dtype: the dtype of the elements, one that collectives take.
 
     Returns:
-        A writable array in C order that begins at a multiple of 64 bytes (in fact of a page); its elements are zero
-        until they are written. Memory is taken from the system when it is first touched, in whole pages, and each array
-        holds one file descriptor, so this is for arrays of 100 KiB and more, to be made once and used often.
+        A writable array of zeros in C order. It begins at a multiple of 64 bytes (in fact at a page). The system
+        provides the memory in whole pages, when they are first touched. Each array holds one file descriptor, so use
+        this for arrays of 100 KiB and more, made once and used often.
 
     Raises:
-        UsageError: there is no such shape, or elements of such a type cannot be sent.
-        MemoryError: there is not so much memory.
+        UsageError: `shape` is not a shape, or elements of `dtype` cannot be sent.
+        MemoryError: the system does not have that much memory.
     """
     extents = _extents(shape)
     element = _element(dtype)
@@ -61,7 +65,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike) -> AnyArray:
 
 
 def _zeros(nbytes: int) -> memoryview:
-    """Return so many bytes, at the beginning of a page, that peers can map where the system allows it."""
+    """Return zeroed memory that begins at a page. Peers can map it unless the system refuses an arena."""
     try:
         return memoryview(_core.Arena(nbytes))
     except OSError as error:
@@ -83,15 +87,15 @@ def _extents(shape: int | Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         raise UsageError(f"shape must be an integer or a sequence of integers, not {shape!r}") from None
     if any(extent < 0 for extent in extents):
-        raise UsageError(f"shape must not be negative: {shape!r}")
+        raise UsageError(f"no extent in shape may be negative; got {shape!r}")
     return extents
 
 
 def _element(dtype: DTypeLike) -> np.dtype[np.generic]:
-    named = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else None  # also names that numpy lacks, as bfloat16
     try:
         element = np.dtype(dtype) if named is None else numpy_dtype(named)
     except TypeError as error:
-        raise UsageError(f"dtype is not one: {error}") from None
+        raise UsageError(f"dtype={dtype!r} is not a dtype: {error}") from None
     check_dtype(element, "the array")
     return element

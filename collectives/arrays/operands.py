@@ -1,6 +1,6 @@
-"""What callers pass as arrays: checked, and turned into flat contiguous memory for executors.
+"""Operands: the caller's arrays, checked and turned into flat contiguous memory for executors.
 
-Everything wrong is found here, on the rank that erred, before a byte is sent.
+An array that cannot be used raises its error here, on the rank that passed it, before a byte is sent.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from unisono.errors import UsageError
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.reductions.definition import known_dtype
 
-# What several arrays of one call may be given as.
+# The types in which a caller may pass several arrays to one call.
 LISTS = frozenset({list, tuple})
 
-# numpy's dtype objects that have been seen, to Unisono's; looking up their names would take microseconds.
+# From numpy's dtypes to Unisono's, filled on first use. A lookup by `dtype.name` would take microseconds.
 _DTYPES: dict[np.dtype[Any], DType] = {}
 
 
 class Operand:
-    """An array as executors see it.
+    """An array in the form that executors take.
 
     Attributes:
-        flat: its elements in memory order, one-dimensional and contiguous; a view where that is possible.
-        dtype: their type.
-        shape: the array's shape.
-        order: "C", or "F" where the memory is in Fortran order only.
-        is_packed: whether `flat` is a copy, because the array is not contiguous in an order that will do.
+        flat: the elements in memory order, as a contiguous one-dimensional array; a view unless `is_packed`.
+        dtype: the dtype of the elements.
+        shape: the shape of the caller's array.
+        order: "C", or "F" for an array that is contiguous in Fortran order only.
+        is_packed: whether `flat` is a copy, which a strided array needs.
     """
 
     __slots__ = ("dtype", "flat", "is_packed", "order", "shape")
@@ -51,13 +51,12 @@ def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
 
     Args:
         x: the array.
-        name: what errors call it.
-        any_order: whether the elements may be taken in Fortran order, if they lie so.
+        name: the name of the array in errors.
+        any_order: whether an array in Fortran order may be used as it is. Otherwise it is packed.
 
     Raises:
-        UsageError: it is no array, or one that cannot be read where it is, or its elements are of a type that Unisono
-            does not move.
-        TransportUnavailableError: it is in the memory of a device.
+        UsageError: `x` is not an array, its memory cannot be read, or Unisono does not move its dtype.
+        TransportUnavailableError: `x` is in the memory of a device.
     """
     array = adapters.view(x, name)
     operand = to_read(array, name, any_order=any_order)
@@ -67,10 +66,10 @@ def source(x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
 
 
 def to_read(array: AnyArray, name: str, *, any_order: bool = True) -> Operand | None:
-    """Return the operand for an array that is read where it lies; None if it must be packed.
+    """Return the operand for an array that is read in its own memory; None if it must be packed.
 
     Raises:
-        UsageError: its elements are of a type that Unisono does not move.
+        UsageError: Unisono does not move the dtype of the array.
     """
     flags = array.flags
     if flags.c_contiguous:
@@ -84,14 +83,14 @@ def target(out: Any, name: str = "out") -> Operand:
     """Return the operand for an array that is written, which errors call `name`.
 
     Raises:
-        UsageError: it is not a writable, contiguous array of a type that Unisono moves.
-        TransportUnavailableError: it is in the memory of a device.
+        UsageError: `out` is not a writable, contiguous array, or Unisono does not move its dtype.
+        TransportUnavailableError: `out` is in the memory of a device.
     """
     return to_write(adapters.view_to_write(out, name), name)
 
 
 def to_write(array: AnyArray, name: str) -> Operand:
-    """Return the operand for an array of numpy's that is written; raises `UsageError` as `target` does."""
+    """Return the operand for a numpy array that is written; raises `UsageError` as `target` does."""
     dtype = dtype_of(array, name)
     flags = array.flags
     if not flags.writeable:
@@ -104,7 +103,7 @@ def to_write(array: AnyArray, name: str) -> Operand:
 
 
 def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[AnyArray, Operand]:
-    """Return a new array of numpy of this shape, with the dtype and order of `like`, and the operand to write it by."""
+    """Return a new numpy array of this shape, with the dtype and order of `like`, and the operand to write it."""
     make = np.zeros if zeros else np.empty
     array: AnyArray = make(shape, like.flat.dtype, order="F" if like.order == "F" else "C")
     flat = array.reshape(-1) if like.order == "C" else array.T.reshape(-1)
@@ -112,23 +111,23 @@ def new(shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[
 
 
 class Memory(Protocol):
-    """How the arrays of a call are seen as operands, and those of its results are made: on the host, or on a device."""
+    """Where the arrays of a call are, on the host or on a device: makes their operands, and new arrays for results."""
 
     def source(self, x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
-        """See `source`."""
+        """Return the operand for an array that is read, as the function `source` does."""
 
     def target(self, out: Any, name: str = "out") -> Operand:
-        """See `target`."""
+        """Return the operand for an array that is written, as the function `target` does."""
 
     def new(self, shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[Any, Operand]:
-        """See `new`."""
+        """Return a new array and its operand, as the function `new` does."""
 
     def wrapped(self, array: Any, x: Any) -> tuple[Any, Callable[[AnyArray], Any] | None]:
-        """See `adapters.wrapped`."""
+        """Return a new array in the caller's library, or a function that makes one; see `adapters.wrapped`."""
 
 
 class _Host:
-    """The memory of the host."""
+    """Host memory."""
 
     source = staticmethod(source)
     target = staticmethod(target)
@@ -140,16 +139,16 @@ HOST: Memory = _Host()
 
 
 def list_of(x: Any, out: Any) -> type[Any] | None:
-    """Return as what several arrays were given, list or tuple; None of one array. `out` tells where there is no `x`."""
-    gathered = type(out if x is None else x)
-    return gathered if gathered in LISTS else None
+    """Return the type, list or tuple, of `x` (of `out` if `x` is None) when it holds several arrays; None for one."""
+    list_type = type(out if x is None else x)
+    return list_type if list_type in LISTS else None
 
 
 def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
-    """Return where the result of each of the arrays `x` goes: what `out` has for it, or None if `out` is None.
+    """Return the target of each array in `x`: the items of `out`, or None for each if `out` is None.
 
     Raises:
-        UsageError: `out` is no list of as many arrays.
+        UsageError: `out` is not a list of as many arrays.
     """
     if out is None:
         return [None] * len(x)
@@ -159,9 +158,9 @@ def outs_of(x: Sequence[Any], out: Any) -> Sequence[Any]:
 
 
 def target_like(x: Any) -> Any:
-    """Return a new array for a result like the numpy array `x`, or None where it takes a closer look.
+    """Return a new array with the shape and dtype of the numpy array `x`; None if `x` is of another class.
 
-    For a list or a tuple of arrays, return another one.
+    For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) is np.ndarray:
         return np.empty_like(x)
@@ -169,9 +168,9 @@ def target_like(x: Any) -> Any:
 
 
 def zeros_like(x: Any) -> Any:
-    """Return a new array of zeros for a result like the numpy array `x`, or None where it takes a closer look.
+    """Return an array of zeros with the shape and dtype of the numpy array `x`; None if `x` is of another class.
 
-    For a list or a tuple of arrays, return another one.
+    For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) is np.ndarray:
         return np.zeros_like(x)
@@ -179,12 +178,12 @@ def zeros_like(x: Any) -> Any:
 
 
 def target_of_all(x: Any, size: int) -> Any:
-    """Return a new array for what `size` ranks have, each an array like `x`, or None where it takes a closer look.
+    """Return a new array for the concatenation of `size` arrays like `x`; None if `x` is not a numpy array with rows.
 
-    For a list or a tuple of arrays, return another one.
+    For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) in LISTS:
-        return type(x)(target_of_all(each, size) for each in x)
+        return type(x)(target_of_all(array, size) for array in x)
     if type(x) is not np.ndarray or x.ndim == 0:
         return None
     rows, *rest = x.shape
@@ -192,12 +191,12 @@ def target_of_all(x: Any, size: int) -> Any:
 
 
 def target_of_share(x: Any, size: int) -> Any:
-    """Return a new array for an equal share of `x`, one of `size`, or None where it takes a closer look.
+    """Return a new array for one of `size` equal shares of `x`; None if `x` is not a numpy array with rows.
 
-    For a list or a tuple of arrays, return another one.
+    For a list or tuple of arrays, return a list or tuple of results.
     """
     if type(x) in LISTS:
-        return type(x)(target_of_share(each, size) for each in x)
+        return type(x)(target_of_share(array, size) for array in x)
     if type(x) is not np.ndarray or x.ndim == 0:
         return None
     rows, *rest = x.shape
@@ -205,20 +204,20 @@ def target_of_share(x: Any, size: int) -> Any:
 
 
 def dtype_of(array: AnyArray, name: str) -> DType:
-    """Return the dtype of `array`, which the error calls `name`; raises as `check_dtype` does."""
+    """Return Unisono's dtype of `array`; raises the errors of `check_dtype`."""
     return _DTYPES.get(array.dtype) or check_dtype(array.dtype, name)
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> DType:
-    """Return Unisono's name for a dtype of numpy's; the error says that `name` has it.
+    """Return Unisono's dtype for a dtype of numpy. `name` is the array that the error names.
 
     Raises:
-        UsageError: elements of that type cannot be sent; the message says what to do.
+        UsageError: elements of this dtype cannot be sent; the message says what to do.
     """
-    found = _DTYPES.get(dtype) or known_dtype(dtype)
-    if found is not None:
-        _DTYPES[dtype] = found
-        return found
+    supported = _DTYPES.get(dtype) or known_dtype(dtype)
+    if supported is not None:
+        _DTYPES[dtype] = supported
+        return supported
     raise UsageError(f"{name} has dtype {dtype}, which cannot be sent: {_advice(dtype, name)}")
 
 
@@ -236,22 +235,22 @@ def check_fit(out: Operand, x: Operand, shapes: tuple[tuple[int, ...], ...]) -> 
     """Check that `out` has the dtype and memory order of `x`, and one of these shapes.
 
     Raises:
-        UsageError: it has not.
+        UsageError: one of them differs.
     """
     if out.dtype is not x.dtype:
         raise UsageError(f"out has dtype {out.dtype.name} and x has {x.dtype.name}: they must be the same")
     if out.shape not in shapes:
-        wanted = " or ".join(str(shape) for shape in shapes)
-        raise UsageError(f"out has shape {out.shape}, and the result of x, which has {x.shape}, has {wanted}")
+        expected = " or ".join(str(shape) for shape in shapes)
+        raise UsageError(f"out has shape {out.shape}, and x has {x.shape}: pass an out of shape {expected}")
     if out.order != x.order and out.flat.size > 1:
         raise UsageError(f"out is in {out.order} order and x in {x.order} order: they must be the same")
 
 
 def copy(x: Operand, out: Operand) -> None:
-    """Copy the elements of `x` to `out`, in memory order, as a message would.
+    """Copy the elements of `x` to `out`, in memory order, as a message between ranks does.
 
     Raises:
-        UsageError: the dtypes or the numbers of elements are not equal.
+        UsageError: the dtypes or the numbers of elements differ.
     """
     if (x.dtype, x.flat.size) != (out.dtype, out.flat.size):
         both = f"{x.dtype.name}[{x.flat.size}] and out is {out.dtype.name}[{out.flat.size}]"
@@ -260,38 +259,44 @@ def copy(x: Operand, out: Operand) -> None:
 
 
 def check_apart(pairs: Sequence[tuple[AnyArray | None, AnyArray | None]]) -> None:
-    """Check that of several arrays, each with where its result goes, nothing is written that is another one as well.
+    """Check that no target shares memory with another array of the same list or group.
+
+    Args:
+        pairs: the source and the target of each array. These two may share memory.
 
     Raises:
-        UsageError: it is.
+        UsageError: a target shares memory with another array.
     """
-    lying = []
+    ranges: list[tuple[int, int, bool]] = []  # begin and end address, and whether it is written
     for source, target in pairs:
-        places = [_place(array) for array in (source, target) if array is not None]
+        addresses = [_addresses(array) for array in (source, target) if array is not None]
         if source is not None and target is not None and np.may_share_memory(source, target):
-            lying.append((min(begin for begin, _ in places), max(end for _, end in places), True))
+            ranges.append((min(begin for begin, _ in addresses), max(end for _, end in addresses), True))
         else:
-            written = [array is target for array in (source, target) if array is not None]
-            lying += [(*place, is_written) for place, is_written in zip(places, written, strict=True)]
-    lying = [(begin, end, is_written) for begin, end, is_written in lying if begin < end]
+            are_written = [array is target for array in (source, target) if array is not None]
+            ranges += [(*pair, is_written) for pair, is_written in zip(addresses, are_written, strict=True)]
+    ranges = [(begin, end, is_written) for begin, end, is_written in ranges if begin < end]
     end = written_end = 0
-    for begin, array_end, is_written in sorted(lying):
+    for begin, array_end, is_written in sorted(ranges):
         if begin < (end if is_written else written_end):
             raise UsageError("an out is in the memory of another array of the same list or group: pass separate arrays")
         end = max(end, array_end)
         written_end = max(written_end, array_end) if is_written else written_end
 
 
-def _place(array: AnyArray) -> tuple[int, int]:
+def _addresses(array: AnyArray) -> tuple[int, int]:
     begin = array.ctypes.data
     return begin, begin + array.nbytes
 
 
 def share_memory(x: Operand, out: Operand, offset: int | None) -> bool:
-    """Return whether the arrays lie in the same memory, `out` beginning `offset` elements after the beginning of `x`.
+    """Return whether a call is in place: whether `out` begins `offset` elements after the beginning of `x`.
+
+    Returns:
+        True if so, False if the arrays share no memory.
 
     Raises:
-        UsageError: they have some memory in common, but do not lie like that; or any, if `offset` is None.
+        UsageError: the arrays share memory in another way, or in any way if `offset` is None.
     """
     if not np.may_share_memory(x.flat, out.flat):
         return False
@@ -299,7 +304,7 @@ def share_memory(x: Operand, out: Operand, offset: int | None) -> bool:
         raise UsageError("x and out share memory: pass separate arrays")
     if out.flat.ctypes.data - x.flat.ctypes.data != offset * x.dtype.itemsize:
         raise UsageError(
-            "x and out overlap, but not as in place: pass the same array where both have the same shape, this rank's "
-            "part of the larger one where they have not, or separate arrays"
+            "x and out overlap, but not as a call in place needs: pass the same array if both have the same shape, "
+            "this rank's part of the larger array if not, or separate arrays"
         )
     return True

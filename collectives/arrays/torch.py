@@ -1,4 +1,7 @@
-"""Tensors of torch on the host: numpy arrays in the same memory, and back. This is loaded after torch has been."""
+"""Torch tensors as numpy arrays in the same memory, and back; on a GPU, the place of a tensor's memory.
+
+Used by: `adapters` and `device.adapters`, which import this module at the first tensor, when torch has been imported.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from unisono.collectives.arrays.adapters import on_device
 from unisono.collectives.arrays.dlpack import ForeignMemory
+from unisono.collectives.arrays.refusals import in_device_memory
 from unisono.errors import UsageError
 from unisono.transports.contracts.call import AnyArray
 
-# Types of torch that `Tensor.numpy` does not know: the integers that stand for them on the way, and numpy's types.
+# Torch dtypes that `Tensor.numpy` refuses: an integer dtype of the same size, to view the tensor as, and numpy's dtype.
 _BITS: dict[Any, tuple[Any, np.dtype[Any]]] = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
     torch.float8_e4m3fn: (torch.int8, np.dtype(ml_dtypes.float8_e4m3fn)),
     torch.float8_e5m2: (torch.int8, np.dtype(ml_dtypes.float8_e5m2)),
 }
-_TENSORS: dict[np.dtype[Any], Any] = {dtype: tensor for tensor, (_, dtype) in _BITS.items()}
+_TENSOR_DTYPES: dict[np.dtype[Any], Any] = {dtype: tensor_dtype for tensor_dtype, (_, dtype) in _BITS.items()}
 
 _OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (lambda x: x.layout is not torch.strided, "is sparse: pass {name}.to_dense()"),
@@ -34,16 +37,16 @@ def view(x: Any, name: str) -> AnyArray:
     """Return the elements of the tensor `x`, which errors call `name`, as a numpy array in the same memory.
 
     Raises:
-        UsageError: the tensor requires grad, or its elements do not lie in memory as what they are.
-        TransportUnavailableError: it is on a device.
+        UsageError: the tensor requires grad, is sparse, or is conjugated or negated only when it is read.
+        TransportUnavailableError: the tensor is on a device.
     """
     bits = _BITS.get(x.dtype)
     try:
         if bits is None:
-            plain: AnyArray = x.numpy()
-            return plain
-        if not x.requires_grad:  # integers never do, so that nothing would be refused
-            array: AnyArray = x.view(bits[0]).numpy().view(bits[1])
+            array: AnyArray = x.numpy()
+            return array
+        if not x.requires_grad:  # a view as integers never requires grad, so numpy() would not refuse it
+            array = x.view(bits[0]).numpy().view(bits[1])
             return array
     except (RuntimeError, TypeError) as error:
         raise _refusal(x, name, str(error)) from None
@@ -51,7 +54,7 @@ def view(x: Any, name: str) -> AnyArray:
 
 
 def view_to_write(x: Any, name: str) -> AnyArray:
-    """Return what `view` does, and let autograd know that the tensor changes. Raises what `view` does."""
+    """Return `view(x, name)`, and tell autograd that the tensor changes. Raises the errors of `view`."""
     array = view(x, name)
     touch(x)
     return array
@@ -59,23 +62,24 @@ def view_to_write(x: Any, name: str) -> AnyArray:
 
 def wrap(array: AnyArray, _: Any) -> Any:
     """Return a tensor in the memory of `array`."""
-    tensor = _TENSORS.get(array.dtype)
-    if tensor is None:
+    tensor_dtype = _TENSOR_DTYPES.get(array.dtype)
+    if tensor_dtype is None:
         return torch.from_numpy(array)
-    return torch.from_numpy(array.view(f"i{array.dtype.itemsize}")).view(tensor)
+    return torch.from_numpy(array.view(f"i{array.dtype.itemsize}")).view(tensor_dtype)
 
 
 # --- tensors on a GPU ----------------------------------------------------------------------------------------------
 
 
 def memory(x: Any, name: str) -> ForeignMemory:
-    """Return where a tensor on a GPU lies.
+    """Return the address, layout and device of a tensor on a GPU.
 
     Raises:
-        UsageError: the tensor requires grad, or its elements do not lie in memory as what they are.
+        UsageError: the tensor requires grad, is sparse, is conjugated or negated only when it is read, or has a dtype
+            that numpy lacks.
     """
-    for stands, advice in _OBSTACLES:
-        if stands(x):
+    for is_present, advice in _OBSTACLES:
+        if is_present(x):
             raise UsageError(f"{name} {advice.format(name=name)}")
     bits = _BITS.get(x.dtype)
     try:
@@ -88,27 +92,27 @@ def memory(x: Any, name: str) -> ForeignMemory:
 
 
 def stream(x: Any) -> int:
-    """Return the handle of the stream that torch uses now for the device of a tensor."""
+    """Return the handle of torch's current stream on the device of a tensor."""
     handle: int = torch.cuda.current_stream(x.device).cuda_stream
     return handle
 
 
 def empty(shape: tuple[int, ...], dtype: Any, x: Any, device: object, stream: object) -> Any:
-    """Return a new tensor on the device of `x`, of its type, in C order."""
+    """Return a new tensor on the device of `x`, with the dtype of `x`, in C order."""
     return x.detach().new_empty(shape)
 
 
 def touch(x: Any) -> None:
-    """Let autograd know that a tensor changes."""
+    """Tell autograd that a tensor changes."""
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
 
 
-def _refusal(x: Any, name: str, otherwise: str) -> Exception:
-    """Return the error that says why the tensor `x` has no view."""
+def _refusal(x: Any, name: str, reason: str) -> Exception:
+    """Return the error that says why the tensor `x` has no view; `reason` is torch's, for cases not listed here."""
     if x.device.type != "cpu":
-        return on_device(name, str(x.device))
-    for stands, advice in _OBSTACLES:
-        if stands(x):
+        return in_device_memory(name, str(x.device))
+    for is_present, advice in _OBSTACLES:
+        if is_present(x):
             return UsageError(f"{name} {advice.format(name=name)}")
-    return UsageError(f"{name} is a tensor of {x.dtype} that cannot be read as a numpy array: {otherwise}")
+    return UsageError(f"{name} is a tensor of {x.dtype} that cannot be read as a numpy array: {reason}")

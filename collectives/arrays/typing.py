@@ -1,7 +1,7 @@
-"""The arrays that calls take, for type checkers. What may be passed in fact, and what comes back, is in `kinds`.
+"""The types of arrays that calls take, for type checkers. `adapters` decides at run time what a call accepts.
 
-A result has the type of the array that it is the result of, which holds for every library; a plain buffer comes back as
-a numpy array, and so the types allow buffers only where none is made.
+A result has the type of the array that it is the result of, for every library. The exception is a plain buffer, whose
+result is a numpy array. So a signature accepts buffers only where the call makes no result array.
 """
 
 from __future__ import annotations

@@ -1,0 +1,13 @@
+"""The start of a job: from the environment of the launcher to a communicator of all ranks.
+
+- `init`: `un.init`, and what a communicator of all ranks holds open
+- `environment`: rank, size, store and key from environment variables
+- `launcher_variables`: the variables of mpirun, mpiexec and srun
+- `rendezvous`: how the ranks find each other
+- `shared_settings`: the settings of rank 0 that all ranks apply
+- `plugin_transport`: communicators over the transport of an installed package
+- `user_algorithms`: files that register algorithms of a user
+- `shrink`: a new communicator of the survivors after a rank was lost
+- `trust`: who can join a job besides its ranks
+- `exit_reason`: the error with which this process leaves a job
+"""

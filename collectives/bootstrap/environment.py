@@ -1,8 +1,10 @@
-"""What the launcher has told this process: its rank, the store, and where the job's key is.
+"""Detects the launcher of this process and reads rank, size, store and key of the job from its environment.
 
-Several launchers may have left variables: the first in the order of `_launchers` counts. Without any, the job has one
-rank. ``UNISONO_STORE``, if it is set, says where the ranks of any launcher meet. Nothing here opens a connection.
-Launchers are not asked which ranks share a host, as some have been wrong: ranks find out (`transports.locality`).
+Variables of several launchers may be present: the first in the order of `_launchers` counts. Without any, the job has
+one rank. If ``UNISONO_STORE`` is set, ranks of every launcher meet there. Nothing in this module opens a connection.
+
+Launchers are not asked which ranks share a host, because some were wrong. The ranks find out themselves, by
+`transports.host.host_discovery`.
 """
 
 from __future__ import annotations
@@ -31,34 +33,35 @@ _RANK, _SIZE = variable("rank"), variable("size")
 _STORE, _JOB = variable("store"), variable("job")
 _KEY_FD, _KEY_FILE = variable("key_fd"), variable("key_file")
 
-# What torch calls env://: a program is told these by hand, by a script or by an operator of Kubernetes.
+# The variables of torch's env://. A user, a script or a Kubernetes operator sets them.
 _ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 _TORCHRUN = (*_ENV, _TORCHRUN_ID)
-# The launcher of a job that has been told `_ENV` alone.
+# The launcher of a job with the variables `_ENV` alone.
 ENV = "env://"
-# Stands for a store where the ranks meet by MPI itself.
+# The store of a job whose ranks meet by MPI.
 MPI_WORLD = "mpi://world"
 
 _TORCHRUN_RESTART = "TORCHELASTIC_RESTART_COUNT"
 _LARGEST = 1 << 31
 
-# Keys that were read from inherited descriptors, by job: a pipe can be read once, `init` may be called again.
+# Keys read from inherited descriptors, by job. A pipe can be read only once, but `init` may be called again.
 _inherited_keys: dict[bytes, bytes] = {}
 
 
 @record
 class Launch:
-    """What a process knows of its job before it meets the others.
+    """The facts about a job that a process has before it meets the other ranks.
 
     Attributes:
         rank, size: this rank and the number of ranks.
         store: URL of the store, `MPI_WORLD`, or None for a job of one rank.
-        job: the job's id, 16 bytes, equal on all ranks; not secret. Empty if it follows from the key (`job_of_key`).
-        key: the job's key, 32 bytes, or None if the ranks must agree on one through the store (`agree_on_key`).
-        launcher: "unisono", "environment" (``UNISONO_*`` set by someone else), "torchrun", `ENV`, "srun", the
-            `launcher` of `places.OPEN_MPI` or `places.HYDRA`, "none", or in other words who calls `init` with a store
-            of its own.
+        job: the id of the job: 16 bytes, equal on all ranks, not secret. Empty if it follows from the key
+            (`job_of_key`).
+        key: the key of the job, 32 bytes; None if the ranks must agree on one through the store (`agree_on_key`).
+        launcher: "unisono", "environment" (``UNISONO_*`` set by another program), "torchrun", `ENV`, "srun", the
+            `launcher` of `launcher_variables.OPEN_MPI` or of `launcher_variables.HYDRA`, "none", or a description of a
+            program that passes its own store to `init`.
     """
 
     rank: int
@@ -70,13 +73,13 @@ class Launch:
 
     @property
     def served_host(self) -> str | None:
-        """The host on which this process must serve the store, empty for all interfaces; None if it need not.
+        """The host on which this process must serve the store; empty for all interfaces, None if it serves none.
 
-        Rank 0 must, when nobody who launched it does.
+        Rank 0 serves the store unless its launcher does.
         """
         if self.launcher == "unisono" or self.rank != 0 or not str(self.store).startswith("tcp://"):
             return None
-        # What MASTER_ADDR is to others (a service of Kubernetes, a name) need not be an address of rank 0.
+        # MASTER_ADDR may be a Kubernetes service or another name, and no address of rank 0 itself.
         is_anywhere = self.launcher == ENV and self.key is not None
         return "" if is_anywhere else host_and_port(str(self.store))[0]
 
@@ -85,29 +88,29 @@ _Read: TypeAlias = Callable[[Mapping[str, str]], Launch]
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Return what `environ` says about this process's place in its job.
+    """Return the `Launch` that `environ` describes.
 
-    A key in a descriptor is read here, once, and the descriptor is closed; later calls remember it.
+    The first call reads a key that comes in a descriptor, and closes the descriptor. Later calls return the same key.
 
     Raises:
-        UsageError: a variable is missing or has a value that it cannot have; the message names it.
+        UsageError: a variable is missing or has an invalid value; the message names it.
     """
     if _RANK in environ or _SIZE in environ:
         return _from_unisono(environ)
     for _, applies, read in _launchers():
         if applies(environ):
             return read(environ)
-    return _from_some(environ)
+    return _from_incomplete(environ)
 
 
 def launchers(environ: Mapping[str, str]) -> list[str]:
-    """Return the launchers that have left their variables in `environ`; `detect` takes the first."""
+    """Return the launchers whose variables are in `environ`; `detect` takes the first."""
     ours = ["Unisono's variables"] if _RANK in environ or _SIZE in environ else []
     return ours + [name for name, applies, _ in _launchers() if applies(environ)]
 
 
 def agree_on_key(store: Store, rank: int, timeout_s: float) -> bytes:
-    """Return a key that rank 0 makes and hands to the others through `store`, whose readers are so trusted.
+    """Return a key that rank 0 makes and passes to the others through `store`. Every reader of the store gets the key.
 
     Raises:
         RendezvousError: rank 0 did not set the key in time, or the store has failed.
@@ -128,7 +131,7 @@ def _from_unisono(environ: Mapping[str, str]) -> Launch:
     store = environ[_STORE]
     job = _job(environ[_JOB]) if _JOB in environ else _digest(store)
     return Launch(
-        *_place(environ, _RANK, _SIZE),
+        *_rank_and_size(environ, _RANK, _SIZE),
         store=store,
         job=job,
         key=_key(environ, job),
@@ -137,14 +140,14 @@ def _from_unisono(environ: Mapping[str, str]) -> Launch:
 
 
 def _master(environ: Mapping[str, str]) -> str:
-    """Return the host and the port that torch's variables name, as a URL has them."""
+    """Return host and port of torch's variables in the form of a URL."""
     host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 1, 1 << 16)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _from_env(environ: Mapping[str, str]) -> Launch:
     _require(environ, _ENV)
-    rank, size = _place(environ, "RANK", "WORLD_SIZE")
+    rank, size = _rank_and_size(environ, "RANK", "WORLD_SIZE")
     if size == 1:
         return Launch(0, 1, None, os.urandom(JOB_NBYTES), None, ENV)
     key = key_of_file(environ)
@@ -153,7 +156,7 @@ def _from_env(environ: Mapping[str, str]) -> Launch:
     master, port = _master(environ), environ["MASTER_PORT"]
     if rank == 0 and key is not None:
         master = f"localhost:{port}"  # see `Launch.served_host`
-    # Ranks may have different names for rank 0, which some operators tell that it is localhost.
+    # MASTER_ADDR stays out of the id, because it may differ: some operators set it to localhost on rank 0.
     return Launch(rank, size, f"tcp://{master}", _digest(f"{ENV} {port} {size}"), key, ENV)
 
 
@@ -165,7 +168,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
     store = environ.get(_STORE, f"torch://{_master(environ)}/{run}/{quote(restart, safe='')}")
     job = _digest(f"{store} {run} {restart}")
     return Launch(
-        *_place(environ, "RANK", "WORLD_SIZE"),
+        *_rank_and_size(environ, "RANK", "WORLD_SIZE"),
         store=store,
         job=job,
         key=_key(environ, job),
@@ -175,7 +178,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Launch:
 
 def _from_mpi(variables: Variables, environ: Mapping[str, str]) -> Launch:
     _require(environ, variables[1:])
-    rank, size = _place(environ, variables.rank, variables.size)
+    rank, size = _rank_and_size(environ, variables.rank, variables.size)
     store = environ.get(_STORE, MPI_WORLD)
     job = b"" if store == MPI_WORLD else _digest(store)
     if size == 1:
@@ -187,7 +190,7 @@ def _from_srun(environ: Mapping[str, str]) -> Launch:
     from unisono.collectives.bootstrap.launcher_variables import SRUN, STEP_RANK, STEP_SIZE, STEP_VARIABLES, step
 
     _require(environ, STEP_VARIABLES)
-    rank, size = _place(environ, STEP_RANK, STEP_SIZE)
+    rank, size = _rank_and_size(environ, STEP_RANK, STEP_SIZE)
     facts = step(environ)
     job = _digest(facts.name)
     key = key_of_file(environ)
@@ -203,22 +206,26 @@ def _from_srun(environ: Mapping[str, str]) -> Launch:
 
 
 def _launchers() -> tuple[tuple[str, _Applies, _Read], ...]:
-    """Return (name, whether it has started this process, what it says) of all launchers but Unisono's own, in order."""
+    """Return (name, test whether it started this process, reader) of each launcher except Unisono's own, in order."""
     from unisono.collectives.bootstrap.launcher_variables import HYDRA, OPEN_MPI, SRUN, is_of_step
 
     return (
-        # Launchers of one node, as torchrun's, are often started by srun or mpirun: they know more of their processes.
+        # Launchers of one node, such as torchrun, come first: srun or mpirun often start them, but not the ranks.
         ("torchrun", lambda environ: _TORCHRUN_ID in environ, _from_torchrun),
         (ENV, lambda environ: all(name in environ for name in _ENV), _from_env),
         (OPEN_MPI.launcher, lambda environ: OPEN_MPI.size in environ, partial(_from_mpi, OPEN_MPI)),
         (SRUN, is_of_step, _from_srun),
-        # After srun, which may serve MPI as Hydra does.
+        # After srun, which may set the variables of Hydra too.
         (HYDRA.launcher, lambda environ: HYDRA.size in environ, partial(_from_mpi, HYDRA)),
     )
 
 
-def _from_some(environ: Mapping[str, str]) -> Launch:
-    """Return what a part of the variables says: a job of one, or an error that names what is missing."""
+def _from_incomplete(environ: Mapping[str, str]) -> Launch:
+    """Return a job of one rank if no variables of a launcher are set.
+
+    Raises:
+        UsageError: only some of the variables of a launcher are set; the message names those that are missing.
+    """
     if _STORE in environ:
         return _from_unisono(environ)
     if environ.get("WORLD_SIZE") != "1" and ("RANK" in environ or "WORLD_SIZE" in environ):
@@ -236,12 +243,12 @@ def _require(environ: Mapping[str, str], names: tuple[str, ...]) -> None:
         )
 
 
-def _place(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
-    extent = _number(environ, size, 1, _LARGEST)
-    place = _number(environ, rank, 0, _LARGEST)
-    if place >= extent:
-        raise UsageError(f"{rank}={place} cannot be used: it must be less than {size}={extent}")
-    return place, extent
+def _rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
+    size_value = _number(environ, size, 1, _LARGEST)
+    rank_value = _number(environ, rank, 0, _LARGEST)
+    if rank_value >= size_value:
+        raise UsageError(f"{rank}={rank_value} cannot be used: it must be less than {size}={size_value}")
+    return rank_value, size_value
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, end: int) -> int:
@@ -262,7 +269,7 @@ def _job(text: str) -> bytes:
 
 
 def key_of_file(environ: Mapping[str, str]) -> bytes | None:
-    """Return the key in the file that `environ` names, or None if it names none.
+    """Return the key in the file that ``UNISONO_KEY_FILE`` names; None if the variable is not set.
 
     Raises:
         UsageError: the file cannot be used.
@@ -271,7 +278,7 @@ def key_of_file(environ: Mapping[str, str]) -> bytes | None:
 
 
 def job_of_key(key: bytes) -> bytes:
-    """Return the id of a job that has no other; it tells nothing of the key."""
+    """Return the id of a job that has no other id. The key cannot be computed from it."""
     return hashlib.sha256(b"job of " + key).digest()[:JOB_NBYTES]
 
 
@@ -296,8 +303,7 @@ def _key_from_descriptor(descriptor: int) -> bytes:
             return _checked(_read_fully(pipe, KEY_NBYTES), setting)
     except OSError as error:
         raise UsageError(
-            f"{setting} cannot be used: {error.strerror or error}; "
-            "a process that a rank starts cannot be that rank as well"
+            f"{setting} cannot be used: {error.strerror or error}; a process that a rank starts cannot be that rank too"
         ) from None
 
 
@@ -317,7 +323,9 @@ def _key_from_file(path: str) -> bytes:
     except OSError as error:
         raise UsageError(f"{setting} cannot be used: {error.strerror or error}") from None
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise UsageError(f"{setting} cannot be used: the file must belong to you, and to you alone (chmod 600)")
+        raise UsageError(
+            f"{setting} cannot be used: the file must belong to you and be readable by you alone (chmod 600)"
+        )
     return _checked(key, setting)
 
 

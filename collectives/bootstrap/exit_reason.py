@@ -1,4 +1,4 @@
-"""Why this process leaves a job: what the other ranks are told."""
+"""The reason for which this process leaves a job. The farewell to the other ranks carries it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 
 def reason_to_leave() -> str:
-    """Return the error because of which this process leaves, or an empty text if it leaves well."""
+    """Return the exception that ends this process, as ``ValueError: text``; an empty text if there is none."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     return "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,7 @@
-"""`init`: from what the launcher has told this process to a communicator of all ranks."""
+"""`init`: detects the launcher, lets the ranks of the job meet, and returns the communicator of all ranks.
+
+It also closes open communicators at exit, and makes calls fail in a forked child.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from unisono import log
+from unisono.collectives.bootstrap import shared_settings
 from unisono.collectives.bootstrap.environment import MPI_WORLD, Launch, detect, job_of_key, key_of_file
 from unisono.collectives.bootstrap.exit_reason import reason_to_leave
-from unisono.collectives.bootstrap.rendezvous import Meeting, meeting_of
-from unisono.collectives.bootstrap.shared_settings import SHARED_OPTIONS, adopted, offered, report_differences
+from unisono.collectives.bootstrap.rendezvous import Rendezvous, rendezvous_of
 from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import UnisonoError, UsageError
@@ -37,31 +40,32 @@ _FORKED = "this process was forked from a rank; call unisono in the rank itself,
 
 
 class _Job:
-    """What a world communicator holds open.
+    """Everything that a communicator of all ranks holds open.
 
-    It is closed with the communicator; when the communicator and all that needs its links are garbage; or at exit.
+    It is closed with the communicator, at exit, or when the communicator and every object that needs its links are
+    garbage.
 
     Attributes:
-        native: the executor by which a transport of a third party was opened, or None.
+        native: the executor over Unisono's own links through which a plugin transport was opened, or None.
     """
 
-    def __init__(self, session: Session, meeting: Meeting, server: StoreServer | None) -> None:
+    def __init__(self, session: Session, rendezvous: Rendezvous, server: StoreServer | None) -> None:
         self.session = session
-        self.meeting = meeting
+        self.rendezvous = rendezvous
         self.native: NativeExecutor | None = None
         self._server = server
         self._closing = threading.RLock()
         self._is_closed = False
 
     def belong_to(self, world: Communicator, executor: Executor) -> None:
-        """Be what `world` holds open, which works and plans need as well, as long as there is its `executor`."""
+        """Stay open as long as `executor` exists, which `world`, its works and its plans refer to."""
         self._world = weakref.ref(world)
         self._finalizer = weakref.finalize(executor, self._drop)
         self._finalizer.atexit = False
         _jobs.add(self)
 
     def close(self) -> None:
-        """Close everything; if another thread does so, wait until it has."""
+        """Close everything. If another thread is doing so, wait until it has."""
         with self._closing, contextlib.ExitStack() as parts:
             if self._is_closed:
                 return
@@ -70,33 +74,37 @@ class _Job:
             parts.callback(_jobs.discard, self)
             if self._server is not None:
                 parts.callback(self._server.close)
-            parts.callback(self.meeting.close)
+            parts.callback(self.rendezvous.close)
             parts.callback(self.session.close, reason_to_leave())
             if self.native is not None:
                 parts.callback(self.native.close)
 
     def end(self) -> None:
-        """At exit: close the communicator, if there still is one, or what it has held open."""
+        """Close the communicator at exit; if it is garbage, close what it held open."""
         world = self._world()
         (self if world is None else world).close()
 
     def abandon(self) -> None:
-        """In a forked child: make calls raise, and let nothing be closed that is the parent's."""
+        """Make calls raise in a forked child, and close nothing there that belongs to the parent."""
         self._finalizer.detach()
         if (world := self._world()) is not None:
             world._abandon(_FORKED)
         self.session.abandon()
 
     def _drop(self) -> None:
-        """Close everything in another thread, because the garbage collector calls this, in any thread and at any time.
+        """Close everything in another thread. The garbage collector calls this, in any thread and at any time.
 
-        What MPI has made stays until exit: it must be freed in the thread that has initialised MPI.
+        Objects of MPI stay open until exit, because only the thread that initialised MPI may free them.
         """
-        if self.meeting.comm is None:
+        if self.rendezvous.comm is None:
             self.session.call_soon(self._close_unless_another_does)
 
     def _close_unless_another_does(self) -> None:
-        """Close everything; but a thread that does so already waits for the listener's thread, which runs this."""
+        """Close everything, unless another thread is doing so.
+
+        The listener's thread runs this method. The other thread waits for the listener's thread, so waiting for the
+        other thread would be a deadlock.
+        """
         if self._closing.acquire(blocking=False):
             try:
                 self.close()
@@ -104,11 +112,11 @@ class _Job:
                 self._closing.release()
 
 
-# How often this process has met others by a key that it was given, as a rank of a job.
-_meetings: defaultdict[tuple[bytes, bytes, int], Iterator[int]] = defaultdict(itertools.count)
-# Sentences about strange variables that this process has logged.
+# By key, job and rank: how often this process has met other ranks with a key from its launcher or a file.
+_rendezvous_counts: defaultdict[tuple[bytes, bytes, int], Iterator[int]] = defaultdict(itertools.count)
+# Sentences about unknown variables that this process has logged.
 _reported: set[str] = set()
-_jobs: set[_Job] = set()  # those that are open
+_jobs: set[_Job] = set()  # the open ones
 
 
 def init(
@@ -121,25 +129,29 @@ def init(
 ) -> Communicator:
     """Meet the other ranks of the job and return the communicator of all of them.
 
-    Rank, size and store come from the launcher's environment (`unisono run`, torchrun, the four variables of torch,
-    mpirun, srun), or from the arguments; without either, the communicator has one rank. All ranks must call it equally
-    often. It is closed by `Communicator.close`, by ``with``, at exit, or soon after it has become garbage together with
-    its plans and works.
+    Rank, size and store come from the environment of the launcher (`unisono run`, torchrun, the four variables of
+    torch, mpirun, srun), or from the arguments. Without either, the communicator has one rank. Every rank must call
+    this equally often.
+
+    The communicator is closed by `Communicator.close`, by ``with``, at exit, or soon after it has become garbage
+    together with its plans and works.
 
     Args:
-        options: settings; by default those of the ``UNISONO_*`` variables. All ranks adopt rank 0's `transports`,
-            `algorithm`, `table`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`, and say so where theirs differ.
-        store: where the ranks meet, ``tcp://host:port`` (served by rank 0) or ``file:///directory``; or a store of
-            torch.distributed, which the ranks of this job alone use at its prefix, and which hands over the job's key.
-        rank: this rank; with `store` only.
-        size: the number of ranks; with `store` only.
-        mpi_comm: an intracommunicator of mpi4py, all ranks of which call this: they become the ranks, in its order.
+        options: settings; by default those of the ``UNISONO_*`` variables. All ranks use rank 0's `transports`,
+            `algorithm`, `table`, `segment_nbytes`, `tcp_streams` and `tcp_checksum`. A rank whose own values differ
+            logs a warning.
+        store: the place where the ranks meet: ``tcp://host:port`` (served by rank 0), ``file:///directory``, or a store
+            of torch.distributed. Only the ranks of this job may use a torch store under its prefix, because it passes
+            them the key of the job.
+        rank: this rank; only with `store`.
+        size: the number of ranks; only with `store`.
+        mpi_comm: an intracommunicator of mpi4py. All its ranks must call this, and become the ranks in its order.
 
     Raises:
         UsageError: an argument or an environment variable cannot be used.
-        RendezvousError: ranks did not arrive within the option `rendezvous_timeout_s` (the message names them), gave up
-            (it says why), or the store cannot be used.
-        TransportUnavailableError: the system refuses what ranks need: descriptors, threads, system calls.
+        RendezvousError: ranks did not arrive within the option `rendezvous_timeout_s` (the message names them), a rank
+            gave up (the message says why), or the store cannot be used.
+        TransportUnavailableError: the system refuses descriptors, threads or system calls that ranks need.
     """
     settings = Options.from_environment(os.environ) if options is None else options
     if settings.load:
@@ -147,38 +159,38 @@ def init(
 
         load_all(settings.load)
     launch = _launch(store, rank, size, mpi_comm)
-    if not _jobs:  # of several, the first gives the process its name
+    if not _jobs:  # the first job of a process decides about its log
         log.configure(settings.log, launch.rank, launch.size)
     _report_strange_variables(launch.rank)
     began = time.perf_counter()
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     session: Session | None = None
     try:
-        meeting = meeting_of(launch, settings, store if mpi_comm is None else mpi_comm)
-        key = meeting.key
-        # A key that was made for this meeting is never used again, and need not be remembered.
-        number = 0 if launch.key is None else next(_meetings[launch.key, launch.job, launch.rank])
+        rendezvous = rendezvous_of(launch, settings, store if mpi_comm is None else mpi_comm)
+        key = rendezvous.key
+        # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
+        number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])
         identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
         session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
-        world = join_world(session, meeting, settings)
-        meeting.end()
+        world = join_world(session, rendezvous, settings)
+        rendezvous.end()
         _report_trust(launch)
     except BaseException as error:
-        failed = _failure_of(launch, error)
+        failure = _failure_of(launch, error)
         if session is not None:
             session.close(reason_to_leave())
-        if meeting is not None:
-            meeting.give_up(f"rank {launch.rank} gave up: {getattr(failed, 'message', None) or repr(failed)}")
-            meeting.close()
-        if isinstance(failed, UnisonoError):
-            raise failed.with_traceback(None) from None  # how the ranks meet is nothing that the caller could mend
+        if rendezvous is not None:
+            rendezvous.give_up(f"rank {launch.rank} gave up: {getattr(failure, 'message', None) or repr(failure)}")
+            rendezvous.close()
+        if isinstance(failure, UnisonoError):
+            raise failure.with_traceback(None) from None  # the internals of the rendezvous do not help the caller
         raise
     _log.info("%d rank(s) met in %.1f ms, launched by: %s", launch.size, _ms_since(began), launch.launcher)
     return world
 
 
 def _report_strange_variables(rank: int) -> None:
-    """Log variables that look like settings, once; as a warning on rank 0 alone, since ranks mostly share them."""
+    """Log each unknown ``UNISONO_*`` variable once: as a warning on rank 0 only, because ranks mostly share them."""
     for sentence in strange_variables(os.environ):
         if sentence not in _reported:
             _reported.add(sentence)
@@ -193,18 +205,18 @@ def _report_trust(launch: Launch) -> None:
 
 
 def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> Launch:
-    given = (store is not None, rank is not None, size is not None)
+    are_present = (store is not None, rank is not None, size is not None)
     if mpi_comm is not None:
-        if any(given):
-            raise UsageError("mpi_comm says rank and size, and where to meet: give it without store, rank and size")
+        if any(are_present):
+            raise UsageError("mpi_comm determines rank, size and store: pass it without store, rank and size")
         from unisono.transports.mpi.library import checked
 
         comm = checked(mpi_comm)
         return Launch(comm.Get_rank(), comm.Get_size(), MPI_WORLD, b"", None, "a program with MPI")
-    if not any(given):
+    if not any(are_present):
         return detect(os.environ)
-    if not all(given):
-        raise UsageError("store, rank and size must be given together, or none of them")
+    if not all(are_present):
+        raise UsageError("pass store, rank and size together, or none of them")
     if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
         raise UsageError(f"rank must be an integer from 0 to size - 1; got rank={rank!r} and size={size!r}")
     if not isinstance(store, str):
@@ -213,53 +225,55 @@ def _launch(store: Any, rank: int | None, size: int | None, mpi_comm: Any) -> La
 
 
 def _failure_of(launch: Launch, error: BaseException) -> BaseException:
-    """Return an error of `init` as people are to see it: what the system refuses is told with its limit."""
+    """Return the error that `init` raises: for a refusal of the system, one that names the limit."""
     if not (isinstance(error, Exception) and is_refusal(error)):
         return error
     return unavailable(f"rank {launch.rank} of {launch.size} cannot take part in the job", error, rank=launch.rank)
 
 
-def join_world(session: Session, meeting: Meeting, options: Options, server: StoreServer | None = None) -> Communicator:
-    """Meet the other ranks and return the communicator of all of them, which closes all three when it is closed.
+def join_world(
+    session: Session, rendezvous: Rendezvous, options: Options, server: StoreServer | None = None
+) -> Communicator:
+    """Meet the other ranks and return the communicator of all ranks. It closes session, rendezvous and server.
 
     Raises:
         UnisonoError: the ranks could not meet; nothing has been closed.
     """
-    job = _Job(session, meeting, server)
+    job = _Job(session, rendezvous, server)
     cores = sum(1 << core for core in os.sched_getaffinity(0))
     me = Member(session.identity.rank, session.addresses, f"{cores:x}", session.surroundings)
-    roster = meeting.join(me, options.rendezvous_timeout_s, offered(options, session.identity.rank))
-    with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide what is chosen
-        known = adopted(roster.settings)
-    report_differences(options, roster.settings)
+    roster = rendezvous.join(me, options.rendezvous_timeout_s, shared_settings.collect(options, session.identity.rank))
+    with _core.DefaultFloatEnvironment():  # all ranks must read the same numbers, because these decide about algorithms
+        tuner_state = shared_settings.apply(roster.settings)
+    shared_settings.report_differences(options, roster.settings)
     try:
-        agreed = options.adopting({name: roster.settings[name] for name in SHARED_OPTIONS})
-    except UsageError:  # a transport that is installed elsewhere: the others are to hear of it
-        session.meet(roster, options.adopting({"transports": "auto"}), meeting.comm)
+        agreed = options.adopting({name: roster.settings[name] for name in shared_settings.SHARED_OPTIONS})
+    except UsageError:  # a plugin that this rank lacks: meet the others first, so that they get the error
+        session.meet(roster, options.adopting({"transports": "auto"}), rendezvous.comm)
         raise
-    executor, place = _executor(roster, agreed, job)
-    world = Communicator(executor, place, agreed, job.close, known)
+    executor, host_layout = _executor(roster, agreed, job)
+    world = Communicator(executor, host_layout, agreed, job.close, tuner_state)
     job.belong_to(world, executor)
     return world
 
 
 def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, HostLayout]:
-    """Return what runs the calls of all ranks, and where they are; the control links are there then."""
-    name, session, comm = options.third_party, job.session, job.meeting.comm
+    """Open the control links; return the executor for the calls of all ranks, and the host layout."""
+    name, session, comm = options.third_party, job.session, job.rendezvous.comm
     if name is None:
         session.meet(roster, options, comm)
-        executor = NativeExecutor(session, mpi=job.meeting.collectives())
-        return executor, _place(roster, options.preference)
+        executor = NativeExecutor(session, mpi=job.rendezvous.collectives())
+        return executor, _host_layout(roster, options.preference)
     from unisono.collectives.bootstrap.plugin_transport import open_executor
 
-    ours = options.adopting({"transports": ",".join(resolved(("auto",)))})
-    session.meet(roster, ours, comm)
+    own_links = options.adopting({"transports": ",".join(resolved(("auto",)))})
+    session.meet(roster, own_links, comm)
     job.native = NativeExecutor(session)
-    opened = open_executor(name, session, job.native, ours)
-    return opened, _place(roster, ("local" if opened.maps_memory else "tcp",))
+    plugin_executor = open_executor(name, session, job.native, own_links)
+    return plugin_executor, _host_layout(roster, ("local" if plugin_executor.maps_memory else "tcp",))
 
 
-def _place(roster: Roster, preference: tuple[str, ...]) -> HostLayout:
+def _host_layout(roster: Roster, preference: tuple[str, ...]) -> HostLayout:
     hosts: defaultdict[str, list[int]] = defaultdict(list)
     masks: defaultdict[str, int] = defaultdict(int)
     for member in roster.members:

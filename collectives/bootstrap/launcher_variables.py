@@ -1,7 +1,10 @@
-"""The places that mpirun and srun give to processes, as their environment variables say them.
+"""Reads rank, size and nodes from the environment variables of mpirun, mpiexec and srun.
 
-mpirun of Open MPI, and the Hydra launcher of MPICH and Intel MPI, only differ in names. srun starts the tasks of a
-*step* of a job; a batch script and an interactive shell of the job see variables of it as well, but are no tasks.
+mpirun of Open MPI, and the Hydra launcher of MPICH and Intel MPI, differ only in the names of the variables. srun
+starts the tasks of a *step* of a job. A batch script and an interactive shell of the job also see variables of the
+step, but are not tasks.
+
+Used by: `environment`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from unisono.errors import UsageError
 
 
 class Variables(NamedTuple):
-    """The variables in which a launcher of MPI gives a process its place, and what people call the launcher."""
+    """The name of a launcher of MPI, and the variables in which it passes rank and size to a process."""
 
     launcher: str
     rank: str
@@ -30,16 +33,16 @@ _JOB, _STEP, _RESTART = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"
 _NODES = "SLURM_STEP_NODELIST"
 STEP_VARIABLES = (_JOB, _STEP, STEP_RANK, STEP_SIZE, _NODES)
 
-# Below the ports that systems hand out by themselves.
+# The range lies below the ephemeral ports of systems.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 
 class Step(NamedTuple):
-    """What srun says of the step that this process is a task of.
+    """The step of which this process is a task.
 
     Attributes:
-        name: tells it from all other steps, also of the same job before it was started again.
-        nodes: the names of its nodes, in the order of the tasks.
+        name: a text that no other step has. It also differs after a restart of the job.
+        nodes: the names of the nodes of the step, in the order of the tasks.
     """
 
     name: str
@@ -53,10 +56,11 @@ class Step(NamedTuple):
 
 
 def is_of_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process as a task, and not what srun started for Hydra or in a shell.
+    """Return whether srun started this process as a task itself, and not for Hydra or in a shell.
 
-    Hydra has srun start one process on each node, which starts the ranks; those have its variables and srun's. With a
-    rank on each node both say the same. srun itself sets those of Hydra where it is told to serve MPI.
+    Hydra makes srun start one process on each node, and that process starts the ranks. So such ranks have the variables
+    of both. With one rank on each node, both sets agree, and either may be used. srun sets Hydra's variables itself if
+    it serves MPI.
     """
     if _STEP not in environ or STEP_SIZE not in environ:
         return False
@@ -64,20 +68,20 @@ def is_of_step(environ: Mapping[str, str]) -> bool:
 
 
 def step(environ: Mapping[str, str]) -> Step:
-    """Return what `environ`, which has all of `STEP_VARIABLES`, says of the step.
+    """Return the step that `environ`, which has all of `STEP_VARIABLES`, describes.
 
     Raises:
-        UsageError: a variable has a value that it cannot have.
+        UsageError: the list of nodes is not one.
     """
     name = f"slurm {environ[_JOB]}.{environ[_STEP]} {environ.get(_RESTART, '0')}"
     return Step(name, node_names(environ[_NODES]))
 
 
 def node_names(text: str) -> list[str]:
-    """Return the names in a list of nodes as Slurm writes it.
+    """Return the names in a list of nodes in Slurm's notation.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `text` does not follow the notation.
 
     >>> node_names("login,node[01-03,7],r[1-2]n[0-1]")
     ['login', 'node01', 'node02', 'node03', 'node7', 'r1n0', 'r1n1', 'r2n0', 'r2n1']
@@ -89,22 +93,22 @@ def node_names(text: str) -> list[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the parts of a list, at the commas that stand outside of brackets."""
+    """Yield the parts of a list, split at the commas outside of brackets."""
     depth = start = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
             raise _no_nodes(text)
         if character == "," and depth == 0:
-            yield text[start:place]
-            start = place + 1
+            yield text[start:index]
+            start = index + 1
     if depth:
         raise _no_nodes(text)
     yield text[start:]
 
 
 def _expanded(part: str, whole: str) -> Iterator[str]:
-    """Yield the names that a part stands for; in each of its brackets there are numbers and ranges of numbers."""
+    """Yield the names that a part stands for. Each bracket holds numbers and ranges of numbers."""
     before, bracket, rest = part.partition("[")
     if not bracket:
         yield part
@@ -121,4 +125,4 @@ def _expanded(part: str, whole: str) -> Iterator[str]:
 
 
 def _no_nodes(text: str) -> UsageError:
-    return UsageError(f"{_NODES}={text!r} cannot be used: it must be names of nodes, as node[01-03,7]")
+    return UsageError(f"{_NODES}={text!r} cannot be used: it must list names of nodes, such as node[01-03,7]")

@@ -1,4 +1,4 @@
-"""Communicators over a transport of an installed package: how it is opened, with what Unisono has opened before."""
+"""Opens a plugin transport (a transport of an installed package) with the help of Unisono's own links."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from unisono.transports.message.supervised import WatchedTransport
 
 
 def open_executor(name: str, session: Session, native: NativeExecutor, options: Options) -> GenericExecutor:
-    """Return the executor of all ranks over the transport `name`; all ranks call it.
+    """Return the executor of all ranks over the transport `name`. All ranks call this.
 
     Args:
-        name: that of an installed transport.
-        session: this rank's, which has met the others.
-        native: of all ranks over our own links, by which the bootstrap's exchanges and objects go; it is closed with
-            what is returned.
-        options: `rendezvous_timeout_s` is how long opening may take.
+        name: the name of an installed transport.
+        session: the session of this rank, which has met the others.
+        native: the executor of all ranks over Unisono's own links. It carries the exchanges of the bootstrap, and later
+            objects. The returned executor closes it.
+        options: `rendezvous_timeout_s` limits the time for opening.
 
     Raises:
-        UsageError, TransportUnavailableError: it cannot be had here.
-        PeerLostError: it cannot on another rank, which says why.
+        UsageError, TransportUnavailableError: this rank cannot open the transport.
+        PeerLostError: another rank cannot open it; the message says why.
     """
     everyone = tuple(range(native.size))
     deadline = Deadline(options.rendezvous_timeout_s)
-    meeting = Communicator(native, HostLayout((everyone,), "tcp"), options)
+    bootstrap_comm = Communicator(native, HostLayout((everyone,), "tcp"), options)
 
     def exchange(data: bytes) -> list[bytes]:
         mine = np.frombuffer(data, np.uint8)
-        counts = meeting.allgather(np.array([mine.size]), timeout_s=deadline.left_s()).ravel().tolist()
-        told = meeting.allgatherv(mine, counts, timeout_s=deadline.left_s()).tobytes()
+        counts = bootstrap_comm.allgather(np.array([mine.size]), timeout_s=deadline.left_s()).ravel().tolist()
+        received = bootstrap_comm.allgatherv(mine, counts, timeout_s=deadline.left_s()).tobytes()
         ends = np.cumsum(counts).tolist()
-        return [told[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        return [received[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     bootstrap = Bootstrap(native.rank, native.size, native.members, exchange, deadline.when)
     transport = open_transport(name, factory_of(name), bootstrap)
     try:
-        exchange(b"")  # so that all have it, or none
+        exchange(b"")  # fails if another rank has not opened it: all ranks have the transport, or none
     except BaseException:
         transport.close()
         raise

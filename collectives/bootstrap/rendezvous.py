@@ -1,4 +1,7 @@
-"""How the ranks of a job meet, whatever it is that they meet by: each then has the job's key and the roster."""
+"""The rendezvous of a job: through a store, by MPI, or alone. Afterwards each rank has the key and the roster.
+
+Used by: `init` and `shrink`.
+"""
 
 from __future__ import annotations
 
@@ -24,39 +27,39 @@ if TYPE_CHECKING:
     from unisono.transports.mpi.collectives import MpiCollectives
 
 
-# How long rank 0, when it serves the store and gives up, lets the others read why.
+# How long rank 0, which serves the store, keeps it open after it gave up, so that the others can read the reason.
 _LINGER_S = 2.0
 
 
-class Meeting(Protocol):
-    """A place where the ranks meet.
+class Rendezvous(Protocol):
+    """The way in which the ranks of a job find each other.
 
     Attributes:
-        key: the job's.
-        comm: the communicator of mpi4py, of our own, that the ranks meet by, or None.
+        key: the key of the job.
+        comm: a communicator of mpi4py, duplicated for Unisono, if the ranks meet by MPI; otherwise None.
     """
 
     key: bytes
     comm: Any
 
     def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
-        """Meet the other ranks; see `roster.join`."""
+        """Publish this rank and return the roster of all ranks; see `roster.join`."""
 
     def end(self) -> None:
-        """Leave nothing that a stranger could read: all ranks have met. What `collectives` returned stays usable."""
+        """Remove everything that others could read, once all ranks have met. `collectives` stays usable."""
 
     def give_up(self, reason: str) -> None:
-        """Tell the others, as far as that can be done, that this rank does not come."""
+        """Tell the other ranks, if that is still possible, that this rank will not come."""
 
     def collectives(self) -> MpiCollectives | None:
-        """Return the collectives of MPI over the ranks, if it is there that they meet."""
+        """Return the collectives of MPI over the ranks, if the ranks meet by MPI; otherwise None."""
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Release the connections. May be called twice."""
 
 
 class SingleRank:
-    """Where a job of one rank meets."""
+    """The rendezvous of a job of one rank."""
 
     comm = None
 
@@ -64,26 +67,25 @@ class SingleRank:
         self.key = os.urandom(KEY_NBYTES)
 
     def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
-        """See `Meeting.join`."""
         return Roster((me,), settings)
 
     def end(self) -> None:
-        """See `Meeting.end`."""
+        """Do nothing."""
 
     def give_up(self, reason: str) -> None:
-        """See `Meeting.give_up`."""
+        """Do nothing: there is no other rank."""
 
     def collectives(self) -> None:
-        """See `Meeting.collectives`."""
+        """Return None."""
 
     def close(self) -> None:
-        """See `Meeting.close`."""
+        """Do nothing."""
 
 
 class StoreRendezvous:
-    """A store in which the ranks meet; where no launcher has given the key, they agree on one there.
+    """The rendezvous through a store. Without a key from the launcher, the ranks agree on one there.
 
-    `server` serves the store, if this process does so for the meeting alone.
+    `server` serves the store, if this process does so for the rendezvous alone.
     """
 
     comm = None
@@ -108,51 +110,47 @@ class StoreRendezvous:
             raise
 
     def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
-        """See `Meeting.join`."""
         return join(self._store, self._rank, self._size, me, timeout_s, settings=settings)
 
     def end(self) -> None:
-        """See `Meeting.end`."""
         self._store.clear()
         self.close()
 
     def give_up(self, reason: str) -> None:
-        """See `Meeting.give_up`."""
         give_up(self._store, self._rank, self._size, reason)
         self._store.close()
         if self._server is not None:
             self._server.close(linger_s=_LINGER_S, clients=self._size)
 
     def collectives(self) -> None:
-        """See `Meeting.collectives`."""
+        """Return None."""
 
     def close(self) -> None:
-        """See `Meeting.close`."""
         self._store.close()
         if self._server is not None:
             self._server.close()
 
 
-def meeting_of(launch: Launch, options: Options, given: Any) -> Meeting:
-    """Return where the ranks meet; `given` is the store or the communicator of mpi4py that the program has, or None.
+def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
+    """Return the rendezvous of a job. `passed` is the store or mpi4py communicator that the program passed, or None.
 
     Raises:
-        UsageError: what is to be used for that cannot be.
-        RendezvousError: the others, or rank 0 alone, did not come in time.
+        UsageError: the store or MPI cannot be used.
+        RendezvousError: rank 0 or other ranks did not arrive in time.
     """
     limit_s = options.rendezvous_timeout_s
     if launch.store == MPI_WORLD:
         from unisono.transports.mpi.library import world_of
         from unisono.transports.rendezvous.mpi import MpiMeeting
 
-        return MpiMeeting(world_of(launch.launcher, launch.size) if given is None else given, limit_s)
-    if launch.launcher == ENV and (of_torch := store_of_process_group(launch.rank, launch.size)) is not None:
-        return StoreRendezvous(given_store(of_torch, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+        return MpiMeeting(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
+    if launch.launcher == ENV and (torch_store := store_of_process_group(launch.rank, launch.size)) is not None:
+        return StoreRendezvous(given_store(torch_store, launch.rank), launch.rank, launch.size, launch.key, limit_s)
     if launch.store is not None:
         return _at_url(launch, launch.store, limit_s)
-    if given is None:
+    if passed is None:
         return SingleRank()
-    return StoreRendezvous(given_store(given, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+    return StoreRendezvous(given_store(passed, launch.rank), launch.rank, launch.size, launch.key, limit_s)
 
 
 def _at_url(launch: Launch, url: str, limit_s: float) -> StoreRendezvous:

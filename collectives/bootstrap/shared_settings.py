@@ -1,6 +1,9 @@
-"""What rank 0 knows for choosing algorithms, and all ranks adopt: the table, the calibration, and its options.
+"""Settings of rank 0 that all ranks apply: its options, its decision table and its calibration.
 
-It travels with the roster, as text, so it costs no message of its own; and all ranks choose by the same.
+They travel as text with the roster, so they need no message of their own. With equal settings, all ranks choose the
+same algorithms.
+
+Used by: `init`, which calls `collect` before the rendezvous and `apply` after it.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ from unisono.tuning.machine.parameters import from_json, priors, to_json as para
 
 _log = log.get(log.NAME)
 
-# The options of rank 0 that all ranks adopt: they must choose the same algorithms, and treat links alike.
+# The options that all ranks take from rank 0, because they must choose the same algorithms and treat links alike.
 SHARED_OPTIONS = ("transports", "algorithm", "segment_nbytes", "tcp_streams", "tcp_checksum")
 _MOST_NBYTES = 512 << 10
 
 
-def offered(options: Options, rank: int) -> dict[str, Any]:
-    """Return what this rank would have all ranks use: its options, what its machine is, its table and calibration.
+def collect(options: Options, rank: int) -> dict[str, Any]:
+    """Return the settings that this rank publishes: options, a description of the machine, table and calibration.
 
-    Only rank 0's are looked at. What is wrong with them is an item of its own, for all ranks to raise.
+    Only those of rank 0 are used. If one of them is invalid, the item ``refusal`` holds the error, which all ranks
+    then raise in `apply`.
     """
-    found = _own(options) | {
+    settings = _shared_options(options) | {
         "table": "",
         "table_name": options.table,
         "table_hash": "",
@@ -41,22 +45,24 @@ def offered(options: Options, rank: int) -> dict[str, Any]:
         "refusal": "",
     }
     if rank > 0:
-        return found
+        return settings
     try:
-        found["table"], found["table_hash"] = _text_of_table(options.table), _hash_of(options.table)
-        found |= _of_this_machine(has_table=bool(options.table))
-        if options.table and not _is_of(found["table"], found["machine"]):
-            _log.warning("the table %s is of another machine: `unisono tune` makes one of this", options.table)
+        settings["table"], settings["table_hash"] = _text_of_table(options.table), _hash_of(options.table)
+        settings |= _of_this_machine(has_table=bool(options.table))
+        if options.table and not _is_of(settings["table"], settings["machine"]):
+            _log.warning(
+                "the table %s is of another machine: run `unisono tune` to make one of this machine", options.table
+            )
     except UsageError as error:
-        found["refusal"] = str(error)
-    return found
+        settings["refusal"] = str(error)
+    return settings
 
 
-def adopted(settings: Mapping[str, Any]) -> TunerState:
-    """Return what rank 0's settings tell the tuner.
+def apply(settings: Mapping[str, Any]) -> TunerState:
+    """Return the tuner state that the settings of rank 0 describe.
 
     Raises:
-        UsageError: they cannot be used, on all ranks alike.
+        UsageError: a setting is invalid. All ranks raise the same error.
     """
     if settings["refusal"]:
         raise UsageError(settings["refusal"])
@@ -64,39 +70,39 @@ def adopted(settings: Mapping[str, Any]) -> TunerState:
         from unisono.tuning.decide.forced_rules import rules
 
         rules(settings["algorithm"])
-    usual = priors(settings["maker"])
+    default_parameters = priors(settings["maker"])
     if not settings["machine"]:
-        return TunerState(parameters=usual)
+        return TunerState(parameters=default_parameters)
     table = None
     if settings["table"]:
         from unisono.tuning.decide.table import from_text
 
         table = from_text(settings["table"], settings["table_name"])
-    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else usual
+    parameters = from_json(json.loads(settings["parameters"])) if settings["parameters"] else default_parameters
     return TunerState(table, parameters, settings["machine"])
 
 
 def report_differences(options: Options, settings: Mapping[str, Any]) -> None:
-    """Tell which options of this rank give way to others of rank 0; tables differ if their contents do."""
-    theirs = [(name, value, settings[name]) for name, value in _own(options).items()]
+    """Log each option of this rank that differs from rank 0's, whose value is used. Tables are compared by content."""
+    pairs = [(name, value, settings[name]) for name, value in _shared_options(options).items()]
     if options.table != settings["table_name"]:
-        theirs.append(("table", options.table, settings["table_name"]))
+        pairs.append(("table", options.table, settings["table_name"]))
     elif options.table and _hash_of(options.table) != settings["table_hash"]:
-        theirs.append(("table", f"what is in {options.table} here", "what is there on rank 0"))
-    for name, own, of_rank_0 in theirs:
-        if own != of_rank_0:
-            _log.warning("the option %s is %r on this rank, and gives way to rank 0's %r", name, own, of_rank_0)
+        pairs.append(("table", f"the content of {options.table} here", "the content of that file on rank 0"))
+    for name, here, on_rank_0 in pairs:
+        if here != on_rank_0:
+            _log.warning("the option %s is %r on this rank: rank 0's %r is used instead", name, here, on_rank_0)
 
 
-def _own(options: Options) -> dict[str, Any]:
-    """Return the options that are shared, as they travel."""
-    found = {name: getattr(options, name) for name in SHARED_OPTIONS}
+def _shared_options(options: Options) -> dict[str, Any]:
+    """Return the options that rank 0 publishes, in the form in which they travel."""
+    values = {name: getattr(options, name) for name in SHARED_OPTIONS}
     names = (*resolved(options.preference), *([CUDA_IPC] if options.allows_cuda_ipc else []))
-    return {**found, "transports": ",".join(names)}
+    return {**values, "transports": ",".join(names)}
 
 
 def _hash_of(path: str) -> str:
-    """Return a hash of what is in the file of a table, whatever that is; nothing if it cannot be read."""
+    """Return a hash of a file, valid table or not; an empty text if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -105,10 +111,12 @@ def _hash_of(path: str) -> str:
 
 
 def _text_of_table(path: str) -> str:
-    """Return the text of what can be used of a table, as short as can be; what cannot is told here and nowhere else.
+    """Return the text of a table, without spaces and without the parts that this version ignores.
+
+    Reading the table logs its unusable parts. So they are logged on rank 0 only.
 
     Raises:
-        UsageError: it cannot be used.
+        UsageError: the table cannot be used.
     """
     if not path:
         return ""
@@ -126,20 +134,23 @@ def _text_of_table(path: str) -> str:
 
 
 def _is_of(text: str, machine: str) -> bool:
-    return any(each["machine"] == machine for each in json.loads(text)["decisions"])
+    return any(decision["machine"] == machine for decision in json.loads(text)["decisions"])
 
 
 def _of_this_machine(*, has_table: bool) -> dict[str, str]:
     from unisono.tuning.machine.fingerprint import cache_folder, fingerprint, maker
 
-    found, folder = {"maker": maker()}, cache_folder()
+    settings, folder = {"maker": maker()}, cache_folder()
     if not has_table and not os.path.isdir(folder):
         _log.info("no calibration of this machine: algorithms are chosen by priors; `unisono calibrate` measures it")
-        return found
+        return settings
     from unisono.tuning.measure.calibration_files import calibrated, path_of
 
     machine = fingerprint()
     parameters = calibrated(machine)
     if parameters is not None:
         _log.info("algorithms are chosen by the calibration in %s", path_of(machine))
-    return found | {"machine": machine, "parameters": json.dumps(parameters_to_json(parameters)) if parameters else ""}
+    return settings | {
+        "machine": machine,
+        "parameters": json.dumps(parameters_to_json(parameters)) if parameters else "",
+    }

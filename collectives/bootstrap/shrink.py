@@ -1,4 +1,7 @@
-"""Going on after a loss: the survivors of a communicator agree on who they are, meet again, and get a new one."""
+"""`shrink`: after a rank was lost, the survivors agree on their list, meet again, and get a new communicator.
+
+Used by: `Communicator.shrink`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unisono import log
 from unisono.collectives.bootstrap.init import join_world
-from unisono.collectives.bootstrap.rendezvous import Meeting, SingleRank, StoreRendezvous
+from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, StoreRendezvous
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
@@ -23,14 +26,15 @@ if TYPE_CHECKING:
 
 _log = log.get(log.NAME)
 
+# How long a survivor waits for an answer of the store, which its leader serves already.
 _ANSWER_S = 5.0
 _FAREWELL = "the survivors begin again"
 
 
 def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicator:
-    """Return a communicator of the survivors of `executor`; see `Communicator.shrink`."""
+    """Return a communicator of the survivors of `executor`, as `Communicator.shrink` documents."""
     if not isinstance(executor, NativeExecutor):
-        raise UsageError("only communicators over transports of Unisono can shrink: meet again by un.init()")
+        raise UsageError("a communicator over a plugin transport cannot shrink: call un.init() again")
     if executor.session.control.failure()[0] == 0:
         raise UsageError("nothing has failed: dup() makes another communicator of the same ranks, and split() of some")
     deadline = Deadline(timeout_s)
@@ -53,7 +57,7 @@ def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicat
 
 
 class _Attempt:
-    """One attempt to find the survivors and to meet them; what it opens is closed by `opened`."""
+    """One attempt to find the survivors and to meet them. `opened` closes everything that the attempt opens."""
 
     def __init__(
         self, executor: NativeExecutor, options: Options, epoch: int, deadline: Deadline, opened: contextlib.ExitStack
@@ -76,14 +80,14 @@ class _Attempt:
         opened.callback(self._search.close)
 
     def agree(self) -> Verdict:
-        """Return who goes on."""
+        """Return the verdict: the survivors that go on."""
         return self._search.agree(self._deadline)
 
     def meet(self, verdict: Verdict) -> Communicator:
-        """Meet the others and return the communicator, once all have done so.
+        """Meet the other survivors and return the new communicator, once all have met.
 
         Raises:
-            UnisonoError: one of them was lost meanwhile.
+            UnisonoError: another survivor was lost meanwhile.
         """
         me = self._session.identity
         rank, size = verdict.members.index(me.rank), len(verdict.members)
@@ -97,25 +101,25 @@ class _Attempt:
                 self._server.fail(reason)
 
         with self._search.watch(lost):
-            meeting, store = self._meeting(verdict, rank, size)
-            world = join_world(session, meeting, self._options, self._server)
+            rendezvous, store = self._rendezvous(verdict, rank, size)
+            world = join_world(session, rendezvous, self._options, self._server)
             self._opened.callback(world.close)
             if store is not None:
                 _await_all(store, rank, size, self._deadline)
         return world
 
-    def _meeting(self, verdict: Verdict, rank: int, size: int) -> tuple[Meeting, TcpStore | None]:
+    def _rendezvous(self, verdict: Verdict, rank: int, size: int) -> tuple[Rendezvous, TcpStore | None]:
         if size == 1:
             if self._server is not None:
                 self._server.close()
             return SingleRank(), None
         me = self._session.identity
-        left_s = self._deadline.left_s()
-        # It has been served since before the verdict: if it does not answer, the leader is gone.
-        place = host_and_port(verdict.store)
-        store = TcpStore(*place, key=me.key, job=me.job, timeout_s=min(left_s, _ANSWER_S), is_served=True)
+        limit_s = self._deadline.left_s()
+        # The leader has served the store since before the verdict. If the store does not answer, the leader is gone.
+        host, port = host_and_port(verdict.store)
+        store = TcpStore(host, port, key=me.key, job=me.job, timeout_s=min(limit_s, _ANSWER_S), is_served=True)
         self._opened.callback(store.close)
-        return StoreRendezvous(store, rank, size, me.key, left_s), store
+        return StoreRendezvous(store, rank, size, me.key, limit_s), store
 
     def _serve(self) -> str:
         me = self._session.identity
@@ -125,12 +129,12 @@ class _Attempt:
 
 
 def _await_all(store: TcpStore, rank: int, size: int, deadline: Deadline) -> None:
-    """Return when all ranks have met, so that none goes on where another begins again."""
-    left_s = deadline.left_s()
+    """Wait until all ranks have met, so that none goes on while another begins again."""
+    limit_s = deadline.left_s()
     if rank == 0:
         for other in range(1, size):
-            store.get(f"met/{other}", left_s)
+            store.get(f"met/{other}", limit_s)
         store.set("all met", b"")
     else:
         store.set(f"met/{rank}", b"")
-        store.get("all met", left_s)
+        store.get("all met", limit_s)

@@ -1,15 +1,21 @@
-"""What keeps strangers out of a job, by how it was launched and where its key comes from."""
+"""Sentences that say who can join a job besides its ranks, by its launcher and the origin of its key.
+
+Used by: `init`, which logs the sentence on rank 0, and ``unisono doctor``.
+"""
 
 from __future__ import annotations
 
 from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, Launch
 
-_BY_FILE = "This job's key comes from a file that only you can read; who reads it can join the job."
-_BY_STORE = "Rank 0 makes this job's key and hands it out in the store: who reaches that before all have met can join."
+_BY_FILE = "This job's key comes from a file that only you can read; any process that reads it can join the job."
+_BY_STORE = (
+    "Rank 0 makes this job's key and hands it out in the store: a process that reaches the store before all ranks have "
+    "met can join."
+)
 _BY_TORCH = _BY_STORE.replace("the store", "torch's store")
-_BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: who reads MPI's network can join."
+_BY_MPI = "Rank 0 makes this job's key and hands it out by MPI: a process that reads MPI's network can join."
 
-# By launcher, where the key did not come with it; other launchers are told a store as those of "environment" are.
+# By launcher, for keys that come from no file. Launchers that are not listed name a store, as `_BY_STORE` says.
 _TRUST = {
     "none": "No launcher. `unisono run` makes a key for each job and hands it to the ranks in a pipe.",
     "unisono": "The launcher made this job's key and handed it to this rank in a pipe; only the ranks have it.",
@@ -20,7 +26,7 @@ _TRUST = {
 
 
 def trust_of(launch: Launch) -> str:
-    """Return whom a job trusts besides its ranks."""
+    """Return the sentence for a job."""
     if launch.store == MPI_WORLD:
         return _BY_MPI
     if launch.key is not None and launch.launcher != "unisono":

@@ -1,4 +1,4 @@
-"""Files that register algorithms of the user's: those of the option `load`, and of ``--load`` on the command line."""
+"""Runs the Python files that register a user's algorithms: those of the option `load` and of ``--load``."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from unisono.algorithms.catalogue.registration import registered
 from unisono.algorithms.catalogue.registry import algorithms_of
 from unisono.errors import UsageError
 
-# By the path of a file, what it has registered in this process.
-_of_file: dict[str, list[Algorithm]] = {}
+# The algorithms that each file has registered in this process, by its path.
+_loaded: dict[str, list[Algorithm]] = {}
 
 
 def load_all(paths: str) -> None:
-    """Load the files in `paths`, which has ``:`` between them; raises as `load` does."""
+    """Load the files in `paths`, a list separated by ``:``; raises the errors of `load`."""
     for path in filter(None, paths.split(os.pathsep)):
         load(path)
 
 
 def load(path: str) -> list[Algorithm]:
-    """Run a Python file and return the algorithms that it registers. A file that has been run is not run again.
+    """Run a Python file and return the algorithms that it registers. A second call does not run the file again.
 
-    It is run as ``python FILE`` would run it, except that its ``__name__`` is not ``"__main__"``.
+    The file runs as by ``python FILE``, except that its ``__name__`` is not ``"__main__"``.
 
     Raises:
         UsageError: there is no such file, or it registers no algorithm.
-        PlanError: an algorithm is wrong at a number of ranks that it is proved for when it is registered.
-        Exception: whatever the file raises.
+        PlanError: the proof at registration failed for a number of ranks.
+        Exception: any exception that the file raises.
     """
     path = os.path.realpath(path)
-    known = _of_file.get(path, [])
-    if known and all(algorithm in registered() for algorithm in known):
-        return known
+    loaded = _loaded.get(path, [])
+    if loaded and all(algorithm in registered() for algorithm in loaded):
+        return loaded
     if not os.path.isfile(path):
         raise UsageError(f"there is no file {path!r} to load algorithms from")
-    algorithms_of("allreduce")  # Algorithms of installed packages are registered before those of the file.
+    algorithms_of("allreduce")  # registers the algorithms of installed packages first, which the file did not register
     before = registered()
     if os.path.dirname(path) not in sys.path:
         sys.path.insert(0, os.path.dirname(path))
     runpy.run_path(path, run_name=os.path.splitext(os.path.basename(path))[0])
-    _of_file[path] = [algorithm for algorithm in registered() if algorithm not in before]
-    if not _of_file[path]:
+    _loaded[path] = [algorithm for algorithm in registered() if algorithm not in before]
+    if not _loaded[path]:
         raise UsageError(f"{path!r} registers no algorithm: put @un.algorithm(collective, name) above a builder")
-    return _of_file[path]
+    return _loaded[path]

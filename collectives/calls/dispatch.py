@@ -24,6 +24,7 @@ from unisono.algorithms.catalogue.variants import parsed
 from unisono.algorithms.ir.contracts import CONTRACTS, Contract, Cut
 from unisono.autograph import unconverted
 from unisono.collectives.arrays import adapters, operands
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import HOST, LISTS, Memory, Operand, list_of
 from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, CallSpec, HostLayout
 from unisono.collectives.calls.prepared import BoundArray, PreparedCall
@@ -31,7 +32,7 @@ from unisono.collectives.calls.shapes import Layout, checked_rows, layout_of, la
 from unisono.collectives.calls.wildcards import ANY_SOURCE, ANY_TAG
 from unisono.collectives.calls.work import Work, Works
 from unisono.collectives.custom_ops.functions import is_by_function
-from unisono.collectives.device.gateway import Devices, on_device
+from unisono.collectives.device.gateway import Devices
 from unisono.deadlines import checked_timeout_s
 from unisono.errors import TransportUnavailableError, UsageError
 from unisono.operations import Op
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
     from unisono.collectives.calls.group_recorder import Group
     from unisono.collectives.custom_ops.reducer import Reducer, Reductions
-    from unisono.collectives.device.routes import Counts, HostCalls
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.contracts import Counts, HostCalls
+    from unisono.collectives.device.work import CheckedDeviceCall
 
     class Arguments(TypedDict, total=False):
         """What `CallArguments` has beside the collective and the arrays."""
@@ -278,7 +279,7 @@ class Dispatcher:
             timeout_s=timeout_s,
         )
 
-    def _on_device(self, given: CallArguments) -> DeviceCall:
+    def _on_device(self, given: CallArguments) -> CheckedDeviceCall:
         """Return the call that these arguments, of which some are on a device, make; raises as `_prepare` does."""
         self._check_usable()
         prepare = self._reducer.prepare if is_by_function(given.op) else self._prepared

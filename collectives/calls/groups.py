@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.calls.dispatch import CallArguments, Dispatcher, checked_integer
 from unisono.collectives.calls.planning import AlgorithmLike, as_request
 from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.custom_ops.functions import is_by_function
-from unisono.collectives.device.gateway import on_device
 from unisono.errors import InternalError, UnisonoError, UsageError
 from unisono.records import record
 from unisono.transports.contracts.call import AnyArray
@@ -27,7 +27,7 @@ from unisono.transports.host.system_limits import is_refusal
 if TYPE_CHECKING:
     from unisono.collectives.calls.group_recorder import Batch, Group
     from unisono.collectives.custom_ops.reducer import Reductions
-    from unisono.collectives.device.work import DeviceCall
+    from unisono.collectives.device.work import CheckedDeviceCall
 
 
 @record
@@ -45,7 +45,7 @@ class _Anew:
     prepared: PreparedCall | None
     sources: Sequence[AnyArray | None]
     reductions: Sequence[Reductions]
-    on_device: Sequence[DeviceCall] = ()
+    on_device: Sequence[CheckedDeviceCall] = ()
 
 
 class Groups(Dispatcher):

@@ -1,0 +1,12 @@
+"""Calls and messages on GPU arrays, imported at the first such array.
+
+- `gateway`: the entrance, which creates everything else when it is needed
+- `calls`: collective calls, ordered with the caller's streams
+- `work`: the works of these calls
+- `contracts`: the protocols between calls and routes
+- `routes`: CUDA IPC, and staging through the host
+- `segments`: how a staged call is cut into segments
+- `point_to_point`: messages
+- `adapters`: the table of libraries for GPU arrays
+- `result_array`: a GPU array of Unisono's own, for results
+"""

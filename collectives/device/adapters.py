@@ -1,7 +1,7 @@
-"""Arrays on a GPU: how those of each library are described, made, and ordered with the work of their stream.
+"""Device adapters: how GPU arrays of each library are described, created, and ordered with the work of their stream.
 
-Nothing here touches elements. An array is seen as one of numpy that lies at the address of the device, of which only
-the address, shape and strides may be used; so everything that is checked of arrays of the host is checked of these too.
+This module never reads or writes elements. It presents a GPU array as a numpy array at the device address, of which
+only address, shape and strides may be used. So the checks for host arrays in `arrays.operands` also serve GPU arrays.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from unisono.collectives.arrays import operands
+from unisono.collectives.arrays.device_detection import device_adapter_name
 from unisono.collectives.arrays.dlpack import ForeignMemory, from_cuda_interface, from_dlpack
 from unisono.collectives.arrays.operands import Operand
-from unisono.collectives.device.gateway import described_by
 from unisono.collectives.device.result_array import DeviceArray
 from unisono.errors import TransportUnavailableError, UsageError
 from unisono.transports.contracts.call import AnyArray
@@ -27,15 +27,16 @@ from unisono.transports.cuda.devices import device_of, facts_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceAdapter:
-    """What is done with arrays of one kind. An `x` is the caller's array, and `name` what errors call it.
+    """How GPU arrays of one library are used. `x` and `out` are the caller's arrays; errors call them `name`.
 
     Attributes:
-        describe: ``describe(x, name)`` is where `x` lies. Its device may be unknown, and then has the number -1.
-        stream: ``stream(x)`` is the stream that the caller uses `x` on now, by its handle; None or 0 for the legacy
+        describe: ``describe(x, name)`` returns the address and layout of `x`. The device number is -1 if unknown.
+        stream: ``stream(x)`` returns the handle of the stream that the caller uses `x` on now; None or 0 for the legacy
             default stream.
-        empty: ``empty(shape, dtype, x, device, stream)`` is a new array of the kind, in C order, with no elements yet.
-        packed: ``packed(x)`` is a contiguous copy, made on the caller's stream; None where the library has none.
-        touch: ``touch(out)`` lets its library know that `out` changes.
+        empty: ``empty(shape, dtype, x, device, stream)`` returns a new array of the library, in C order, without
+            initial elements.
+        packed: ``packed(x)`` returns a contiguous copy, made on the caller's stream; None if the library cannot copy.
+        touch: ``touch(out)`` tells the library that `out` changes.
     """
 
     describe: Callable[[Any, str], ForeignMemory]
@@ -46,21 +47,21 @@ class DeviceAdapter:
 
 
 class DeviceArrays:
-    """The arrays of one call, all on one device; what `operands.HOST` is to arrays of the host.
+    """The arrays of one call, all on one device. An `operands.Memory`, as `operands.HOST` is for host arrays.
 
     Attributes:
-        owners: what keeps their memory alive.
+        owners: the objects that keep the memory of the arrays alive.
     """
 
     def __init__(self) -> None:
         self.owners: list[Any] = []
-        self._made: list[Any] = []
+        self._new_arrays: list[Any] = []
         self._device: Device | None = None
         self._used: list[tuple[DeviceAdapter, Any]] = []
 
     @property
     def device(self) -> Device:
-        """The device that they are on."""
+        """The device of all arrays."""
         assert self._device is not None, "every call has an array"
         return self._device
 
@@ -68,98 +69,95 @@ class DeviceArrays:
         """Return the streams that the caller uses the arrays on now, each once.
 
         Raises:
-            UsageError: one records a graph, in which nothing that is done here would be repeated.
+            UsageError: one of them is being captured into a graph. A replay of the graph would not repeat the call.
         """
-        found = dict.fromkeys(Stream(kind.stream(x) or LEGACY_STREAM) for kind, x in self._used)
-        if any(self.device.is_capturing(stream) for stream in found):
+        streams = dict.fromkeys(Stream(adapter.stream(x) or LEGACY_STREAM) for adapter, x in self._used)
+        if any(self.device.is_capturing(stream) for stream in streams):
             raise UsageError(
-                "a stream of the arrays is being captured into a graph, which would hold no call between ranks: "
-                "call before the capture, or after it"
+                "a stream of the arrays is being captured into a graph, and a graph cannot repeat a call between "
+                "ranks: make the call before or after the capture"
             )
-        return list(found)
+        return list(streams)
 
-    def has_made(self, array: Any) -> bool:
+    def is_new(self, array: Any) -> bool:
         """Return whether an array was made by `new`."""
-        return any(each is array for each in self._made)
+        return any(each is array for each in self._new_arrays)
 
     def source(self, x: Any, name: str = "x", *, any_order: bool = True) -> Operand:
-        """See `operands.source`; what is packed is packed by the library of the array.
+        """Return the operand for an array that is read; see `operands.source`. The array's own library packs it.
 
         Raises:
-            UsageError: as there, and where the library has nothing to pack by.
+            UsageError: as `operands.source`; or the array is strided, and its library cannot pack it.
             TransportUnavailableError: the device of the array cannot be used here.
         """
-        kind = self._kind_of(x, name)
-        operand = operands.to_read(self._view(kind, x, name), name, any_order=any_order)
+        adapter = self._adapter_of(x, name)
+        operand = operands.to_read(self._view(adapter, x, name), name, any_order=any_order)
         if operand is not None:
             return operand
-        if kind.packed is None:
+        if adapter.packed is None:
             raise UsageError(f"{name} is not contiguous, and only its library could pack it: pass a contiguous array")
-        operand = operands.to_read(self._view(kind, kind.packed(x), name), name)
-        assert operand is not None, "what has been packed is contiguous"
+        operand = operands.to_read(self._view(adapter, adapter.packed(x), name), name)
+        assert operand is not None, "a packed array is contiguous"
         operand.is_packed = True
         return operand
 
     def target(self, out: Any, name: str = "out") -> Operand:
-        """See `operands.target`; raises what `source` does."""
-        kind = self._kind_of(out, name)
-        operand = operands.to_write(self._view(kind, out, name), name)
-        kind.touch(out)
+        """Return the operand for an array that is written; see `operands.target`. Raises the errors of `source`."""
+        adapter = self._adapter_of(out, name)
+        operand = operands.to_write(self._view(adapter, out, name), name)
+        adapter.touch(out)
         return operand
 
     def new(self, shape: tuple[int, ...], like: Operand, *, zeros: bool = False) -> tuple[Any, Operand]:
-        """See `operands.new`; of the kind of the first array of the call. Nobody fills it."""
-        kind, x = self._used[0]
-        in_order = shape if like.order == "C" else shape[::-1]
-        made = kind.empty(in_order, like.flat.dtype, x, self.device, self.streams()[0])
-        flat = self._view(kind, made, "out").reshape(-1)
-        array = made if like.order == "C" else made.T
-        self._made.append(array)
+        """Return a new array of the library of the call's first array, and its operand.
+
+        `zeros` has no effect: the staged route writes the zeros of an exscan.
+        """
+        adapter, x = self._used[0]
+        c_order_shape = shape if like.order == "C" else shape[::-1]
+        created = adapter.empty(c_order_shape, like.flat.dtype, x, self.device, self.streams()[0])
+        flat = self._view(adapter, created, "out").reshape(-1)
+        array = created if like.order == "C" else created.T
+        self._new_arrays.append(array)
         return array, Operand(flat, like.dtype, shape, like.order)
 
     def wrapped(self, array: Any, x: Any) -> tuple[Any, None]:
-        """See `kinds.wrapped`: what `new` makes is of the caller's kind already."""
+        """Return `array` and None, because `new` creates arrays of the caller's library."""
         return array, None
 
-    def _kind_of(self, x: Any, name: str) -> DeviceAdapter:
-        kind = device_kind_of(x)
-        if kind is None:
+    def _adapter_of(self, x: Any, name: str) -> DeviceAdapter:
+        adapter_name = device_adapter_name(x)
+        if adapter_name is None:
             raise UsageError(f"{name} is not on the device that other arrays of this call are on: copy it there")
-        return kind
+        return _adapter(adapter_name)
 
-    def _view(self, kind: DeviceAdapter, x: Any, name: str) -> AnyArray:
-        """Return an array of numpy at the address of `x`, and keep the memory of `x` alive."""
-        memory = kind.describe(x, name)
+    def _view(self, adapter: DeviceAdapter, x: Any, name: str) -> AnyArray:
+        """Return a numpy array at the address of `x`, and keep the memory of `x` alive."""
+        memory = adapter.describe(x, name)
         device = _device_of(memory, name)
         if self._device is not None and self._device is not device:
             raise UsageError(
-                f"the arrays of a call are on one device, and {name} is on cuda:{device.ordinal}, but another array is "
-                f"on cuda:{self._device.ordinal}"
+                f"{name} is on cuda:{device.ordinal}, but another array is on cuda:{self._device.ordinal}: "
+                "pass arrays on one device"
             )
         self._device = device
-        self._used.append((kind, x))
+        self._used.append((adapter, x))
         self.owners.append(memory.owner)
         view = memory.view()
-        if not view.flags.aligned:  # which would end the context of the device, and all work there
+        if not view.flags.aligned:  # a kernel that reads it would fail, and destroy the CUDA context
             raise UsageError(
                 f"{name} is not aligned: its elements do not begin at multiples of {view.dtype.alignment} bytes, "
-                "where alone a GPU takes them: pass a copy"
+                "as a GPU requires: pass a copy"
             )
         return view
 
 
-def device_kind_of(x: Any) -> DeviceAdapter | None:
-    """Return the kind of an array that is on a GPU; None of anything else."""
-    name = described_by(x)
-    return None if name is None else _kind(name)
-
-
 def _device_of(memory: ForeignMemory, name: str) -> Device:
-    """Return the device that an array is on; that of one which has no elements and does not tell is the first.
+    """Return the device that an array is on; device 0 for an empty array that does not name its device.
 
     Raises:
-        TransportUnavailableError: there is no driver, or none that can be used.
-        UsageError: the address is not one of a device.
+        TransportUnavailableError: there is no driver, or it cannot be used.
+        UsageError: the address is not in the memory of a device.
     """
     ordinal = memory.device[1]
     try:
@@ -176,7 +174,7 @@ def _device_of(memory: ForeignMemory, name: str) -> Device:
         ) from error
 
 
-# --- what only the protocols tell about ----------------------------------------------------------------------------
+# --- protocols -----------------------------------------------------------------------------------------------------
 
 
 def _interface_stream(x: Any) -> int | None:
@@ -185,7 +183,7 @@ def _interface_stream(x: Any) -> int | None:
 
 
 def _dlpack_memory(x: Any, name: str) -> ForeignMemory:
-    # The library of `x` lets the legacy stream wait for it, and later waits for that.
+    # The library of `x` makes the legacy stream wait for the elements. Our work then waits for the legacy stream.
     return from_dlpack(x, name, stream=LEGACY_STREAM)
 
 
@@ -193,7 +191,7 @@ def _dlpack_memory(x: Any, name: str) -> ForeignMemory:
 
 
 def _cupy_memory(x: Any, name: str) -> ForeignMemory:
-    # Not by the interface, which has no names for the types of ml_dtypes.
+    # `__cuda_array_interface__` would not do: it has no names for the dtypes of ml_dtypes.
     return ForeignMemory(
         x.data.ptr, x.shape, x.strides, np.dtype(x.dtype), ("cuda", x.device.id), read_only=False, stream=None, owner=x
     )
@@ -222,15 +220,15 @@ def _torch() -> DeviceAdapter:
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
-# By what `described_by` says.
-_KINDS: dict[str, Callable[[], DeviceAdapter]] = {
-    "torch": _torch,
-    "cupy": lambda: DeviceAdapter(_cupy_memory, _cupy_stream, _cupy_empty, _cupy_packed),
+# Keys are the names that `device_adapter_name` returns.
+_ADAPTERS: dict[str, Callable[[], DeviceAdapter]] = {
+    "torch.Tensor": _torch,
+    "cupy.ndarray": lambda: DeviceAdapter(_cupy_memory, _cupy_stream, _cupy_empty, _cupy_packed),
     "__cuda_array_interface__": lambda: DeviceAdapter(from_cuda_interface, _interface_stream, DeviceArray.empty),
     "__dlpack__": lambda: DeviceAdapter(_dlpack_memory, lambda x: LEGACY_STREAM, DeviceArray.empty),
 }
 
 
 @cache
-def _kind(name: str) -> DeviceAdapter:
-    return _KINDS[name]()
+def _adapter(name: str) -> DeviceAdapter:
+    return _ADAPTERS[name]()

@@ -1,14 +1,22 @@
-"""Calls on arrays of a GPU: ordered with the caller's streams, and issued one after the other.
+"""Collective calls on GPU arrays: ordered with the caller's streams, and issued one after the other.
 
-Theory of operation. The host never waits for the work that the caller has issued before. A call records an event behind
-that work, on each stream that its arrays are used on, and has streams of its own wait for these; when all of its work
-has been issued it records another one, for which the caller's streams then wait. `Work.wait` lets the streams wait that
-are current where it is called; `Work.done` asks whether the event has happened.
+Used by: `gateway`. Not imported before the first call on a GPU array.
 
-What is issued depends on other ranks, so somebody has to look out for them: the caller, or with ``wait=False`` a thread
-of the communicator. Calls are carried out one after the other, on links of their own: calls on arrays of the host that
-were made later may have begun on those of the user. There, a call on a device is a barrier with the signature of the
-call, by which a disagreement is found as ever.
+Theory of operation
+-------------------
+The host never waits for work that the caller has issued before a call. The call and the caller's streams are ordered by
+events, in these steps:
+
+1. The call records an event on each stream that its arrays are used on. Its own streams wait for these events.
+2. The call issues its work to its own streams, and records one more event behind all of it.
+3. `Work.wait` makes the caller's current streams wait for that last event. `Work.done` asks whether it has happened.
+
+Issuing needs other ranks, so a thread must wait for them: the caller's, or with ``wait=False`` a thread of the
+communicator. Calls on GPU arrays are issued one after the other, over links of their own. The reason is that calls on
+host arrays which the program makes later may already run on the links of the user's communicator.
+
+On the user's communicator, a call on GPU arrays appears as a barrier with the signature of the call. So ranks that
+disagree get the same errors as for host arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +33,9 @@ from unisono.collectives.calls.prepared import CheckedCall
 from unisono.collectives.calls.serial_queue import SerialQueue, TurnOperation
 from unisono.collectives.calls.work import Works
 from unisono.collectives.device.adapters import DeviceArrays
-from unisono.collectives.device.routes import ByIpc, HostCalls, Route, Staged
-from unisono.collectives.device.work import Arrival, DeviceCall, DeviceWork, keep_late
+from unisono.collectives.device.contracts import HostCalls, Route
+from unisono.collectives.device.routes import ByIpc, Staged
+from unisono.collectives.device.work import Arrival, CheckedDeviceCall, DeviceWork, keep_late
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UnisonoError, UsageError
 from unisono.options import Options
@@ -35,16 +44,16 @@ from unisono.transports.contracts.transport import Traffic
 from unisono.transports.cuda.device import Device, Event, Stream
 from unisono.transports.cuda.staging import await_event
 
-# How long closing waits for the device.
+# How long `close` waits for the device.
 _FAREWELL_S = 2.0
 
 
 class DeviceCalls:
-    """The calls on arrays of a GPU of one rank of a communicator; on one device, that of the first call.
+    """The collective calls on GPU arrays of one rank of a communicator. All use the device of the first call.
 
     Args:
         executor, calls, works, options: those of the communicator.
-        make_spare: ``make_spare()`` makes a communicator of the same ranks, while there is that of the calls.
+        make_spare: a weak reference to a method that makes a communicator of the same ranks. It is alive during calls.
     """
 
     def __init__(
@@ -60,49 +69,49 @@ class DeviceCalls:
         self._works = works
         self._options = options
         self._make_spare = make_spare
-        self._turns = SerialQueue()
+        self._queue = SerialQueue()
         self._device: Device | None = None
         self._links: Executor | None = None
         self._staged: Staged | None = None
         self._by_ipc: ByIpc | None = None
         self._arriving: deque[Arrival] = deque()
         self._is_stopped = False
-        # Also where nobody closes the communicator, arrays are not freed while they are in use.
+        # If the program never closes the communicator, arrays that the device still uses must not be freed either.
         finalize(self, keep_late, self._arriving).atexit = False
 
-    def prepared(self, prepare: Callable[[DeviceArrays], CheckedCall]) -> DeviceCall:
-        """Return the call that `prepare` makes on arrays of its own; raises what that does."""
+    def prepared(self, prepare: Callable[[DeviceArrays], CheckedCall]) -> CheckedDeviceCall:
+        """Return the call that ``prepare(arrays)`` makes on new `DeviceArrays`; raises the errors of `prepare`."""
         memory = DeviceArrays()
-        return DeviceCall(prepare(memory), memory)
+        return CheckedDeviceCall(prepare(memory), memory)
 
-    def start(self, call: DeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
-        """Start a call, and return its work; or do it `here`, and return its work when all has been issued.
+    def start(self, call: CheckedDeviceCall, limit_s: float, *, here: bool) -> DeviceWork[Any]:
+        """Start a call and return its work. With `here`, this thread issues the call before the work is returned.
 
         Raises:
             UsageError: an array is on another device than those of earlier calls, or a stream is being captured.
         """
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
-        self._get_ready(device)
+        self._set_up(device)
         announced = self._calls.announcing(*(part.kind for part in call.checked.parts))
         announcement = self._executor.start(announced, None, None)
         announcement.go_on(limit_s)
         ready = [_recorded(device, stream) for stream in streams]
         arrival = Arrival(device, call, device.new_event())
         self._keep(arrival)
-        turn = self._turns.take()
-        job = partial(self._carry_out, call, ready, arrival, announcement, Deadline(limit_s))
+        ticket = self._queue.take()
+        job = partial(self._issue, call, ready, arrival, announcement, Deadline(limit_s))
         name = str(announced.signature)
-        operation = TurnOperation(self._executor, turn.ended, name)
+        operation = TurnOperation(self._executor, ticket.ended, name)
         if here:
-            turn.do(job)
+            ticket.do(job)
         else:
-            self._turns.do_later(turn, job)
+            self._queue.do_later(ticket, job)
         check = partial(self._executor.check, name)
         return self._works.keep(DeviceWork(self._works, operation, limit_s, call.checked.finish, arrival, check))
 
     def route(self, collective: str) -> str:
-        """Return for people how arrays of a device get to other ranks; nothing before the first call has found out."""
+        """Describe, for `explain`, how GPU arrays travel in a collective; an empty text before the first call."""
         if self._staged is None:
             return ""
         if self._by_ipc is None:
@@ -111,20 +120,20 @@ class DeviceCalls:
         return "cuda_ipc" if refusal is None else f"staged through the host, as {refusal}"
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the bytes that have gone by CUDA IPC, by peer."""
+        """Return the bytes moved over CUDA IPC, by peer."""
         return {} if self._by_ipc is None else self._by_ipc.traffic()
 
     def staged_nbytes(self) -> tuple[int, int]:
-        """Return how many bytes have been copied to the host, and from there."""
+        """Return how many bytes have been copied to the host, and from the host."""
         return (0, 0) if self._staged is None else self._staged.copied_nbytes()
 
     def stop(self) -> None:
-        """Let calls that go on fail by themselves from now on, and not on other ranks: the communicator is closed."""
+        """Note that the communicator is being closed: a call that fails from now on no longer fails the other ranks."""
         self._is_stopped = True
 
     def close(self) -> None:
-        """End what goes on, after the executor has been closed, and give everything back that was taken."""
-        self._turns.close()
+        """End running calls and release all memory and streams; call this after the executor has been closed."""
+        self._queue.close()
         deadline = Deadline(_FAREWELL_S)
         with suppress(CollectiveTimeoutError):
             while self._arriving:
@@ -139,31 +148,36 @@ class DeviceCalls:
             self._links.close()
         self._by_ipc = self._staged = self._links = None
 
-    def _get_ready(self, device: Device) -> None:
-        """Let there be what calls need; nothing is sent."""
+    def _set_up(self, device: Device) -> None:
+        """Create the links and the staged route at the first call; sends nothing."""
         if self._device is None:
             self._device = device
             make_spare = self._make_spare()
-            assert make_spare is not None, "the communicator is calling"
+            assert make_spare is not None, "the communicator is making a call"
             self._staged = Staged(self._executor, make_spare(), device)
             if self._options.allows_cuda_ipc:
                 self._links = self._executor.subgroup(range(self._executor.size))
         if self._device is not device:
             raise UsageError(
-                f"the arrays of a communicator are on one device of each rank: here on cuda:{self._device.ordinal} so "
-                f"far, and now on cuda:{device.ordinal}; make another communicator by dup()"
+                f"the arrays are on cuda:{device.ordinal}, but this communicator uses cuda:{self._device.ordinal}: "
+                "pass arrays on that device, or make another communicator by dup()"
             )
 
     def _keep(self, arrival: Arrival) -> None:
-        """Keep the arrays of a call alive until the device is done with them."""
+        """Keep the arrays of a call alive until the device has done the call."""
         while self._arriving and self._arriving[0].is_over():
             self._arriving.popleft()
         self._arriving.append(arrival)
 
-    def _carry_out(
-        self, call: DeviceCall, ready: Sequence[Event], arrival: Arrival, announcement: Operation, deadline: Deadline
+    def _issue(
+        self,
+        call: CheckedDeviceCall,
+        ready: Sequence[Event],
+        arrival: Arrival,
+        announcement: Operation,
+        deadline: Deadline,
     ) -> None:
-        """Issue all of a call, which waits for other ranks."""
+        """Issue all work of a call; blocks while other ranks are needed."""
         try:
             self._route_of(call, deadline).issue(call, ready, arrival.event, deadline)
             announcement.wait(deadline.left_s())
@@ -179,10 +193,10 @@ class DeviceCalls:
             for event in ready:
                 arrival.device.end_event(event)
 
-    def _route_of(self, call: DeviceCall, deadline: Deadline) -> Route:
-        """Return the way that a call takes, the same on all ranks, which find it out at their first call."""
-        assert self._staged is not None, "it is made before the first call"
-        assert self._device is not None, "it is known before the first call"
+    def _route_of(self, call: CheckedDeviceCall, deadline: Deadline) -> Route:
+        """Return the route of a call, the same on all ranks. At the first call, they find out if CUDA IPC works."""
+        assert self._staged is not None, "`_set_up` has run"
+        assert self._device is not None, "`_set_up` has run"
         if self._links is not None and self._by_ipc is None:
             self._by_ipc = ByIpc(self._links, self._calls, self._device, deadline.left_s())
         return self._by_ipc if self._by_ipc is not None and self._by_ipc.refuses(call) is None else self._staged

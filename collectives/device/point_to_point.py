@@ -1,11 +1,17 @@
-"""Messages of arrays of a GPU: where the transport takes them as they lie, and else through pinned memory of the host.
+"""Messages of GPU arrays: sent from the array itself if the transport can, and otherwise through pinned host memory.
 
-The host starts a message, and a transport knows no streams. So a send waits until the device has done what was issued
-before, of which the elements, or their copy on the host, are the last; and so does a receive that writes to the device.
-What it has written is there for everything that is issued after its end. What a receive has got on the host is copied
-to the device when it is waited for, by the stream that is current then.
+Used by: `gateway`. Not imported before the first message of a GPU array.
 
-Either side chooses by itself: both ways send the same messages.
+Theory of operation
+-------------------
+The host starts a message, because a transport knows no streams. So before a send, the host waits until the device has
+done all earlier work of the caller; the elements, or their copy on the host, are complete then. Before a receive that
+writes to the device, it waits in the same way, because earlier work may still use the memory.
+
+A receive that writes to the device needs no further order: the elements are there when it has ended. A receive into
+host memory ends with a copy to the device. `Work.wait` issues this copy to the stream that is current then.
+
+Each side chooses its own way, because the messages are the same.
 """
 
 from __future__ import annotations
@@ -29,14 +35,14 @@ from unisono.transports.contracts.executor import Executor, Probe
 from unisono.transports.cuda.device import Device, Event
 from unisono.transports.cuda.staging import await_event
 
-# How long closing waits for the device.
+# How long `close` waits for the device.
 _FAREWELL_S = 2.0
-# By `PointerFacts.kind`; what is not here is staged.
+# By `PointerFacts.kind`. Messages of other memory are staged.
 _MEMORY_TYPES = {"device": MemoryType.CUDA, "pooled": MemoryType.CUDA, "managed": MemoryType.CUDA_MANAGED}
 
 
 class _Pinned:
-    """Pinned memory, which is given back when no array is in it any more."""
+    """Pinned memory, which is released when no array refers to it any more."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
@@ -48,82 +54,82 @@ class _Pinned:
 
     @classmethod
     def like(cls, operand: Operand, device: Device) -> AnyArray:
-        """Return a new flat array in pinned memory with the dtype and length of an operand."""
+        """Return a new flat array in pinned memory, with the dtype and length of an operand."""
         flat: AnyArray = np.asarray(cls(device, operand.flat.nbytes))[: operand.flat.nbytes].view(operand.flat.dtype)
         return flat
 
 
 class DeviceMessages:
-    """The messages of one rank of a communicator whose arrays are on a device.
+    """The messages of GPU arrays of one rank of a communicator.
 
     Attributes:
-        to_host_nbytes, to_device_nbytes: what has been copied through the host so far.
+        to_host_nbytes, to_device_nbytes: the bytes copied to the host, and from the host, so far.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._copying: deque[_Copying] = deque()
-        # Also where nobody closes the communicator, memory is not given back while it is in use.
+        # If the program never closes the communicator, memory that a copy uses must not be released either.
         finalize(self, keep_late, self._copying).atexit = False
         self.to_host_nbytes = self.to_device_nbytes = 0
 
     def outgoing(self, x: Any, dest: int, limit_s: float) -> SendOperand:
-        """Return the message of `x`, as its elements are: where they lie, if they can be sent from there, or a copy.
+        """Return the operand to send `x`: the array itself if the transport sends from its memory, or a copy.
 
         Raises:
             UsageError, TransportUnavailableError: as `DeviceArrays.source`.
-            CollectiveTimeoutError: the device has not done in time what was issued to it before.
+            CollectiveTimeoutError: the device has not done the earlier work in time.
         """
         memory = DeviceArrays()
         operand = memory.source(x)
-        where = _memory_type(memory.device, operand)
-        if where is None or not self._executor.sends_from(where, dest, operand.flat.nbytes, limit_s):
-            return SendOperand(self._fetched(memory, operand, limit_s), MemoryType.HOST)
+        memory_type = _memory_type(memory.device, operand)
+        if memory_type is None or not self._executor.sends_from(memory_type, dest, operand.flat.nbytes, limit_s):
+            return SendOperand(self._host_copy(memory, operand, limit_s), MemoryType.HOST)
         _await_streams(memory, limit_s)
-        return SendOperand(operand, where)
+        return SendOperand(operand, memory_type)
 
     def incoming(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
-        """Return what receives for `out`: where that lies, if it can be done, and is not in use any more; or by a copy.
+        """Return the operand to receive `out`: the array itself if the transport writes its memory, or a host copy.
 
         Raises:
             UsageError, TransportUnavailableError: as `DeviceArrays.target`.
-            CollectiveTimeoutError: the device has not done in time what was issued to it before.
+            CollectiveTimeoutError: the device has not done the earlier work in time.
         """
         memory = DeviceArrays()
         target = memory.target(out)
-        where = _memory_type(memory.device, target)
-        if where is None or not self._executor.receives_into(where, source, target.flat.nbytes):
-            return _Staged(self, memory, target, out)
+        memory_type = _memory_type(memory.device, target)
+        if memory_type is None or not self._executor.receives_into(memory_type, source, target.flat.nbytes):
+            return _StagedReceive(self, memory, target, out)
         _await_streams(memory, limit_s)
-        return _Direct(self, memory, target, out, where)
+        return _DirectReceive(self, memory, target, out, memory_type)
 
     def store(self, memory: DeviceArrays, target: Operand, host: AnyArray) -> _Copying:
-        """Issue the copy of pinned memory to `target` to the caller's stream, and keep both alive until it is done."""
+        """Issue a copy from pinned memory to `target`, on the caller's stream; keep both alive until it is done."""
         self.to_device_nbytes += host.nbytes
-        storing = _copied(memory, target.flat, host, kept=host)
-        self._keep(storing)
-        return storing
+        copying = _copied(memory, target.flat, host, kept=host)
+        self._keep(copying)
+        return copying
 
-    def _fetched(self, memory: DeviceArrays, operand: Operand, limit_s: float) -> Operand:
-        """Return the elements on the host, when the device has copied them there."""
+    def _host_copy(self, memory: DeviceArrays, operand: Operand, limit_s: float) -> Operand:
+        """Return a copy of the elements in pinned memory; waits until the device has made it."""
         flat = _Pinned.like(operand, memory.device)
-        fetching = _copied(memory, flat, operand.flat, kept=flat)
+        copying = _copied(memory, flat, operand.flat, kept=flat)
         self.to_host_nbytes += flat.nbytes
         try:
-            fetching.wait(Deadline(limit_s))
+            copying.wait(Deadline(limit_s))
         except CollectiveTimeoutError:
-            self._keep(fetching)
+            self._keep(copying)
             raise
         return Operand(flat, operand.dtype, operand.shape, operand.order)
 
     def _keep(self, copying: _Copying) -> None:
-        """Keep what a copy reads and writes alive until it is done."""
+        """Keep the memory that a copy reads and writes alive until it is done."""
         while self._copying and self._copying[0].is_over():
             self._copying.popleft()
         self._copying.append(copying)
 
     def close(self) -> None:
-        """Wait for the copies, but no longer than seconds."""
+        """Wait up to 2 s for the copies; keep the memory of those that the device has not done by then."""
         deadline = Deadline(_FAREWELL_S)
         with suppress(CollectiveTimeoutError):
             while self._copying:
@@ -132,31 +138,30 @@ class DeviceMessages:
         keep_late(self._copying)
 
 
-class _ToDevice(ReceiveOperand):
-    """A message to an array of a device, of whichever memory its executor receives it in.
+class _DeviceReceive(ReceiveOperand):
+    """A message to a GPU array.
 
     Attributes:
-        storing: the copy to the array, if one has been issued.
+        copying: the copy from the host to the array, if one has been issued.
     """
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
         super().__init__(target, out)
-        self.storing: _Copying | None = None
+        self.copying: _Copying | None = None
         self._messages = messages
         self._memory = memory
         self._target = target
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
-        """See `ReceiveOperand.work`."""
         return works.keep(_ReceiveWork(works, received, limit_s, self))
 
     def store(self, host: AnyArray) -> None:
-        """Issue the copy of pinned memory to the array, to the caller's stream."""
-        self.storing = self._messages.store(self._memory, self._target, host)
+        """Issue the copy from pinned memory to the array, on the caller's stream."""
+        self.copying = self._messages.store(self._memory, self._target, host)
 
 
-class _Staged(_ToDevice):
-    """A message that is received on the host."""
+class _StagedReceive(_DeviceReceive):
+    """A message that is received in pinned host memory."""
 
     def __init__(self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any) -> None:
         super().__init__(messages, memory, target, out)
@@ -164,22 +169,22 @@ class _Staged(_ToDevice):
         self.operand = Operand(flat, target.dtype, target.shape, target.order)
 
     def finish(self, received: Probe | None) -> Any:
-        """Issue the copy of what has been received, and return the array."""
+        """Issue the copy of the received elements to the device, and return the array."""
         self.store(self.operand.flat)
         return super().finish(received)
 
 
-class _Direct(_ToDevice):
-    """A message that is received where the array lies."""
+class _DirectReceive(_DeviceReceive):
+    """A message that is received in the memory of the array."""
 
     def __init__(
-        self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any, where: MemoryType
+        self, messages: DeviceMessages, memory: DeviceArrays, target: Operand, out: Any, memory_type: MemoryType
     ) -> None:
         super().__init__(messages, memory, target, out)
-        self.memory = where
+        self.memory = memory_type
 
     def finish(self, received: Probe | None) -> Any:
-        """Return the array, which has its elements; or issue the copy of those that had to be left on the host."""
+        """Return the array. If the transport had to put the message on the host, issue its copy to the device."""
         aside = None if received is None else received.aside()
         if aside is not None:
             flat = _Pinned.like(self.operand, self._memory.device)
@@ -189,29 +194,29 @@ class _Direct(_ToDevice):
 
 
 class _ReceiveWork(Work[Any]):
-    """A receive for an array of a device."""
+    """The work of a receive for a GPU array."""
 
     __slots__ = ("_incoming",)
 
-    def __init__(self, works: Works, received: Probe, limit_s: float, incoming: _ToDevice) -> None:
+    def __init__(self, works: Works, received: Probe, limit_s: float, incoming: _DeviceReceive) -> None:
         super().__init__(works, received, None, limit_s, lambda _: incoming.finish(received), received.found)
         self._incoming = incoming
 
     def synchronize(self, timeout_s: float | None = None) -> Any:
-        """Do what `wait` does, and wait until the device has its elements.
+        """Do the same as `wait`, and then wait until the elements are on the device.
 
         Raises:
-            CollectiveTimeoutError: it has not got them in time. Any other error as `wait`.
+            CollectiveTimeoutError: the device has not copied them in time. Other errors are those of `wait`.
         """
         deadline = Deadline(self._seconds(timeout_s))
         result = self.wait(timeout_s)
-        if self._incoming.storing is not None:
-            self._incoming.storing.wait(deadline)
+        if self._incoming.copying is not None:
+            self._incoming.copying.wait(deadline)
         return result
 
 
 class _Copying:
-    """A copy that has been issued, what it reads and writes, and the event that says that it is done."""
+    """A copy that has been issued, the memory that it uses, and the event behind it."""
 
     def __init__(self, device: Device, event: Event, kept: object) -> None:
         self.event = event
@@ -229,7 +234,7 @@ class _Copying:
 
 
 def _copied(memory: DeviceArrays, target: AnyArray, source: AnyArray, kept: AnyArray) -> _Copying:
-    """Issue a copy to the caller's stream, of which `kept` is the side that is on the host."""
+    """Issue a copy on the caller's stream; `kept` is the side that is on the host."""
     device, stream = memory.device, memory.streams()[0]
     if source.nbytes:
         device.copy(target.ctypes.data, source.ctypes.data, source.nbytes, stream)
@@ -239,12 +244,12 @@ def _copied(memory: DeviceArrays, target: AnyArray, source: AnyArray, kept: AnyA
 
 
 def _memory_type(device: Device, operand: Operand) -> MemoryType | None:
-    """Return where the elements of an array lie; None where no transport takes them, or if there are none."""
+    """Return the type of an array's memory; None if no transport supports it, or if the array is empty."""
     return _MEMORY_TYPES.get(device.facts(operand.flat.ctypes.data).kind) if operand.flat.nbytes else None
 
 
 def _await_streams(memory: DeviceArrays, limit_s: float) -> None:
-    """Block until the device has done what the caller has issued so far to the streams of the arrays."""
+    """Block until the device has done all work that the streams of the arrays have now."""
     device, deadline = memory.device, Deadline(limit_s)
     event = device.new_event()
     try:

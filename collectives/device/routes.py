@@ -1,20 +1,20 @@
-"""The two ways of a call between devices: over CUDA IPC, and staged through the host.
+"""The two routes of a call between devices: over CUDA IPC, and staged through the host.
 
-Both issue a call to streams of their own, behind events of the caller's, and record another event behind all of it. The
-calls of a communicator are issued one after the other, by one thread at a time, in the same order on all ranks.
+A route issues the work of a call to streams of its own. The work waits for events of the caller, and another event is
+recorded behind it. One thread at a time issues the calls of a communicator, in the same order on all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
 
 from unisono.collectives.calls.planning import CallPlanner, CallSpec, as_request
 from unisono.collectives.calls.prepared import BoundArray
 from unisono.collectives.custom_ops.functions import is_by_function
+from unisono.collectives.device.contracts import HostCalls
 from unisono.collectives.device.segments import Run, Segment, segments_of
-from unisono.collectives.device.work import DeviceCall
+from unisono.collectives.device.work import CheckedDeviceCall
 from unisono.deadlines import Deadline
 from unisono.transports.contracts.call import AnyArray
 from unisono.transports.contracts.executor import Executor
@@ -27,43 +27,10 @@ from unisono.transports.reductions.definition import numpy_dtype
 
 # Bytes of the whole vector that are staged at once.
 SEGMENT_NBYTES = 4 << 20
-# How long what is left of a time limit is at least: that it is over is found by who waits.
-
-
-# What is given as the counts of a call, in elements; None for equal shares.
-Counts: TypeAlias = "tuple[tuple[int, ...], ...] | None"
-
-
-class HostCalls(Protocol):
-    """A communicator, as calls on the host are made there."""
-
-    def _call_on_host(
-        self, kind: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
-    ) -> None:
-        """Make a call of this kind, but for its layout, on flat arrays of numpy."""
-
-
-class Route(Protocol):
-    """A way."""
-
-    def refuses(self, call: DeviceCall) -> str | None:
-        """Return why a call cannot take this way; None if it can. Equal on all ranks."""
-
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        """Issue all of a call behind the events `ready`, and record `finished` behind that; blocks for other ranks.
-
-        If it fails, `finished` is behind what had been issued by then: until it happens, the arrays are in use.
-
-        Raises:
-            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
-        """
-
-    def close(self, deadline: Deadline) -> None:
-        """Give everything back, when the device has done what was issued, or at the deadline what can be."""
 
 
 class ByIpc:
-    """The way over CUDA IPC; each rank of the communicator makes this at the same point, and they meet."""
+    """The route over CUDA IPC. Every rank of the communicator creates it at the same point, where the ranks meet."""
 
     def __init__(self, executor: Executor, calls: CallPlanner, device: Device, timeout_s: float) -> None:
         self._calls = calls
@@ -71,40 +38,41 @@ class ByIpc:
         self._collectives = DeviceCollectives(executor, device, timeout_s=timeout_s)
         self._stream = device.new_stream()
 
-    def refuses(self, call: DeviceCall) -> str | None:
-        """See `Route.refuses`."""
-        return next((reason for part in call.checked.parts if (reason := self.refuses_kind(part.kind))), None)
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
+        return next((reason for part in call.checked.parts if (reason := self.refuses_spec(part.kind))), None)
 
     def refuses_collective(self, collective: str) -> str | None:
-        """Return why no call of a collective can take this way; None if there are some that can."""
+        """Return why no call of a collective can take this route; None if some calls can."""
         return self._collectives.refuses(collective)
 
-    def refuses_kind(self, kind: CallSpec) -> str | None:
-        """Return why a call on one array of this kind cannot take this way; None if it can."""
-        wanted = as_request(kind.algorithm)
+    def refuses_spec(self, spec: CallSpec) -> str | None:
+        """Return why a call on one array with this call spec cannot take this route; None if it can."""
+        request = as_request(spec.algorithm)
         reasons = (
-            (is_by_function(kind.op), "reductions by functions of Python are done on the host"),
-            (kind.layout is not None and kind.layout.rows is not None, "shares of their own length are staged"),
-            (wanted.reproducible or wanted.accumulate is not None, "orders that are asked for are kept on the host"),
+            (is_by_function(spec.op), "reductions by functions of Python are done on the host"),
+            (spec.layout is not None and spec.layout.rows is not None, "vector collectives are staged"),
+            (
+                request.reproducible or request.accumulate is not None,
+                "only the host supports reproducible=True and accumulate",
+            ),
         )
-        told = next((reason for applies, reason in reasons if applies), None)
-        return told or self._collectives.refuses(kind.collective, wanted.algorithm)
+        refusal = next((reason for applies, reason in reasons if applies), None)
+        return refusal or self._collectives.refuses(spec.collective, request.algorithm)
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        """See `Route.issue`."""
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
         for event in ready:
             self._device.wait(self._stream, event)
         try:
             for part in call.checked.parts:
-                self._issue(part, deadline)
+                self._issue_part(part, deadline)
         finally:
             self._device.record(finished, self._stream)
 
-    def _issue(self, part: BoundArray, deadline: Deadline) -> None:
-        made = self._calls.find(part.kind)
+    def _issue_part(self, part: BoundArray, deadline: Deadline) -> None:
+        planned = self._calls.find(part.kind)
         operation = self._collectives.start(
-            made.signature,
-            made.extents[0],
+            planned.signature,
+            planned.extents[0],
             _address(part.source),
             _address(part.target),
             self._stream,
@@ -113,22 +81,21 @@ class ByIpc:
         operation.wait(deadline.left_s())
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the bytes that have gone this way, by peer."""
+        """Return the bytes moved over this route, by peer."""
         return self._collectives.traffic()
 
     def close(self, deadline: Deadline) -> None:
-        """See `Route.close`."""
         if self._collectives.close(deadline.left_s()):
             self._device.end_stream(self._stream)
 
 
 class Staged:
-    """The way through the host, which takes every call.
+    """The route through the host, which takes every call.
 
     Args:
-        executor: of the communicator.
-        host: a communicator of the same ranks without other calls.
-        device: the device.
+        executor: the executor of the communicator.
+        host: a communicator of the same ranks that makes no other calls.
+        device: the device of the arrays.
     """
 
     def __init__(self, executor: Executor, host: HostCalls, device: Device) -> None:
@@ -136,54 +103,51 @@ class Staged:
         self._host = host
         self._staging = staging.Staging(device)
 
-    def refuses(self, call: DeviceCall) -> str | None:
-        """See `Route.refuses`."""
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
         return None
 
-    def issue(self, call: DeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        """See `Route.issue`."""
-        segments = [each for part in call.checked.parts for each in self._segments(part, call, deadline)]
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+        segments = [segment for part in call.checked.parts for segment in self._segments(part, call, deadline)]
         self._staging.run(segments, ready, finished, deadline)
 
     def copied_nbytes(self) -> tuple[int, int]:
-        """Return how many bytes have been copied to the host, and from there."""
+        """Return how many bytes have been copied to the host, and from the host."""
         return self._staging.to_host_nbytes, self._staging.to_device_nbytes
 
     def close(self, deadline: Deadline) -> None:
-        """See `Route.close`."""
         self._staging.close(deadline)
 
-    def _segments(self, part: BoundArray, call: DeviceCall, deadline: Deadline) -> list[staging.Segment]:
+    def _segments(self, part: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.Segment]:
         """Return the segments of one array."""
-        kind = part.kind
-        assert kind.layout is not None, "a call on a device has an array"
-        assert kind.dtype is not None, "an array has a dtype"
-        itemsize = kind.dtype.itemsize
-        cut = segments_of(kind.collective, kind.layout, self._size, max(1, SEGMENT_NBYTES // itemsize))
-        # To a prefix of no ranks nothing is written, but into a new array, where it is of zeros.
-        is_kept = kind.collective == "exscan" and self._rank == 0 and not call.memory.has_made(part.result)
+        spec = part.kind
+        assert spec.layout is not None, "a call on a device has an array"
+        assert spec.dtype is not None, "an array has a dtype"
+        itemsize = spec.dtype.itemsize
+        segments = segments_of(spec.collective, spec.layout, self._size, max(1, SEGMENT_NBYTES // itemsize))
+        # An exscan leaves `out` of rank 0 as it is, because no rank comes before. A new result gets zeros instead.
+        is_kept = spec.collective == "exscan" and self._rank == 0 and not call.memory.is_new(part.result)
         return [
             staging.Segment(
-                _pieces(part.source, each.reads, itemsize),
-                _pieces(part.target, each.writes, itemsize, is_kept=is_kept),
-                partial(self._exchange, part, each, deadline),
+                _pieces(part.source, segment.reads, itemsize),
+                _pieces(part.target, segment.writes, itemsize, is_kept=is_kept),
+                partial(self._exchange, part, segment, deadline),
             )
-            for each in cut
+            for segment in segments
         ]
 
     def _exchange(
         self, part: BoundArray, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray
     ) -> None:
-        """Make the call of a segment on the host."""
-        kind = part.kind
-        assert kind.dtype is not None, "a call on a device has an array"
-        dtype = numpy_dtype(kind.dtype)
-        if kind.collective == "exscan":
+        """Make the host call of one segment."""
+        spec = part.kind
+        assert spec.dtype is not None, "a call on a device has an array"
+        dtype = numpy_dtype(spec.dtype)
+        if spec.collective == "exscan":
             target[...] = 0
         out = target.view(dtype) if part.target is not None else None
-        # Who only receives a broadcast gives memory for it.
-        x = source.view(dtype) if part.source is not None else out if kind.collective == "broadcast" else None
-        self._host._call_on_host(kind, x, out, segment.counts, deadline.left_s())
+        # A rank that only receives a broadcast passes the memory for it as `x`.
+        x = source.view(dtype) if part.source is not None else out if spec.collective == "broadcast" else None
+        self._host._call_on_host(spec, x, out, segment.counts, deadline.left_s())
 
 
 def _address(array: AnyArray | None) -> int:
@@ -191,7 +155,10 @@ def _address(array: AnyArray | None) -> int:
 
 
 def _pieces(array: AnyArray | None, runs: Sequence[Run], itemsize: int, *, is_kept: bool = False) -> list[Piece]:
-    """Return where elements of an array lie on the device; none if there is no array, and nowhere if it `is_kept`."""
+    """Return the address and bytes of each run of elements; no pieces without an array.
+
+    With `is_kept` the addresses are 0, so that nothing is copied.
+    """
     if array is None:
         return []
     address = array.ctypes.data

@@ -1,7 +1,7 @@
-"""How a call on arrays of a device is cut into segments that go through the host: pure arithmetic, alike on all ranks.
+"""Cuts a call on GPU arrays into segments that are staged through the host. Pure arithmetic, equal on all ranks.
 
-Each share is cut into as many parts as any other, so that the parts of all ranks with one number make a call of their
-own, whose results are that part of the results.
+Every share is cut into the same number of parts. So the k-th parts of all ranks form a call of their own, and its
+results are the k-th parts of the results.
 
 >>> from unisono.collectives.calls.shapes import layout_of
 >>> [(part.reads, part.writes) for part in segments_of("allgather", layout_of("allgather", (4,), size=2, rank=1), 2, 4)]
@@ -16,16 +16,16 @@ from typing import NamedTuple, TypeAlias
 from unisono.algorithms.ir.contracts import CONTRACTS, Cut
 from unisono.collectives.calls.shapes import Extents, Layout
 
-# Elements that lie one after the other: the first, and how many.
+# Consecutive elements: the index of the first, and their number.
 Run: TypeAlias = tuple[int, int]
 
 
 class Segment(NamedTuple):
-    """A part of a call.
+    """One of the smaller calls that a call is cut into.
 
     Attributes:
-        reads, writes: the elements of INPUT and of OUTPUT, in the order in which they lie in the call of this part.
-        counts: its counts, in elements, for those of INPUT and OUTPUT that have some; None for equal shares.
+        reads, writes: the elements of INPUT and of OUTPUT, in the order in which the smaller call has them.
+        counts: the counts of the smaller call, in elements; None for equal shares.
     """
 
     reads: tuple[Run, ...]
@@ -34,29 +34,29 @@ class Segment(NamedTuple):
 
 
 def segments_of(collective: str, layout: Layout, size: int, most: int) -> list[Segment]:
-    """Return the parts of a call on `size` ranks, of about `most` elements of the whole vector each.
+    """Return the segments of a call on `size` ranks, each of about `most` elements of the whole vector.
 
-    Where no rank knows the whole vector, there is one part.
+    There is one segment if no rank knows the length of the whole vector.
     """
     contract = CONTRACTS[collective]
     parts = max(1, -(-layout.whole // most))
-    both = [
+    shares = [
         _shares(cut, elements, layout, side, size)
         for side, (cut, elements) in enumerate(zip((contract.input, contract.output), layout.elements, strict=True))
     ]
     rows = None if layout.rows is None else [[count * layout.row for count in counts] for counts in layout.rows]
     return [
         Segment(
-            _runs(both[0], part, parts),
-            _runs(both[1], part, parts),
-            None if rows is None else tuple(tuple(_cut(each, part, parts)[1] for each in counts) for counts in rows),
+            _runs(shares[0], part, parts),
+            _runs(shares[1], part, parts),
+            None if rows is None else tuple(tuple(_cut(count, part, parts)[1] for count in counts) for counts in rows),
         )
         for part in range(parts)
     ]
 
 
 def _shares(cut: Cut | None, elements: int, layout: Layout, side: int, size: int) -> Sequence[int]:
-    """Return the elements of each share that a buffer has."""
+    """Return the number of elements of each share in a buffer."""
     if cut is not Cut.SHARES:
         return [elements]
     if layout.rows is None:
@@ -65,6 +65,7 @@ def _shares(cut: Cut | None, elements: int, layout: Layout, side: int, size: int
 
 
 def _runs(shares: Sequence[int], part: int, parts: int) -> tuple[Run, ...]:
+    """Return where one part of each share lies in the buffer."""
     offset, runs = 0, []
     for share in shares:
         first, count = _cut(share, part, parts)
@@ -74,5 +75,6 @@ def _runs(shares: Sequence[int], part: int, parts: int) -> tuple[Run, ...]:
 
 
 def _cut(count: int, part: int, parts: int) -> Run:
+    """Return where one of `parts` nearly equal parts lies in a share of `count` elements."""
     first = count * part // parts
     return first, count * (part + 1) // parts - first

@@ -1,4 +1,4 @@
-"""Works of calls on arrays of a GPU: their ends are points in the work of the device, for which streams wait."""
+"""Works of calls on GPU arrays. Such a call ends at an event on the device, and streams wait for that event."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCall:
-    """A call that is right as far as this rank can tell, and its arrays."""
+class CheckedDeviceCall:
+    """A call whose arguments this rank has checked, and its GPU arrays."""
 
     checked: CheckedCall
     memory: DeviceArrays
 
 
 class Arrival:
-    """The point at which the device has done all of a call: an event that is recorded when all has been issued.
+    """The point at which the device has done all work of a call: an event behind that work.
+
+    The arrays stay alive as long as this object. Its end releases the event.
 
     Attributes:
-        device, event: the event, which is given back when nothing holds this any more; nor are the arrays, before.
-        is_issued: whether all has been issued, or nothing more will be.
+        device, event: the event and its device.
+        is_issued: whether all work has been issued, or no more will be because issuing failed.
     """
 
-    def __init__(self, device: Device, call: DeviceCall, event: Event) -> None:
+    def __init__(self, device: Device, call: CheckedDeviceCall, event: Event) -> None:
         self.device = device
         self.event = event
         self.is_issued = False
         self._call = call
 
     def __del__(self) -> None:
-        """Give the event back."""
+        """Release the event."""
         self.device.end_event(self.event)
 
     def order(self) -> None:
-        """Let what the caller issues from now on, to the streams that the arrays are used on, wait for this point."""
+        """Make the streams that the arrays are used on wait for this point before they run later work."""
         if not self.device.done(self.event):
             for stream in self._call.memory.streams():
                 self.device.wait(stream, self.event)
@@ -55,23 +57,23 @@ class Arrival:
 
 
 class InUse(Protocol):
-    """Memory that a device uses."""
+    """Memory that a device may still use."""
 
     def is_over(self) -> bool:
-        """Return whether it is done with it; does not block."""
+        """Return whether the device no longer uses it; does not block."""
 
 
-# What a device was not done with when its communicator ended: behind work of a rank that was killed, for ever.
+# Memory that a device still used when its communicator ended. After a rank was killed, that may never change.
 _LATE: list[InUse] = []
 
 
 def keep_late(pending: Iterable[InUse]) -> None:
-    """Keep alive what a device uses, of a communicator that ends."""
-    _LATE[:] = [each for each in (*_LATE, *pending) if not each.is_over()]
+    """Keep memory of a communicator that ends alive, as long as the device uses it."""
+    _LATE[:] = [memory for memory in (*_LATE, *pending) if not memory.is_over()]
 
 
 class DeviceWork(Work[Result]):
-    """A call on arrays of a GPU. They must not be changed nor read before the streams wait for its end: see `wait`."""
+    """A call on GPU arrays. The program must not use the arrays before the streams wait for its end: see `wait`."""
 
     __slots__ = ("_arrival", "_check")
 
@@ -84,32 +86,32 @@ class DeviceWork(Work[Result]):
         arrival: Arrival,
         check: Callable[[], None],
     ) -> None:
-        """Make the work of a call; ``check()`` raises what has befallen other ranks."""
+        """Create the work of a call; ``check()`` raises the error of another rank, if there is one."""
         super().__init__(works, operation, None, limit_s, lambda _: finish())
         self._arrival = arrival
         self._check = check
         self.is_counted = False
 
     def done(self) -> bool:
-        """Return whether the device has done all of the call, or it has failed; does not block."""
+        """Return whether the device has done all of the call, or the call has failed; does not block."""
         return super().done() and self._arrival.device.done(self._arrival.event)
 
     def wait(self, timeout_s: float | None = None) -> Result:
-        """Wait until all of the call has been issued to the device, let the caller's streams wait for its end, return.
+        """Wait until the call has been issued to the device, make the caller's streams wait for its end, and return.
 
-        The streams are those that are current in this thread, or that the arrays name; the host does not wait for them.
-        For the rest see `Work.wait`.
+        The streams are those that are current in this thread, or that the arrays name. The host does not wait for them.
+        Arguments and errors are those of `Work.wait`.
         """
         result = super().wait(timeout_s)
         self._arrival.order()
         return result
 
     def synchronize(self, timeout_s: float | None = None) -> Result:
-        """Do what `wait` does, and wait until the device has done all of the call.
+        """Do the same as `wait`, and then wait until the device has done all of the call.
 
         Raises:
-            CollectiveTimeoutError: it has not in time; the call goes on.
-            PeerLostError: it has not, and another rank has been lost. Any other error as `wait`.
+            CollectiveTimeoutError: the device has not done it in time; the call goes on.
+            PeerLostError: another rank was lost before the device had done it. Also the errors of `wait`.
         """
         deadline = Deadline(self._seconds(timeout_s))
         result = self.wait(timeout_s)

@@ -1,23 +1,31 @@
-"""How long collective calls take: what the campaigns of `tuning` are handed to measure with.
+"""Measures how long collective calls take on a communicator, for campaigns (`tuning.measure.campaign`).
 
-All ranks of a communicator make the same trials at the same time. Every rank starts from a barrier, and a call takes
-from when the first rank of a host begins until the last one there has ended, on the host where that is longest. These
-times are exchanged after each run, so all ranks know the same ones, to the bit.
+Theory of operation
+-------------------
+All ranks make the same trials at the same time. For each call, every rank waits in a barrier and then begins. The time
+of the call on one host is from the moment when the first rank of the host begins to the moment when its last rank ends.
+The time of the call is that of the slowest host. The ranks exchange the times after each run, so all ranks have the
+same times, to the bit.
 
-What a call sends is written anew before it, as a program does that has computed it: on data that has lain in the
-caches since the last call, other algorithms are the fastest. Where an array lies decides how well caches hold it, for
-as long as it lives, and makes up to a third of a call's time: so all algorithms get the same arrays, of which there are
-several, and each run has the next. Where that can be, vectors are replaced by their results.
+Why not the time of each rank alone: ranks that share cores leave the barrier one after the other. A rank that is still
+in the barrier delays the call of all others. The order in which ranks leave may stay the same for thousands of calls
+and be another one in the next job: it made a short call take 5 us or 9 us. Clocks of several hosts cannot be compared,
+so each host is measured alone. The barrier always uses the same algorithm, whatever the tuner would choose.
 
-Each rank's own time would say less where ranks share cores. They leave the barrier one after the other, and a rank that
-still is in it makes the call of all others longer: in which order they leave it, which may stay the same for thousands
-of calls and be another one in the next job, made a short call take 5 us or 9 us. Clocks of several hosts have nothing
-in common, so each host counts for itself. The barrier is the same whatever the tuner would take.
+Before each call, its input is written anew, as a program does that has just computed it. With data that has stayed in
+the caches since the last call, other algorithms would be the fastest.
 
-After calls of another size, the first ones find nothing that they need in the caches, and messages of 4 KiB through
-shared memory take until the 400th to have been everywhere in their ring: so these calls are not measured. Nor are the
-first that are timed: whichever algorithm came first after vectors of 4 MiB took 0.36 us with 16 bytes, and 0.30 later,
-no matter how many calls without timing went before.
+The address of an array decides how well the caches hold it, as long as it lives, and changes the time of a call by up
+to a third. So all algorithms use the same arrays. There are several sets of them, and each run takes the next set.
+Where the collective allows it, calls are in place.
+
+Calls before a measurement
+--------------------------
+After calls of another size, the first calls find nothing in the caches. With messages of 4 KiB through shared memory,
+it takes up to 400 calls until the messages have been everywhere in their ring. Such calls are made and not measured.
+
+The first timed calls are discarded too: after vectors of 4 MiB, the algorithm that came first took 0.36 us with 16
+bytes, and later 0.30 us, no matter how many calls without timing went before.
 """
 
 from __future__ import annotations
@@ -42,81 +50,81 @@ from unisono.transports.reductions.definition import numpy_dtype
 from unisono.tuning.decide.choice import Question, TunerState
 from unisono.tuning.measure.campaign import Placed
 
-# Calls of one run. More runs of few calls tell more than few runs of many: what disturbs a run disturbs all of it.
+# Calls of one run. Many runs of few calls are better than the reverse, because a disturbance affects a whole run.
 _FEWEST, _MOST = 3, 64
-# How many bytes of vectors calls warm up with at most, and which part of the time of a run.
+# Limits of the calls before a measurement: bytes of vectors in all, and a fraction of the time of a run.
 _WARMING_NBYTES, _WARMING = 4 << 20, 0.25
-# How often ranks that share cores meet after these have measured, until each has had its share of them again.
+# How many barriers follow a measurement of the cores, so that each rank that shares a core gets its time there again.
 _SETTLING = 20
 # How long to wait before the cores are measured again.
 _PAUSE_S = 0.05
-# What carries the times themselves, and what ranks meet by; they are the same whatever is measured.
+# The algorithms for the exchange of times and for the barrier. They do not depend on the calls that are measured.
 _EXCHANGE = "recursive_doubling"
 _MEETING = "direct"
 
 
-# How many arrays take turns.
+# How many sets of arrays take turns.
 _SETS = 3
 
 
 class PlannedCall(NamedTuple):
-    """A call to be measured: its plan, and what writes anew what it sends, if it sends anything."""
+    """A call to be measured: its plan, and a function that writes its input anew (a barrier has none)."""
 
     plan: Callable[[], Any]
     rewrite: Callable[[], Any] = lambda: None
 
 
-# A call on each of the sets of arrays that take turns, for ever; all ranks take them together.
-Turns = Iterator[PlannedCall]
+# An endless iterator over one call on each set of arrays. All ranks advance it together.
+CallCycle = Iterator[PlannedCall]
 
 
 def rewriting(sent: Any) -> Callable[[], Any]:
-    """Return what writes an array anew, from one that holds the same."""
+    """Return a function that writes the elements of `sent` anew, from a copy."""
     return partial(np.copyto, sent, sent.copy())
 
 
 class Trials:
-    """Runs of calls on a communicator; see `tuning.campaign.Trials`.
+    """Runs of calls on a communicator. Implements `tuning.measure.campaign.Trials`.
 
     Args:
-        comm: the communicator, which nothing else uses meanwhile.
-        dtype: of the elements.
-        run_s: about how long the calls of one run take together.
-        known: what is known of the machine, if it is more than the communicator knows.
+        comm: the communicator; nothing else may use it meanwhile.
+        dtype: the dtype of the elements.
+        run_s: the approximate time of all calls of one run together.
+        tuner_state: the state that predictions use; by default that of the communicator.
     """
 
     def __init__(
-        self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, known: TunerState | None = None
+        self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, tuner_state: TunerState | None = None
     ) -> None:
         self._comm = comm
-        self._known = known or comm.known
+        self._tuner_state = tuner_state or comm.known
         self._dtype = numpy_dtype(DTYPES[dtype])
         self._run_s = run_s
-        self._calls: dict[tuple[str, int, str], Turns] = {}
+        self._calls: dict[tuple[str, int, str], CallCycle] = {}
         self._estimates: dict[tuple[str, int, str], float] = {}
         self._warm: set[tuple[str, int, str]] = set()
         self._arrays: list[tuple[Any, Any, Callable[[], Any]]] = []
-        self._of_arrays: tuple[str, int] | None = None
+        self._arrays_key: tuple[str, int] | None = None
         self._seen = time.perf_counter()
 
     @property
     def known(self) -> TunerState:
-        """What the communicator's tuner knows."""
-        return self._known
+        """The tuner state that predictions use."""
+        return self._tuner_state
 
     def question(self, collective: str, nbytes: int) -> Question:
-        """Return what the tuner is asked about such calls."""
+        """Return the question to the tuner about a collective at a size."""
         return replace(self._comm.explain(collective, nbytes, self._dtype.name).question, algorithm="auto")
 
     def nbytes(self, collective: str, nbytes: int) -> int:
-        """Return the nearest size, not below `nbytes`, of which all ranks have equal shares of whole elements."""
+        """Return the smallest size, at least `nbytes`, at which all ranks have equal shares of whole elements."""
         if CONTRACTS[collective].input is Cut.TOKEN:
             return 1
         unit = self._dtype.itemsize * (self._comm.size if self._is_shared(collective) else 1)
         return max(1, -(-nbytes // unit)) * unit
 
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
-        """Let such calls be run; return None, or why they cannot be, the same on all ranks."""
+        """Prepare calls to be run. Return None, or the reason why they cannot be made; it is the same on all ranks."""
         key = collective, nbytes, variant
         if key not in self._calls:
             if len(self._calls) and next(iter(self._calls))[:2] != key[:2]:
@@ -128,21 +136,21 @@ class Trials:
                 return error.message
         return None
 
-    def planned(self, collective: str, nbytes: int, variant: str) -> Turns:
-        """Return such calls, on the arrays that the last ones had, if they were alike.
+    def planned(self, collective: str, nbytes: int, variant: str) -> CallCycle:
+        """Return planned calls. They use the arrays of the calls before if collective and size are the same.
 
         Raises:
-            NoAlgorithmError, UsageError, TransportUnavailableError: these ranks cannot make it.
+            NoAlgorithmError, UsageError, TransportUnavailableError: these ranks cannot make the call.
         """
-        if self._of_arrays != (collective, nbytes):
-            self._of_arrays, self._arrays = (collective, nbytes), self._made(collective, nbytes)
+        if self._arrays_key != (collective, nbytes):
+            self._arrays_key, self._arrays = (collective, nbytes), self._new_arrays(collective, nbytes)
         if not self._arrays:
             return cycle([PlannedCall(self._comm.plan(collective, algorithm=variant))])
         plan = partial(self._comm.plan, collective, algorithm=variant)
         return cycle([PlannedCall(plan(sent, out=out), rewrite) for sent, out, rewrite in self._arrays])
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
-        """Run prepared calls; return the seconds of each, and the seconds since the last run has ended."""
+        """Run prepared calls; return the seconds of each, and the seconds since the end of the last run."""
         key = collective, nbytes, variant
         if key not in self._warm:
             self._warm.add(key)
@@ -152,7 +160,7 @@ class Trials:
         return times, cost_s
 
     def _make_warm(self, key: tuple[str, int, str]) -> None:
-        """Make calls that do not count until later ones are no quicker: first timed ones, as a run has them."""
+        """Make calls that do not count, until later calls are no faster. The first of them are timed, as in a run."""
         _, nbytes, _ = key
         calls, run_s = self._calls[key], _WARMING * self._run_s
         if key not in self._estimates:
@@ -162,48 +170,45 @@ class Trials:
         self.warm_up(calls, nbytes, round(run_s / self._estimates[key]))
 
     def _fitting(self, key: tuple[str, int, str], seconds: float) -> int:
-        """Return how many timed calls take so long together, up to the most of a run."""
+        """Return how many timed calls take `seconds` together, up to the limit of a run."""
         return min(_MOST, round(seconds / self._estimates[key]))
 
     def _note(self, key: tuple[str, int, str], times: Sequence[float]) -> None:
-        """Keep the least time ever: after a disturbed run, the next one would have too few calls to be better."""
+        """Keep the least time so far. With that of a disturbed run, the next run would have too few calls."""
         self._estimates[key] = min((self._estimates.get(key, math.inf), *times))
 
-    def warm_up(self, calls: Turns, nbytes: int, most: int) -> None:
-        """Make the next call until caches hold all that they can of what such calls need, or so many times."""
+    def warm_up(self, calls: CallCycle, nbytes: int, most: int) -> None:
+        """Repeat the next call, so that the caches hold the memory that it uses; at most `most` times."""
         call = next(calls)
         for _ in range(min(_WARMING_NBYTES // nbytes, most)):
             call.plan()
 
-    def times(self, calls: Turns, count: int) -> list[float]:
-        """Let all ranks meet and make the next call, so many times.
+    def times(self, calls: CallCycle, count: int) -> list[float]:
+        """Make the next call `count` times, each after a barrier.
 
         Returns:
-            The seconds of each time, the same on all ranks.
+            The seconds of each call, the same on all ranks.
         """
         return self._timed(next(calls), count)[0]
 
     def placement(self) -> str:
-        """Return how far apart two cores of the ranks on rank 0's host are now, as `transports.cores` labels it.
+        """Return the placement of two cores of rank 0's host, as `transports.host.core_distance` labels it.
 
-        Nothing if it has one.
-
-        It is the same on all ranks.
+        The text is empty if the host has one core. It is the same on all ranks.
         """
         cores, label = self._cores, ""
-        if self._comm.rank == 0 and (found := measure(cores)) != UNKNOWN:
-            label = found.label
+        if self._comm.rank == 0 and (placement := measure(cores)) != UNKNOWN:
+            label = placement.label
         label = str(self._comm.broadcast_object(label))
         for _ in range(_SETTLING):
             self._meet()
         return label
 
     def await_placement(self, wanted: str, most_s: float) -> Placed:
-        """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
+        """Wait until the cores have the placement `wanted` ("any" accepts all), for at most `most_s` seconds.
 
-        If there are not two of them, there is nothing to wait for.
-
-        What has passed since the last run is not of the cost of the next one then.
+        With fewer than two cores, this does not wait. The time since the last run is returned, and does not count as a
+        cost of the next run.
         """
         label = self.placement()
         passed_s, waited_s = self._passed_s(), 0.0
@@ -215,20 +220,20 @@ class Trials:
 
     @cached_property
     def _cores(self) -> list[int]:
-        """Two cores of the ranks on rank 0's host, or one if they have one."""
-        of_rank = self._comm.allgather_object(os.sched_getaffinity(0))
-        return sorted(set[int]().union(*(of_rank[rank] for rank in self._comm.hosts[0])))[:2]
+        """Two cores of the ranks on rank 0's host; one if the ranks have only one."""
+        cores_by_rank = self._comm.allgather_object(os.sched_getaffinity(0))
+        return sorted(set[int]().union(*(cores_by_rank[rank] for rank in self._comm.hosts[0])))[:2]
 
     @cached_property
     def _host(self) -> int:
-        return next(at for at, ranks in enumerate(self._comm.hosts) if self._comm.rank in ranks)
+        return next(index for index, ranks in enumerate(self._comm.hosts) if self._comm.rank in ranks)
 
     @cached_property
     def _meet(self) -> Callable[[], Any]:
         return self._comm.plan("barrier", algorithm=_MEETING)
 
     def _timed(self, call: PlannedCall, count: int) -> tuple[list[float], float]:
-        """Return the seconds of each of so many calls, and the seconds since the last exchange."""
+        """Return the seconds of each of `count` calls, and the seconds since the last exchange of times."""
         spans = []
         for _ in range(count):
             call.rewrite()
@@ -247,10 +252,11 @@ class Trials:
         return 0.0, self._seen - before
 
     def _longest(self, spans: Sequence[tuple[float, float]]) -> list[float]:
-        """Return how long each span takes all ranks of a host, on the host where that is longest."""
-        found = np.full((2, len(spans), len(self._comm.hosts)), -np.inf)
-        found[:, :, self._host] = np.multiply(spans, (-1, 1)).T
-        minus_first, last = self._comm.allreduce(found, "max", out=found, algorithm=_EXCHANGE)
+        """Return the length of each span: from its first begin to its last end on a host, on the slowest host."""
+        # One maximum gives both: with the sign changed, the first begin is the largest.
+        extremes = np.full((2, len(spans), len(self._comm.hosts)), -np.inf)
+        extremes[:, :, self._host] = np.multiply(spans, (-1, 1)).T
+        minus_first, last = self._comm.allreduce(extremes, "max", out=extremes, algorithm=_EXCHANGE)
         longest: list[float] = (last + minus_first).max(axis=1).tolist()
         return longest
 
@@ -258,17 +264,17 @@ class Trials:
         contract = CONTRACTS[collective]
         return Cut.SHARES in (contract.input, contract.output)
 
-    def _made(self, collective: str, nbytes: int) -> list[tuple[Any, Any, Callable[[], Any]]]:
-        """Return sets of what is sent, where results go, and what rewrites the first; none of a barrier."""
+    def _new_arrays(self, collective: str, nbytes: int) -> list[tuple[Any, Any, Callable[[], Any]]]:
+        """Return sets of an input, an output, and a function that writes the input anew; no set for a barrier."""
         contract = CONTRACTS[collective]
         if contract.output is None:
             return []
         whole = nbytes // self._dtype.itemsize
         counts = {Cut.SHARES: whole, Cut.VECTOR: whole, Cut.SHARE: whole // self._comm.size}
         in_place = contract.input is contract.output is Cut.VECTOR
-        found = []
+        sets = []
         for _ in range(_SETS):
             sent = np.ones(counts[contract.input], self._dtype)
             out = sent if in_place else np.ones(counts[contract.output], self._dtype)
-            found.append((sent, out, rewriting(sent)))
-        return found
+            sets.append((sent, out, rewriting(sent)))
+        return sets

@@ -1,4 +1,7 @@
-"""What calibration measures with: messages between two ranks of a communicator, work of one, calls of all."""
+"""The measurements of a calibration: messages between two ranks, work of one rank, and calls of all ranks.
+
+Used by: ``unisono calibrate``. `tuning.measure.calibrate` computes the parameters from the times.
+"""
 
 from __future__ import annotations
 
@@ -31,73 +34,76 @@ from unisono.tuning.measure.calibrate import (
 )
 from unisono.tuning.measure.race import typical_s
 
+# Calls of one probe: two first, to estimate their time; then as many as fit in the time of a probe, within limits.
 _TRIED, _FEWEST, _MOST = 2, 5, 200
 _DTYPES = {"short": ("float32", "bfloat16"), "long": ("float32", "float64", "int32", "float16", "bfloat16")}
 
 
-# How often each collective is run for what rounds cost, and the bytes of the vectors, at most.
+# How often each collective is run to measure the cost of rounds, and the most bytes of its vector.
 _RUNS = {"short": 2, "long": 4}
 _LONGEST = 16 << 20
-# The bytes of a share in calls of each algorithm: the fewest, and what matters; and the seconds of a ring, at most.
+# Bytes of a share in calls of each algorithm: the least, and 512 bytes to 2 MiB by factors of 4. A share at which a
+# ring would take longer than `_LONGEST_S` is left out.
 _OF_CALLS = (SHORT[0], *(512 << (2 * k) for k in range(7)))
 _LONGEST_S = 0.02
 
 
-def calibrated(comm: Communicator, known: Parameters, *, short: bool) -> Parameters:
-    """Measure the links, the memory of rank 0 and rounds of all ranks; return the parameters.
+def calibrated(comm: Communicator, parameters: Parameters, *, short: bool) -> Parameters:
+    """Measure the links, the memory of rank 0 and rounds of all ranks; return `parameters` with the results.
 
-    Links are measured between two ranks of rank 0's host and, if there are several hosts, to the one of the others that
-    has most ranks: there also by how many pairs of ranks at once. The parameters are equal on all ranks. All ranks of
-    `comm` call it, and nothing else should run meanwhile.
+    One link is measured between two ranks of rank 0's host. If there are several hosts, a second link is measured, to
+    the other host with the most ranks. Several pairs of ranks use that one at once, to see how they share it.
+
+    All ranks of `comm` call this, and nothing else should run meanwhile. The parameters are equal on all ranks.
 
     Raises:
         UsageError: there is only one rank.
     """
     if comm.size < 2:
-        raise UsageError("a calibration needs two ranks at least")
-    for link, level, ranks in _ways(comm.explain("allreduce", 8).question):
+        raise UsageError("a calibration needs at least two ranks")
+    for link, level, ranks in _links(comm.explain("allreduce", 8).question):
         if comm.rank in ranks:
-            with comm.subgroup(ranks) as team:
-                known = _link_calibrated(team, known, link, level, short=short)
-        known = comm.broadcast_object(known)
-    return rounds_calibrated(comm, known, short=short)
+            with comm.subgroup(ranks) as pairs:
+                parameters = _link_calibrated(pairs, parameters, link, level, short=short)
+        parameters = comm.broadcast_object(parameters)
+    return rounds_calibrated(comm, parameters, short=short)
 
 
-def _ways(asked: Question) -> list[tuple[str, str, list[int]]]:
-    """Return the links to measure, each with its level, and the ranks between which it is: pairs, one after the other.
+def _links(question: Question) -> list[tuple[str, str, list[int]]]:
+    """Return the links to measure, each with its level and the ranks that use it; two consecutive ranks are a pair.
 
-    Of one host these are the first two ranks; of two, as many pairs as both have ranks.
+    On one host, the ranks are the first two. Between two hosts, there are as many pairs as both hosts have ranks.
     """
-    if len(asked.hosts) < 2:
-        return [(asked.link, "", [0, 1])]
-    here, *others = asked.hosts
-    inside = [(asked.inside, "", [*here[:2]])] if len(here) > 1 and asked.inside != asked.link else []
+    if len(question.hosts) < 2:
+        return [(question.link, "", [0, 1])]
+    here, *others = question.hosts
+    inside = [(question.inside, "", [*here[:2]])] if len(here) > 1 and question.inside != question.link else []
     there: tuple[int, ...] = max(others, key=len)
     pairs = zip(here, there, strict=False)
-    return [*inside, (asked.link, asked.level, [rank for pair in pairs for rank in pair])]
+    return [*inside, (question.link, question.level, [rank for pair in pairs for rank in pair])]
 
 
-def _link_calibrated(team: Communicator, known: Parameters, link: str, level: str, *, short: bool) -> Parameters:
-    """Return the parameters with those of a link between pairs of ranks, as its first pair knows them."""
-    first = team.rank - team.rank % 2
-    with team.subgroup([first, first + 1]) as pair:
-        probes = _Probes(team, pair, 0.004 if short else 0.04)
+def _link_calibrated(pairs: Communicator, parameters: Parameters, link: str, level: str, *, short: bool) -> Parameters:
+    """Return the parameters with those of a link between pairs of ranks; only the first pair measures and adds them."""
+    first = pairs.rank - pairs.rank % 2
+    with pairs.subgroup([first, first + 1]) as pair:
+        probes = _Probes(pairs, pair, 0.004 if short else 0.04)
         if first > 0:
             pairs_at_once(probes)
-            return known
+            return parameters
         sizes, dtypes = (SHORT, _DTYPES["short"]) if short else (LONG, _DTYPES["long"])
-        return updated(known, calibrate(probes, link, sizes, dtypes, level))
+        return updated(parameters, calibrate(probes, link, sizes, dtypes, level))
 
 
 def rounds_calibrated(
-    comm: Communicator, known: Parameters, *, short: bool, collectives: Sequence[str] = tuple(ALGORITHMS)
+    comm: Communicator, parameters: Parameters, *, short: bool, collectives: Sequence[str] = tuple(ALGORITHMS)
 ) -> Parameters:
-    """Return the parameters with what rounds among all ranks of `comm` cost, and whole calls.
+    """Return the parameters with the costs of rounds among all ranks of `comm`, and of whole calls of `collectives`.
 
-    In the short form, calls are of compositions alone, of which rounds tell nothing, so only where there are several
-    hosts. All ranks of `comm` call it, and nothing else should run meanwhile. `collectives` are those of the calls.
+    The short form measures calls of composed algorithms only, because their times do not follow from those of rounds.
+    So with one host it measures no calls. All ranks of `comm` call this, and nothing else should run meanwhile.
     """
-    trials, asked = Trials(comm), comm.explain("allreduce", 8).question
+    trials, question = Trials(comm), comm.explain("allreduce", 8).question
 
     def run_s(collective: str, algorithm: str, nbytes: int) -> float:
         nbytes = trials.nbytes(collective, nbytes)
@@ -110,56 +116,57 @@ def rounds_calibrated(
 
     fitting = _fitting(comm)
     sizes = [nbytes for nbytes in SHORT[:: 2 if short else 1] if nbytes in fitting]
-    found = calibrate_rounds(least_s, asked.size, asked.ranks_per_host, sizes)
-    shares = [n for n in _OF_CALLS if n <= fitting[-1] and comm.size * found.step.at(n) <= _LONGEST_S] or sizes[:1]
+    rounds = calibrate_rounds(least_s, question.size, question.ranks_per_host, sizes)
+    shares = [n for n in _OF_CALLS if n <= fitting[-1] and comm.size * rounds.step.at(n) <= _LONGEST_S] or sizes[:1]
     algorithms = _predicted(trials, collectives, compositions_only=short)
     calls = calibrate_calls(run_s, algorithms, [nbytes * comm.size for nbytes in shares])
-    return with_rounds(known, asked.link, found._replace(calls=calls))
+    return with_rounds(parameters, question.link, rounds._replace(calls=calls))
 
 
 def _fitting(comm: Communicator) -> tuple[int, ...]:
-    """Return the bytes of shares of vectors that are not too long."""
+    """Return the sizes of shares whose whole vector has at most `_LONGEST` bytes; at least the smallest size."""
     return tuple(nbytes for nbytes in SHORT if nbytes * comm.size <= _LONGEST) or SHORT[:1]
 
 
 def _predicted(trials: Trials, collectives: Sequence[str], *, compositions_only: bool) -> dict[str, list[str]]:
-    """Return the algorithms that the model predicts, by collective; compositions where hosts have several ranks."""
-    found = dict[str, list[str]]()
+    """Return, by collective, the algorithms whose time the model predicts (or only the composed ones of them)."""
+    names = dict[str, list[str]]()
     for collective in collectives:
-        asked = trials.question(collective, SHORT[0])
-        for name, each in algorithms_of(collective).items():
-            is_composed = isinstance(each, Composition)
-            row = candidate(Variant(name), asked, trials.known, None, is_named=not is_composed)
+        question = trials.question(collective, SHORT[0])
+        for name, algorithm in algorithms_of(collective).items():
+            is_composed = isinstance(algorithm, Composition)
+            row = candidate(Variant(name), question, trials.known, None, is_named=not is_composed)
             if row.refusal is None and row.predicted_s is not None and (is_composed or not compositions_only):
-                found.setdefault(collective, []).append(name)
-    return found
+                names.setdefault(collective, []).append(name)
+    return names
 
 
 class _Probes:
-    """See `tuning.calibrate.Probes`; both ranks of `pair` make the same probes, of which rank 0's times count.
+    """The probes of a pair of ranks. Implements `tuning.measure.calibrate.Probes`.
 
-    `team` is of this pair and others, which take part in those of several pairs only.
+    Both ranks make the same probes, and the times of the pair's rank 0 count. The communicator `all_pairs` holds this
+    pair and the others, which take part only in the probes of several pairs.
     """
 
-    def __init__(self, team: Communicator, pair: Communicator, probe_s: float) -> None:
-        self._team = team
+    def __init__(self, all_pairs: Communicator, pair: Communicator, probe_s: float) -> None:
+        self._all_pairs = all_pairs
         self._pair = pair
         self._probe_s = probe_s
-        self.pairs = team.size // 2
+        self.pairs = all_pairs.size // 2
 
     def exchange(self, nbytes: int) -> float:
         exchange, rewrite = self._exchange(nbytes)
         return self._timed(exchange, self._pair, rewrite=rewrite)
 
     def together(self, nbytes: int, pairs: int) -> float:
-        exchange = self._exchange(nbytes)[0] if self._team.rank // 2 < pairs else None
+        exchange = self._exchange(nbytes)[0] if self._all_pairs.rank // 2 < pairs else None
 
-        def until_all_have_ended() -> None:
+        def exchange_and_barrier() -> None:
             if exchange is not None:
                 exchange()
-            self._team.barrier()
+            self._all_pairs.barrier()
 
-        return self._timed(until_all_have_ended, self._team)
+        return self._timed(exchange_and_barrier, self._all_pairs)
 
     def one_way(self, nbytes: int) -> float:
         return self.burst(nbytes, 1) / 2
@@ -190,7 +197,7 @@ class _Probes:
         return self._timed(lambda: np.copyto(target, source), self._pair, alone=True)
 
     def _exchange(self, nbytes: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Return an exchange, and what writes anew what is sent."""
+        """Return an exchange between the pair, and a function that writes its input anew."""
         x, out = np.zeros(nbytes, np.uint8), np.zeros(2 * nbytes, np.uint8)
         return self._pair.plan("allgather", x, out=out, algorithm="ring"), rewriting(x)
 
@@ -202,15 +209,17 @@ class _Probes:
         alone: bool = False,
         rewrite: Callable[[], Any] = lambda: None,
     ) -> float:
-        """Return the usual time of `call` on rank 0 of a group; all make it, or wait if it is for one rank `alone`.
+        """Return the typical time of `call` on rank 0 of a group.
 
-        Each rewrites what it sends before.
+        All ranks of the group make the call, each after `rewrite`. If `alone`, only rank 0 makes it and the others
+        wait; the result is then the least time.
         """
         once_s = max(1e-9, min(_times(call, _TRIED, group, alone, rewrite)))
         calls = max(_FEWEST, min(_MOST, round(self._probe_s / once_s)))
         calls = int(group.broadcast(np.array(calls), algorithm="binomial"))
         times = _times(call, calls, group, alone, rewrite)
-        # What one rank does is only ever slowed down by others; of messages, the time is what is usual.
+        # Other work can only slow a single rank down, so its least time is the best estimate. For messages, the typical
+        # time counts.
         return max(min(times) if alone else typical_s(times), 1e-9)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from unisono import Communicator, UsageError, Work, wait_all
 from unisono.autograph import unconverted
-from unisono.frameworks.arrays import Lent, Named, first_names, lend, lend_all, pairs_of
+from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, flatten_all, pairs_of
 from unisono.frameworks.data_parallel.center import LAST, Center, Clock, Desk
 from unisono.frameworks.data_parallel.layers import Frame, change, layers_of, read, spread, write
 from unisono.frameworks.data_parallel.parameters import check_names, check_writable, verify_sync
@@ -83,7 +83,7 @@ class HybridGroups:
         if isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0:
             raise UsageError(f"staleness must be a number of contributions, 0 or more, not {staleness!r}")
         named = dict(pairs_of(parameters))
-        lent = lend_all(named)
+        lent = flatten_all(named)
         check_writable(lent)
         self._layers = layers_of(lent)
         check_names(world, [f"groups={members}", f"staleness={staleness}", f"servers={serving}"])
@@ -170,10 +170,10 @@ class HybridGroups:
 
     # --- the parts of an exchange ------------------------------------------------------------------------------------
 
-    def _checked(self, parameters: Named) -> tuple[dict[str, Lent], dict[str, Lent]]:
+    def _checked(self, parameters: Named) -> tuple[dict[str, FlatArray], dict[str, FlatArray]]:
         if self._is_finished or self._is_closed:
             raise UsageError("these hybrid groups have finished: make new ones")
-        every = {name: lend(x, name) for name, x in pairs_of(parameters)}
+        every = {name: flatten(x, name) for name, x in pairs_of(parameters)}
         lent = first_names(every)
         check_writable(lent)
         if [*every] != self._all_names or [*lent] != self._names or layers_of(lent) != self._layers:
@@ -193,7 +193,7 @@ class HybridGroups:
     def _frame_for(self, index: int) -> Frame:
         return Frame(None if index == self._clock else self._layers[index])
 
-    def _exchange(self, lent: Mapping[str, Lent]) -> None:
+    def _exchange(self, lent: Mapping[str, FlatArray]) -> None:
         """Contribute to all layers, and get them as they are then."""
         self._wait_for_turn(is_last=False)
         self._note_changes(lent)
@@ -206,7 +206,7 @@ class HybridGroups:
         request.numbers[0] = LAST if is_last else 0
         self._ask({self._clock: request}, {self._clock: self._turn})
 
-    def _note_changes(self, lent: Mapping[str, Lent]) -> None:
+    def _note_changes(self, lent: Mapping[str, FlatArray]) -> None:
         for layer, held, given in zip(self._layers, self._held, self._given, strict=True):
             change(layer, lent, held.values, given.values)
             given.numbers[:] = self._turn.numbers
@@ -233,11 +233,11 @@ class HybridGroups:
                 sent.append(self._to_servers.send(frame.memory, self._server_of[index], index, wait=False))
         return sent, own
 
-    def _adopt(self, every: Mapping[str, Lent], lent: Mapping[str, Lent]) -> dict[str, Any]:
+    def _adopt(self, every: Mapping[str, FlatArray], lent: Mapping[str, FlatArray]) -> dict[str, Any]:
         for layer, frame in zip(self._layers, self._held, strict=True):
             write(layer, lent, frame.values)
         self.contributions = int(self._held[0].numbers[1])
-        return {name: each.put() for name, each in every.items()}
+        return {name: each.put_back() for name, each in every.items()}
 
 
 def _members(groups: int | Sequence[Sequence[int]], size: int) -> list[list[int]]:

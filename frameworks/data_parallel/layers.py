@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  (gives numpy the names bfloat16 and float8)
 import numpy as np
 
 from unisono import UsageError
-from unisono.frameworks.arrays import Array, Lent, same_bits
+from unisono.frameworks.arrays import Array, FlatArray, same_bits
 
 _HEADER_NBYTES = 16
 
@@ -50,7 +50,7 @@ class Frame:
         self.values: Array = self.memory[_HEADER_NBYTES:].view(dtype)
 
 
-def layers_of(lent: Mapping[str, Lent]) -> tuple[Layer, ...]:
+def layers_of(lent: Mapping[str, FlatArray]) -> tuple[Layer, ...]:
     """Return the layers, in the order of their first parameters.
 
     Raises:
@@ -68,7 +68,7 @@ def layers_of(lent: Mapping[str, Lent]) -> tuple[Layer, ...]:
     return tuple(layer for layer in made if layer.elements)
 
 
-def change(layer: Layer, lent: Mapping[str, Lent], since: Array, into: Array) -> None:
+def change(layer: Layer, lent: Mapping[str, FlatArray], since: Array, into: Array) -> None:
     """Write to `into` by how much a layer has changed since it was set to `since`."""
     for name, start, end in _places(layer):
         flat = lent[name].flat
@@ -76,14 +76,14 @@ def change(layer: Layer, lent: Mapping[str, Lent], since: Array, into: Array) ->
         into[start:end] = flat.astype(layer.dtype) - since[start:end].astype(flat.dtype).astype(layer.dtype)
 
 
-def read(layer: Layer, lent: Mapping[str, Lent], into: Array) -> None:
+def read(layer: Layer, lent: Mapping[str, FlatArray], into: Array) -> None:
     """Write the parameters of a layer to `into`."""
     for name, start, end in _places(layer):
         into[start:end] = lent[name].flat
 
 
 @same_bits
-def write(layer: Layer, lent: Mapping[str, Lent], values: Array) -> None:
+def write(layer: Layer, lent: Mapping[str, FlatArray], values: Array) -> None:
     """Set the parameters of a layer; they are yet to be put back."""
     for name, start, end in _places(layer):
         lent[name].flat[...] = values[start:end].astype(lent[name].flat.dtype)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono import Communicator, UsageError
-from unisono.frameworks.arrays import Array, Lent, Named, lend, pairs_of, same_bits
+from unisono.frameworks.arrays import Array, FlatArray, Named, flatten, pairs_of, same_bits
 from unisono.frameworks.data_parallel.parameters import check_writable
 
 _CHUNK = 1 << 16
@@ -71,7 +71,7 @@ def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator
     if norm + _EPSILON > max_norm:
         for each in lent:
             each.flat[...] = _combined(each.flat, max_norm / (norm + _EPSILON))
-            each.put()
+            each.put_back()
     return norm
 
 
@@ -112,7 +112,7 @@ def scale_by_larc(
     if not learning_rate > 0 or not trust > 0 or not weight_decay >= 0:
         raise UsageError("learning_rate and trust must be positive numbers, and weight_decay 0 or more")
     weights, lent = (
-        {name: _float(lend(x, name), name) for name, x in pairs_of(named)} for named in (parameters, gradients)
+        {name: _float(flatten(x, name), name) for name, x in pairs_of(named)} for named in (parameters, gradients)
     )
     if weights.keys() != lent.keys() or any(weights[name].shape != lent[name].shape for name in weights):
         raise UsageError("parameters and gradients must have the same names and shapes")
@@ -127,15 +127,15 @@ def scale_by_larc(
             factors[name] = float((min(rate, learning_rate) if clip else rate) / learning_rate)
     for name, factor in factors.items():
         lent[name].flat[...] = _combined(lent[name].flat, factor, weights[name].flat, factor * weight_decay)
-        lent[name].put()
+        lent[name].put_back()
     return {name: factors.get(name, 1.0) for name in lent}
 
 
-def _lent(arrays: Iterable[Any]) -> list[Lent]:
-    return [_float(lend(x, f"array {index}"), f"array {index}") for index, x in enumerate(arrays)]
+def _lent(arrays: Iterable[Any]) -> list[FlatArray]:
+    return [_float(flatten(x, f"array {index}"), f"array {index}") for index, x in enumerate(arrays)]
 
 
-def _float(lent: Lent, name: str) -> Lent:
+def _float(lent: FlatArray, name: str) -> FlatArray:
     if lent.flat.dtype.kind in "biu":
         raise UsageError(f"{name} is {lent.described()}: gradients and parameters are floats or complex numbers")
     return lent
@@ -151,7 +151,7 @@ def _combined(a: Array, factor: float, b: Array | None = None, other: float = 0.
     return rounded
 
 
-def _squares(lent: Sequence[Lent], world: Communicator | None) -> NDArray[np.float64]:
+def _squares(lent: Sequence[FlatArray], world: Communicator | None) -> NDArray[np.float64]:
     """Return the sum of the squares of each array, over all ranks if there is a `world`."""
     sums = np.array([_square(each.flat) for each in lent], np.float64)
     return sums if world is None else world.allreduce(sums, reproducible=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import Communicator, MismatchError, UsageError
-from unisono.frameworks.arrays import Lent, Named, first_names, lend, lend_all, pairs_of
+from unisono.frameworks.arrays import FlatArray, Named, first_names, flatten, flatten_all, pairs_of
 
 _DIGEST_NBYTES = 16
 
@@ -57,7 +57,7 @@ def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> di
     >>> un.launch(started, 2)
     [([1, 1], 1.5), ([1, 1], 1.5)]
     """
-    every = {name: lend(x, name) for name, x in pairs_of(named)}
+    every = {name: flatten(x, name) for name, x in pairs_of(named)}
     lent = first_names(every)
     check_writable(lent)
     _check_alike(world, [_Entry(name, each.described(), b"") for name, each in lent.items()])
@@ -65,7 +65,7 @@ def broadcast_parameters(world: Communicator, named: Named, root: int = 0) -> di
     if flats:
         world.broadcast(flats, root, out=flats)
     _check_alike(world, _entries(lent))
-    return {name: each.put() for name, each in every.items()}
+    return {name: each.put_back() for name, each in every.items()}
 
 
 def verify_sync(world: Communicator, named: Named) -> None:
@@ -83,7 +83,7 @@ def verify_sync(world: Communicator, named: Named) -> None:
             diverge. Calls may go on after it.
         PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
     """
-    _check_alike(world, _entries(lend_all(named)))
+    _check_alike(world, _entries(flatten_all(named)))
 
 
 def first_difference(world: Communicator, named: Named) -> str | None:
@@ -103,10 +103,10 @@ def fingerprint(named: Named) -> str:
     >>> fingerprint({"w": np.zeros(2)}) == fingerprint({"w": np.zeros(2)}), fingerprint({"w": -np.zeros(2)})[:4]
     (True, '...')
     """
-    return _digest_of(_entries(lend_all(named))).hex()
+    return _digest_of(_entries(flatten_all(named))).hex()
 
 
-def check_writable(lent: Mapping[str, Lent], *, in_place: bool = False) -> None:
+def check_writable(lent: Mapping[str, FlatArray], *, in_place: bool = False) -> None:
     """Check that what has been changed can be put back, in the array itself if `in_place`; raises `UsageError`."""
     for name, each in lent.items():
         if not each.writable:
@@ -120,7 +120,7 @@ def check_names(world: Communicator, names: Sequence[str]) -> None:
     _check_alike(world, [_Entry(name, "", b"") for name in names])
 
 
-def _entries(lent: Mapping[str, Lent]) -> list[_Entry]:
+def _entries(lent: Mapping[str, FlatArray]) -> list[_Entry]:
     return [_Entry(name, each.described(), _hash(each.flat.view(np.uint8))) for name, each in lent.items()]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono import Communicator, MismatchError, UsageError
-from unisono.frameworks.arrays import checksum, lend
+from unisono.frameworks.arrays import checksum, flatten
 from unisono.frameworks.data_parallel.parameters import verify_sync
 
 _FIRST_STEPS = 3
@@ -99,6 +99,6 @@ class SyncCheck:
     def _next(self, before: int) -> int:
         name = self._names[self._turn]
         self._turn = (self._turn + 1) % len(self._names)
-        flat = lend(self._parameters[name], name).flat
+        flat = flatten(self._parameters[name], name).flat
         self._due_nbytes -= flat.nbytes + _OVERHEAD_NBYTES
         return checksum(flat, before)

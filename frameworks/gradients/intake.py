@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import UnisonoError
-from unisono.frameworks.arrays import Array, Lent, checksum, lend
+from unisono.frameworks.arrays import Array, FlatArray, checksum, flatten
 from unisono.frameworks.gradients import agreement
 from unisono.frameworks.gradients.agreement import Complaint
 from unisono.frameworks.gradients.layout import Gradient
@@ -21,7 +21,7 @@ class Noted(NamedTuple):
     program that clips too early mostly does so in its first step.
     """
 
-    lent: Lent
+    lent: FlatArray
     checksum: int
 
     def changed(self) -> bool:
@@ -31,7 +31,7 @@ class Noted(NamedTuple):
 
 def note(array: Any, name: str) -> Noted:
     """Return a gradient of the first step; raises `UsageError` if it is no array."""
-    lent = lend(array, f"the gradient {name!r}")
+    lent = flatten(array, f"the gradient {name!r}")
     return Noted(lent, checksum(lent.flat))
 
 
@@ -49,7 +49,7 @@ def take(memory: Memory, name: str, array: Any, *, check_finite: bool, takes_new
         Whether it is in its slot now.
     """
     try:
-        lent = lend(array, f"the gradient {name!r}")
+        lent = flatten(array, f"the gradient {name!r}")
     except UnisonoError as error:
         memory.complain(Complaint("UsageError", error.message))
         return False
@@ -68,7 +68,7 @@ def take(memory: Memory, name: str, array: Any, *, check_finite: bool, takes_new
     return False
 
 
-def copy(memory: Memory, name: str, lent: Lent) -> None:
+def copy(memory: Memory, name: str, lent: FlatArray) -> None:
     """Copy a gradient, which fits, to its slot."""
     memory.given[name] = lent
     slot = memory.flat[name]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 import unisono
-from unisono.frameworks.arrays import Array, Lent
+from unisono.frameworks.arrays import Array, FlatArray
 from unisono.frameworks.gradients.agreement import Complaint, Flags
 from unisono.frameworks.gradients.layout import Layout
 from unisono.frameworks.gradients.timeline import Step
@@ -94,8 +94,8 @@ class Memory(Slots):
         self.tell_checksum(0)
         self.works: dict[int, Pending] = {}
         self.telling: Pending | None = None
-        self.given: dict[str, Lent] = {}
-        self.new: dict[str, Lent] = {}
+        self.given: dict[str, FlatArray] = {}
+        self.new: dict[str, FlatArray] = {}
         self.lacking = [len(bucket.names) for bucket in self.layout.buckets]
         self.full: list[int] = []
         self.complaint: Complaint | None = None
@@ -132,7 +132,7 @@ class Memory(Slots):
     def write_back(self, name: str, reduced: Array) -> Any:
         """Overwrite what was given of a name by what was reduced, and return that; a copy, if nothing was given."""
         its = self.given.get(name)
-        return reduced.copy() if its is None else its.give_back(reduced)
+        return reduced.copy() if its is None else its.with_elements(reduced)
 
     def started(self) -> list[Pending]:
         """Return all that has been started in the step."""
@@ -148,7 +148,7 @@ class Memory(Slots):
         differ = Flags.PARAMETERS_DIFFER if self.flags[1] & self.flags[2] else Flags(0)
         return Flags(int(self.flags[0])) | differ
 
-    def note_new(self, name: str, lent: Lent) -> None:
+    def note_new(self, name: str, lent: FlatArray) -> None:
         """Remember a gradient that has no place in the layout, until the ranks know of it."""
         self.new[name] = lent
         self.flags[0] |= Flags.NEW_GRADIENT

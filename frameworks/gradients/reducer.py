@@ -622,6 +622,6 @@ def _write(memory: Memory, reduced: Memory | None) -> dict[str, Any]:
     """Overwrite what was given in the step of `memory` by what was reduced, and return that."""
     if reduced is None:
         for theirs in memory.given.values():
-            theirs.give_back(np.zeros_like(theirs.flat))
+            theirs.with_elements(np.zeros_like(theirs.flat))
         return {}
     return {name: memory.write_back(name, array) for name, array in reduced.shaped.items()}

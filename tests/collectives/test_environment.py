@@ -96,7 +96,7 @@ def test_a_process_started_by_a_rank_is_told_that_it_cannot_be_the_rank():
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert "UNISONO_KEY_FD=77 cannot be used" in done.stderr
-    assert "a process that a rank starts cannot be that rank as well" in done.stderr
+    assert "a process that a rank starts cannot be that rank too" in done.stderr
 
 
 def test_a_descriptor_that_is_not_a_pipe_is_not_read(key_file):

@@ -324,7 +324,7 @@ MISTAKES: dict[str, Callable[[dict[str, Any]], Any]] = {
         ("lacks", "MismatchError", "rank 1: got no gradient of 'two'"),
         ("shape", "UsageError", "rank 1: the gradient of 'two' is float64[5], and was float64[4]"),
         ("dtype", "UsageError", "rank 1: the gradient of 'two' is float32[4], and was float64[4]"),
-        ("no array", "UsageError", "rank 1: the gradient 'two' is of type str, which is no array"),
+        ("no array", "UsageError", "rank 1: the gradient 'two' is of type str, which is not an array"),
         ("not finite", "NotFiniteError", "rank 1: the gradient of 'one' is not finite"),
     ],
 )

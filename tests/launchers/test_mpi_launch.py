@@ -130,7 +130,7 @@ def test_what_is_wrong_with_mpi_is_told_by_every_rank() -> None:
     beginnings = (
         *("MPI has been finalised: call", "MPI has been finalised: call", "MPI is not initialised: call MPI.Init()"),
         *("mpi_comm is COMM_NULL", "mpi_comm must be an intracommunicator of mpi4py, as MPI.COMM_WORLD, not 3"),
-        "mpi_comm says rank and size, and where to meet",
+        "mpi_comm determines rank, size and store",
     )
     for line, beginning in zip(lines(done.stdout), [each for each in beginnings for _ in range(2)], strict=True):
         assert line.startswith(beginning), done.stderr

@@ -503,7 +503,7 @@ def test_options_that_give_way_to_those_of_rank_0_are_told(tmp_path: Path) -> No
     )
     ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "the option algorithm is 'chain' on this rank, and gives way to rank 0's 'ring'" in ended.stderr
+    assert "the option algorithm is 'chain' on this rank: rank 0's 'ring' is used instead" in ended.stderr
 
 
 def test_tables_of_the_same_name_that_differ_are_told(tuned: Path, tmp_path: Path) -> None:
@@ -517,4 +517,4 @@ def test_tables_of_the_same_name_that_differ_are_told(tuned: Path, tmp_path: Pat
     )
     ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("gives way to rank 0's 'what is there on rank 0'") == 1
+    assert ended.stderr.count("rank 0's 'the content of that file on rank 0' is used instead") == 1

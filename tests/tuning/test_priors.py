@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import unisono as un
-from unisono.collectives.bootstrap.shared_settings import adopted, offered
+from unisono.collectives.bootstrap import shared_settings
 from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.machine import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, priors
@@ -41,10 +41,10 @@ def test_all_ranks_take_the_priors_of_rank_0s_machine(
     if has_cache:
         (tmp_path / "unisono").mkdir()
     monkeypatch.setattr(fingerprint, "maker", lambda: AMD)
-    of_rank_0 = offered(un.Options(), 0)
+    of_rank_0 = shared_settings.collect(un.Options(), 0)
     monkeypatch.setattr(fingerprint, "maker", lambda: "GenuineIntel")
-    assert adopted(of_rank_0).parameters == priors(AMD)
-    assert adopted(offered(un.Options(), 1)).parameters == PRIORS
+    assert shared_settings.apply(of_rank_0).parameters == priors(AMD)
+    assert shared_settings.apply(shared_settings.collect(un.Options(), 1)).parameters == PRIORS
     assert calibration_files.parameters_of("a machine on which nothing was measured") == PRIORS
 
 

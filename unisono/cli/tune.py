@@ -114,7 +114,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
         if comm.rank == 0:
             (observe or _tell_parent)(doing, part)
 
-    return Campaign(Trials(comm, request.dtype, known=known), settings, keep, report, before).run()
+    return Campaign(Trials(comm, request.dtype, tuner_state=known), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, known: Parameters) -> Parameters:

@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono import Communicator, GradientReducer, UsageError, init as init_world
 from unisono.data_parallel import broadcast_parameters, first_difference
-from unisono.frameworks.arrays import lend
+from unisono.frameworks.arrays import flatten
 
 __all__ = [
     "average",
@@ -236,7 +236,7 @@ def gradients(grads: Sequence[Any], team: int = 0) -> list[Any]:
     def reduce(given: list[Any]) -> list[Any]:
         if its.step == its.max_steps:
             raise UsageError(f"team {team} has made its {its.max_steps} steps: call config_team({team}, …) for more")
-        lent = {index: lend(x, f"gradient {index}") for index, x in enumerate(given) if x is not None}
+        lent = {index: flatten(x, f"gradient {index}") for index, x in enumerate(given) if x is not None}
         elements = sum(each.flat.size for each in lent.values())
         if job.max_elements and elements > job.max_elements:
             raise UsageError(f"the gradients have {elements} elements, more than max_elements={job.max_elements}")
@@ -245,7 +245,7 @@ def gradients(grads: Sequence[Any], team: int = 0) -> list[Any]:
             for index, each in lent.items()
         }
         its.reduce(arrays)
-        made = {index: each.put() if each.writable else arrays[index] for index, each in lent.items()}
+        made = {index: each.put_back() if each.writable else arrays[index] for index, each in lent.items()}
         return [made.get(index) for index in range(len(given))]
 
     return _outside_of_graphs(_listed(grads, "gradients"), reduce)
@@ -258,11 +258,11 @@ def average(metric: Any) -> Any:
         UsageError: it is no such array, or cannot be written; nothing has been sent.
     """
     world = _joined("average").world
-    lent = lend(metric, "metric")
+    lent = flatten(metric, "metric")
     if lent.flat.dtype.kind not in "fcV" or not lent.writable:
         raise UsageError(f"metric is {lent.described()}: pass an array of floats that can be written: np.array([loss])")
     world.allreduce(lent.flat, "avg", out=lent.flat)
-    return lent.put()
+    return lent.put_back()
 
 
 def check_buffers_match(buffers: Sequence[Any], verbosity: int = 0) -> int:

@@ -1,0 +1,48 @@
+"""Recognises arrays on a GPU, without importing anything that uses one.
+
+Used by: the dispatch of calls and messages, which asks for every array that is not numpy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from unisono.collectives.arrays.adapters import library_of
+from unisono.collectives.arrays.operands import LISTS
+
+_CUDA = (2, 13)  # DLPack's device types for CUDA device memory and managed memory
+
+
+def on_device(*arrays: Any) -> bool:
+    """Return whether any of these arrays, or lists of arrays, is on a GPU."""
+    return any(device_adapter_name(x) is not None for x in _flattened(arrays))
+
+
+def device_adapter_name(x: Any) -> str | None:
+    """Return the name of the device adapter for an array on a GPU; None for everything else.
+
+    The name is that of a row of `adapters.LIBRARIES`, such as ``torch.Tensor``, or that of a protocol, such as
+    ``__dlpack__``.
+    """
+    if x is None or type(x) is np.ndarray or isinstance(x, type):
+        return None
+    cls: type = type(x)
+    library = library_of(cls)
+    if library is not None and library.is_on_gpu is not None:
+        return library.name if library.is_on_gpu(x) else None
+    if library is not None and library.adapter is not None:  # arrays of this library are taken on the host only
+        return None
+    if hasattr(x, "__cuda_array_interface__"):
+        return "__cuda_array_interface__"
+    return "__dlpack__" if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _CUDA else None
+
+
+def _flattened(arrays: Any) -> Iterator[Any]:
+    for x in arrays:
+        if type(x) in LISTS:
+            yield from x
+        else:
+            yield x

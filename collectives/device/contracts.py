@@ -1,0 +1,47 @@
+"""The contracts between the parts of device calls: a route, and the calls that a route makes on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from unisono.collectives.calls.planning import CallSpec
+from unisono.collectives.device.work import CheckedDeviceCall
+from unisono.deadlines import Deadline
+from unisono.transports.contracts.call import AnyArray
+from unisono.transports.cuda.device import Event
+
+# The counts of a vector collective, in elements: one tuple, or one for INPUT and one for OUTPUT; None for equal shares.
+Counts: TypeAlias = "tuple[tuple[int, ...], ...] | None"
+
+
+class HostCalls(Protocol):
+    """A communicator, as a route uses it for calls on host memory."""
+
+    def _call_on_host(
+        self, spec: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float, /
+    ) -> None:
+        """Make a call on flat numpy arrays, with the collective, op, root and algorithm of `spec` (not its layout)."""
+
+
+class Route(Protocol):
+    """A way in which the data of a call gets from the devices of some ranks to those of others."""
+
+    def refuses(self, call: CheckedDeviceCall) -> str | None:
+        """Return why a call cannot take this route; None if it can. The answer is the same on all ranks."""
+
+    def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
+        """Issue all work of a call to the device, and block while other ranks are needed for that.
+
+        The work waits for the events `ready`. `finished` is recorded behind it. If this raises an error, `finished` is
+        recorded behind the work issued so far, and the arrays are in use until it happens.
+
+        Raises:
+            MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed.
+        """
+
+    def close(self, deadline: Deadline) -> None:
+        """Release streams and memory once the device has done the issued work.
+
+        At the deadline, what the device still uses is kept.
+        """
