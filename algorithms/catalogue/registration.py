@@ -10,8 +10,9 @@ from inspect import signature
 from typing import Any, TypeVar, get_args
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, Build, Cost, Order, suggestion
+from unisono.algorithms.catalogue.flat import REGISTERED
 from unisono.algorithms.catalogue.host_crossing import Crossing, along
-from unisono.algorithms.catalogue.registry import REGISTERED, algorithms_of
+from unisono.algorithms.catalogue.registry import algorithms_of
 from unisono.algorithms.ir.contracts import CONTRACTS
 from unisono.algorithms.ir.plan import Plan
 from unisono.algorithms.verifier.combine_order import check_order

@@ -15,8 +15,9 @@ from support.harness import LocalRanks, call_of
 from unisono.algorithms.builders.chain import broadcast_chain
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.composed import COMPOSED
+from unisono.algorithms.catalogue.flat import REGISTERED
 from unisono.algorithms.catalogue.registration import algorithm as register
-from unisono.algorithms.catalogue.registry import ALGORITHMS, REGISTERED, find
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.composition.hierarchical import allreduce_full_lane, allreduce_hierarchical
 from unisono.algorithms.composition.host_levels import (
     Hosts,
@@ -375,7 +376,12 @@ def test_a_ring_across_hosts_stays_a_few_rows_in_the_middle_of_the_vector() -> N
         ("broadcast", "hierarchical", {"across": "knomial(radix=1)"}, r"knomial\(radix=1\)': radix is 1"),
         ("broadcast", "hierarchical", {"across": "knomial(radix='2')"}, r"no phase can be broadcast .knomial\(radix="),
         ("broadcast", "hierarchical", {"across": "knomial(width=2)"}, "'knomial.width=2.': .* no parameter 'width'"),
-        ("broadcast", "hierarchical", {"across": "knomial(rank=2)"}, "'knomial.rank=2.': a phase is told its rank"),
+        (
+            "broadcast",
+            "hierarchical",
+            {"across": "knomial(rank=2)"},
+            "'knomial.rank=2.': the composition itself sets rank",
+        ),
         ("broadcast", "hierarchical", {"across": "knomial(2)"}, r"no phase can be 'knomial\(2\)': name an algorithm"),
         ("broadcast", "hierarchical", {"across": "knomial(radix=)"}, "no phase can be .* name an algorithm"),
         ("allgather", "hierarchical", {"broadcast": "scatter_ring", "hosts": ((0, 1, 2), (3,))}, "4 shares into 3"),

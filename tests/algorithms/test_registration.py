@@ -17,7 +17,7 @@ from support.harness import LocalRanks, make_call
 
 import unisono as un
 from unisono.algorithms.builders.arguments import needs_power_of_two
-from unisono.algorithms.catalogue import registry
+from unisono.algorithms.catalogue import flat
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost
 from unisono.algorithms.catalogue.registration import PROVED_SIZES, algorithm, registered
 from unisono.algorithms.catalogue.registry import ALGORITHMS, algorithms_of, find
@@ -360,8 +360,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         return [EntryPoint("mine", "packaged_algorithms", group)]
 
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", entry_points)
-    monkeypatch.setattr(registry, "_groups_to_load", ["unisono.algorithms"])
+    monkeypatch.setattr(flat, "entry_points", entry_points)
+    monkeypatch.setattr(flat, "_groups_to_load", ["unisono.algorithms"])
     yield asked
     sys.modules.pop("packaged_algorithms", None)
 
