@@ -188,7 +188,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ('"allreduse", "mine"', 1, "no algorithm carries out 'allreduse': there are allreduce, "),
         ('"allreduce", "ring"', 2, "allreduce has an algorithm 'ring' already; it has direct, "),
-        ('"allreduce", "mine", sizes=[0]', 2, "sizes are numbers of ranks, as [2, 4, 8], not [0]"),
+        ('"allreduce", "mine", sizes=[0]', 2, "sizes must be numbers of ranks such as [2, 4, 8], not [0]"),
         (
             '"allreduce", "mine", order="ranks"',
             2,

@@ -118,7 +118,7 @@ def test_sizes_are_the_only_numbers_of_ranks_that_it_is_for() -> None:
     algorithm("allreduce", "my_ring", sizes=(2, 4, 100))(my_ring)
     supports = find("allreduce", "my_ring").supports
     assert [supports(size) for size in (2, 4, 100)] == [None] * 3
-    with pytest.raises(NoAlgorithmError, match="my_ring does not run on 3 ranks: it is for 2, 4, 100 ranks only"):
+    with pytest.raises(NoAlgorithmError, match="my_ring does not run on 3 ranks: it supports only 2, 4, 100 ranks"):
         choose(replace(ASKED, size=3, algorithm="my_ring"))
 
 
@@ -271,11 +271,11 @@ def test_a_builder_that_cannot_be_called_is_refused(build: Any, told: str) -> No
         ("allreduce", {"order": "ranks"}, "an order is one of none, rank, .*, not 'ranks'; did you mean 'rank'?"),
         ("allreduce", {"order": "none"}, "allreduce combines contributions, so its order cannot be 'none'"),
         ("broadcast", {"order": "rank"}, "broadcast combines nothing, so its order cannot be 'rank'"),
-        ("allreduce", {"is_cost_exact": False}, "is_cost_exact is about a cost, and none is declared"),
-        ("allreduce", {"by_name_only": True}, "by_name_only is about a cost, and none is declared"),
-        ("allreduce", {"sizes": 8}, r"sizes are numbers of ranks, as \[2, 4, 8\], not 8"),
-        ("allreduce", {"sizes": [0, 2]}, r"sizes are numbers of ranks, .*, not \[0, 2\]"),
-        ("allreduce", {"sizes": ["2"]}, r"sizes are numbers of ranks, .*, not \['2'\]"),
+        ("allreduce", {"is_cost_exact": False}, "is_cost_exact says something about the cost, but no cost is declared"),
+        ("allreduce", {"by_name_only": True}, "by_name_only says something about the cost, but no cost is declared"),
+        ("allreduce", {"sizes": 8}, r"sizes must be numbers of ranks such as \[2, 4, 8\], not 8"),
+        ("allreduce", {"sizes": [0, 2]}, r"sizes must be numbers of ranks .*, not \[0, 2\]"),
+        ("allreduce", {"sizes": ["2"]}, r"sizes must be numbers of ranks .*, not \['2'\]"),
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(collective: str, declared: dict[str, Any], message: str) -> None:
@@ -284,7 +284,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(collective: str, declared:
 
 
 def test_a_refusal_that_is_no_words_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"supports\(1\) returns False: it must be None, or why not, in words"):
+    with pytest.raises(UsageError, match=r"supports\(1\) returns False: it must return None, or a str with the reason"):
         algorithm("allreduce", "my_ring", supports=lambda size: size % 2 == 0)(my_ring)  # type: ignore[arg-type]
 
 
@@ -313,7 +313,7 @@ def test_registering_again_with_replace_takes_the_place_of_the_earlier_one() -> 
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        (lambda size: 5, r"cost\(1\) returns 5: give a function of the number of ranks that returns a Cost"),
+        (lambda size: 5, r"cost\(1\) returns 5: pass a function of the number of ranks that returns a Cost"),
         (lambda size: None, r"cost\(1\) returns None: give a function"),
         (5, "cost is 5, which cannot be called: give a function"),
     ],
