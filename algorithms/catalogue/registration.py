@@ -222,9 +222,7 @@ def _check_refusals(declared: Algorithm, sizes: Collection[int]) -> None:
     for size in sizes:
         refusal = declared.supports(size)
         if refusal is not None and not isinstance(refusal, str):
-            raise UsageError(
-                f"supports({size}) returns {refusal!r}: it must return None, or the reason why not as a str"
-            )
+            raise UsageError(f"supports({size}) returns {refusal!r}: it must return None, or a str with the reason")
 
 
 def _check_cost_form(declared: Algorithm, sizes: Collection[int]) -> None:

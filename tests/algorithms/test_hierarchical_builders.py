@@ -32,7 +32,7 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.ir.plan import Group, Plan, Reduce, Repeat, Send
 from unisono.algorithms.verifier.verify import verify_algorithm
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options
@@ -397,7 +397,7 @@ def test_what_cannot_be_composed_is_refused_with_the_reason(
 @pytest.mark.parametrize("refused", sorted(NO_PHASE), ids="-".join)
 def test_a_phase_whose_messages_are_in_pieces_in_the_whole_vector_is_refused(refused: tuple[str, ...]) -> None:
     collective, name, parameter, part = refused
-    with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that do not follow each other"):
+    with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that are not consecutive"):
         [COMPOSED[collective][name].build(16, rank, hosts=runs(4, 4, 4, 4), **{parameter: part}) for rank in (12, 15)]
 
 
@@ -436,7 +436,7 @@ def test_the_generic_executor_reduces_over_hosts_in_segments(name: str, in_place
 
 
 def told_and_done(executor: Any, hosts: Hosts, algorithm: str | None, collective: str) -> Any:
-    with Communicator(executor, Place(hosts, "tcp", near="shm"), Options()) as world:
+    with Communicator(executor, HostLayout(hosts, "tcp", near="shm"), Options()) as world:
         x = np.arange(5.0) + world.rank
         if collective == "broadcast":
             return world.broadcast(x, 3, algorithm=algorithm).tolist()
