@@ -15,7 +15,7 @@ from support.harness import LocalRanks, call_of
 from unisono.algorithms.builders.chain import broadcast_chain
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.composed import COMPOSED
-from unisono.algorithms.catalogue.flat import REGISTERED
+from unisono.algorithms.catalogue.flat import FLAT, REGISTERED
 from unisono.algorithms.catalogue.registration import algorithm as register
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.composition.hierarchical import allreduce_full_lane, allreduce_hierarchical
@@ -407,7 +407,7 @@ def test_a_phase_whose_blocks_are_permuted_is_refused(monkeypatch: pytest.Monkey
     def permuted(size: int, rank: int, root: int = 0) -> Plan:
         return replace(ring.build(size, rank), permutation=tuple(reversed(range(size))))
 
-    monkeypatch.setitem(ALGORITHMS["allreduce"], "ring", replace(ring, build=permuted))
+    monkeypatch.setitem(FLAT["allreduce"], "ring", replace(ring, build=permuted))
     with pytest.raises(UsageError, match="allreduce ring cannot be a phase here: its blocks are permuted"):
         allreduce_hierarchical(4, 0, hosts=runs(2, 2), across="ring")
 

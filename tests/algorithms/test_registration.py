@@ -206,8 +206,14 @@ def test_a_wrong_builder_is_refused_with_the_place_and_the_picture() -> None:
     [
         ({"cost": free_cost}, "allreduce my_ring on 2 ranks: rounds is 2, declared 0"),
         ({"commutative_only": False}, "rank"),
-        ({"order": "rank"}, "allreduce my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and in the order 'rank'"),
-        ({"order": "canonical"}, "my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, and .* 'canonical' it is 0∘1"),
+        (
+            {"order": "rank"},
+            "allreduce my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, but the declared order 'rank'",
+        ),
+        (
+            {"order": "canonical"},
+            "my_ring on 2 ranks: rank 0: block 1 of OUTPUT is 1∘0, but .* 'canonical' demands 0∘1",
+        ),
     ],
 )
 def test_a_wrong_declaration_is_refused(declared: dict[str, object], message: str) -> None:
@@ -314,8 +320,8 @@ def test_registering_again_with_replace_takes_the_place_of_the_earlier_one() -> 
     ("cost", "message"),
     [
         (lambda size: 5, r"cost\(1\) returns 5: pass a function of the number of ranks that returns a Cost"),
-        (lambda size: None, r"cost\(1\) returns None: give a function"),
-        (5, "cost is 5, which cannot be called: give a function"),
+        (lambda size: None, r"cost\(1\) returns None: pass a function"),
+        (5, "cost is 5, which cannot be called: pass a function"),
     ],
 )
 def test_cost_of_another_type_is_refused(cost: Any, message: str) -> None:

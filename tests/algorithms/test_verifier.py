@@ -150,13 +150,17 @@ def test_a_group_that_comes_after_a_group_of_its_own_lane_is_refused() -> None:
 
 def test_a_dropped_receive_is_named_at_its_sender() -> None:
     plans = changed(flat_plans(RING, 4), 2, lambda plan: with_step(plan, 3, 1))
-    with pytest.raises(PlanError, match="rank 1, lane 0, group 3, step 0: rank 2 does not receive what this sends"):
+    with pytest.raises(
+        PlanError, match="rank 1, lane 0, group 3, step 0: rank 2 does not receive the message that this step sends"
+    ):
         verify_plans(plans)
 
 
 def test_a_dropped_send_is_named_at_its_receiver() -> None:
     plans = changed(flat_plans(RING, 4), 2, lambda plan: with_step(plan, 3, 0))
-    with pytest.raises(PlanError, match="rank 3, lane 0, group 3, step 1: rank 2 does not send what this receives"):
+    with pytest.raises(
+        PlanError, match="rank 3, lane 0, group 3, step 1: rank 2 does not send the message that this step receives"
+    ):
         verify_plans(plans)
 
 
@@ -165,7 +169,7 @@ def test_a_contribution_that_is_not_combined_is_named_as_missing() -> None:
     reduce = step_at(plans, 1, 1, 0)
     assert isinstance(reduce, Reduce)
     short = replace(reduce, sources=reduce.sources[:2])
-    message = "rank 1, lane 0, group 1, step 0: block 0 of OUTPUT is left without the contribution of rank 2"
+    message = "rank 1, lane 0, group 1, step 0: block 0 of OUTPUT lacks the contribution of rank 2"
     with pytest.raises(PlanError, match=message):
         verify_plans(changed(plans, 1, lambda plan: with_step(plan, 1, 0, short)))
 
@@ -196,7 +200,9 @@ def test_the_two_ends_of_a_message_must_be_in_groups_of_the_same_number() -> Non
 
 def test_a_wrong_peer_is_refused() -> None:
     plans = flat_plans(find("broadcast", "binomial"), 4)
-    with pytest.raises(PlanError, match="rank 1, lane 0, group 1, step 0: rank 0 does not send what this receives"):
+    with pytest.raises(
+        PlanError, match="rank 1, lane 0, group 1, step 0: rank 0 does not send the message that this step receives"
+    ):
         verify_plans(changed(plans, 0, lambda plan: with_step(plan, 1, 0, Send(3, input_block()))))
     with pytest.raises(PlanError, match="group 1, step 0: rank 0 cannot be the peer of rank 0 of 4"):
         verify_plans(changed(plans, 0, lambda plan: with_step(plan, 1, 0, Send(0, input_block()))))
@@ -260,7 +266,9 @@ def test_reading_an_input_that_was_overwritten_in_place_is_refused() -> None:
 
     plans = pair(lane(1), lane(0))
     assert verify_plans(plans, in_place=False).same_bits
-    with pytest.raises(PlanError, match="step 0: reads block 0 of INPUT, which in place has become block 0 of OUTPUT"):
+    with pytest.raises(
+        PlanError, match="step 0: reads block 0 of INPUT, which in place has been overwritten as block 0 of OUTPUT"
+    ):
         verify_plans(plans)
 
 
@@ -315,7 +323,7 @@ def test_writing_input_is_refused() -> None:
 
 def test_two_messages_to_one_peer_in_a_group_are_refused() -> None:
     twice = Group((Send(1, input_block()), Send(1, input_block())))
-    with pytest.raises(PlanError, match="the group sends to rank 1 twice; one message is all it may"):
+    with pytest.raises(PlanError, match="the group sends to rank 1 twice; a group may do so only once"):
         verify_plans(pair([[twice]], [[]]))
 
 
@@ -445,7 +453,7 @@ def test_plans_that_do_not_belong_together_are_refused() -> None:
         verify_plans([plans[0], plans[2], plans[1]])
     with pytest.raises(PlanError, match="does not know the collective 'shuffle'"):
         verify_plans([replace(plan, collective="shuffle") for plan in plans])
-    with pytest.raises(PlanError, match="the root 3 is none of 3 ranks"):
+    with pytest.raises(PlanError, match="the root 3 is out of range: there are 3 ranks"):
         verify_plans([replace(plan, root=3) for plan in plans])
     with pytest.raises(PlanError, match="there are no plans"):
         verify_plans([])
