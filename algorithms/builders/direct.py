@@ -1,16 +1,14 @@
-"""Direct exchange: every rank sends what it has to every other rank, and each makes the whole result itself.
+"""Direct exchange: every rank sends its data to every other rank, and each rank computes the whole result itself.
 
-Allreduce: one rounding whatever the dtype, because a single n-ary `Reduce` combines all contributions in ascending rank
-order, and one message latency as long as the ranks fit a window. The volume grows with the number of ranks, so this is
-for vectors whose latency outweighs their bytes, and for results that must not depend on anything but the ranks.
-Reduce-scatter combines in the same way, and has the least possible volume, as has allgather. With a window of ranks at
-a time, none of them is flooded.
-
-All pairs: a reduce-scatter, whose results then travel to all ranks, or to the root: the one rounding at the volume that
-an allreduce must have, and at that of a reduce up a tree.
-
-Barrier: a token to every other rank. Where ranks share cores, what a barrier takes is mostly how often these change
-hands, and nobody waits here for anybody but those who have not come yet.
+- Allreduce: a single `Reduce` combines all contributions in ascending order of ranks, so the result is rounded once for
+  any dtype. It takes one message latency if all ranks fit into one window. The volume grows with the number of ranks.
+  So it suits short vectors, and results that must depend on nothing but the contributions.
+- Reduce-scatter: combines in the same way. Its volume, like that of the allgather, is the least possible. Only a window
+  of ranks sends to a rank at a time, so that no rank is flooded.
+- All pairs: a reduce-scatter, whose results then travel to all ranks or to the root. It rounds once, too. An allreduce
+  has the least possible volume, and a reduce the volume of a reduce up a tree.
+- Barrier: a token to every other rank. If ranks share cores, the time of a barrier is mostly the time of switching
+  between ranks. Here each rank waits only for ranks that have not come yet.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ from unisono.algorithms.ir.plan import (
 def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce by direct exchange, with `window` ranks at a time.
 
-    INPUT and OUTPUT are one block each and may be the same memory; SCRATCH holds one copy of INPUT for each other rank,
-    in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
+    INPUT and OUTPUT are one block each and may be the same memory. SCRATCH holds one copy of INPUT for each other rank,
+    in ascending order of ranks. All ranks get the same bits, rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -65,9 +63,9 @@ def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> P
 def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of a reduce-scatter by direct exchange, with `window` ranks at a time.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT; SCRATCH holds one copy of OUTPUT for each other rank, in ascending rank order. Contributions are
-    combined at once and in that order.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. SCRATCH holds one copy of OUTPUT for each other rank, in ascending order of ranks.
+    Contributions are combined in one step and in that order.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -87,8 +85,8 @@ def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = F
 def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce by two direct exchanges, with `window` ranks at a time.
 
-    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is copies of block `rank`, one for
-    each other rank, in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
+    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory. SCRATCH holds one copy of block `rank` for
+    each other rank, in ascending order of ranks. All ranks get the same bits, rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -114,9 +112,9 @@ def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -
 
 
 def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a reduce by a direct exchange, after which all send their blocks to the root.
+    """Return the plan of a reduce by a direct exchange, after which all ranks send their blocks to the root.
 
-    The buffers are those of `allreduce_all_pairs`, but that only the root has an OUTPUT. The result is rounded once.
+    Buffers are as in `allreduce_all_pairs`, except that only the root has an OUTPUT. The result is rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -138,7 +136,7 @@ def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> P
 def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of an allgather by direct exchange, with `window` ranks at a time.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
@@ -155,10 +153,10 @@ def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False,
 
 
 def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a barrier by direct exchange, with `window` ranks at a time: none ends before all have begun.
+    """Return the plan of a barrier by direct exchange, with `window` ranks at a time.
 
-    INPUT is a token of one element, of any value, which the executor provides; SCRATCH receives those of all others;
-    there is no OUTPUT.
+    No rank ends before all have begun. INPUT is a token of one element with any value, which the executor provides.
+    SCRATCH receives the tokens of the other ranks. There is no OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -177,21 +175,21 @@ def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Pla
 
 
 def _copies(rank: int, window: int) -> Callable[[int], Span]:
-    """Return where what comes from each distance before a rank is received: in the copy of SCRATCH for that rank.
+    """Return the function from a distance to the copy in SCRATCH that receives from the rank that far before this rank.
 
-    A rank keeps no copy of its own, so the copies are counted modulo one less than the ranks.
+    A rank has no copy for itself, so copies are counted modulo `size` - 1.
     """
     return lambda distance: scratch_block(rank - distance, advance=-window)
 
 
 def _combine(size: int, rank: int, own: Span, result: Span) -> Group:
-    """Return the group that combines all contributions, of which `own` is this rank's, in the order of ranks."""
+    """Return the group that combines all contributions in the order of ranks; `own` is this rank's contribution."""
     before, after = (tuple(map(scratch_block, copies)) for copies in (range(rank), range(rank, size - 1)))
     return Group((Reduce(result, (*before, own, *after), lower=True),))
 
 
 def _combined(size: int, rank: int, window: int, result: Span) -> Lane:
-    """Return the groups that send every rank its block, receive one's own from all, and combine it into `result`."""
+    """Return the groups that send every rank its block, receive the rank's own block, and combine it into `result`."""
     arrive = exchange(
         size, rank, window, lambda distance: input_block(rank + distance, advance=window), _copies(rank, window)
     )
@@ -199,7 +197,7 @@ def _combined(size: int, rank: int, window: int, result: Span) -> Lane:
 
 
 def _to_root(size: int, rank: int, root: int, window: int, own: Span) -> Lane:
-    """Return the groups in which the root receives the blocks of all others, and each of them sends its `own`."""
+    """Return the groups in which the root receives the blocks of all other ranks, and each of them sends `own`."""
 
     def batch(first: int, number: int) -> Group:
         sources = range(root + 1 + first, root + 1 + first + number)

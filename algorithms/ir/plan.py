@@ -316,6 +316,11 @@ class Plan:
         return replace(step, **changes)  # type: ignore[arg-type]
 
 
+def as_written(item: Group | Repeat) -> tuple[int, tuple[Group, ...]]:
+    """Return how many times the groups of an item of a lane run, and these groups."""
+    return (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
+
+
 def peers(plan: Plan) -> list[tuple[int, int]]:
     """Return the (lane, peer) pairs between which `plan` passes messages or flags, sorted, without duplicates."""
     pairs = {

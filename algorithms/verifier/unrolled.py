@@ -23,13 +23,13 @@ from unisono.algorithms.ir.plan import (
     Recv,
     RecvReduce,
     Reduce,
-    Repeat,
     Send,
     Signal,
     Span,
     Step,
     Wait,
     Write,
+    as_written,
 )
 from unisono.errors import PlanError
 
@@ -138,11 +138,6 @@ class UnrolledPlan:
     def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
         """Return the (lane, group) of each group that must have ended before this group starts, in its segment."""
         return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
-
-
-def as_written(item: Group | Repeat) -> tuple[int, tuple[Group, ...]]:
-    """Return how many times the groups of an item of a lane run, and these groups."""
-    return (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
 
 
 def is_mapped(plan: Plan) -> bool:

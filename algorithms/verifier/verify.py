@@ -31,7 +31,19 @@ from typing import Any, NamedTuple
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, Build
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Recv, RecvReduce, Reduce, Send, Write
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Plan,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Write,
+    as_written,
+)
 from unisono.algorithms.verifier.block_meaning import PlanSet, are_proved_by
 from unisono.algorithms.verifier.hazards import check_hazards
 from unisono.algorithms.verifier.liveness import scratch_high_water
@@ -39,7 +51,7 @@ from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
 from unisono.algorithms.verifier.mapped_hazards import check_mapped_hazards
 from unisono.algorithms.verifier.progress import Event, run
 from unisono.algorithms.verifier.symbolic import Execution
-from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, UnrolledPlan, as_written, is_mapped, unroll
+from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, UnrolledPlan, is_mapped, unroll
 from unisono.algorithms.verifier.vector_clocks import Clocks, count_rounds, queue_depth
 from unisono.errors import PlanError
 

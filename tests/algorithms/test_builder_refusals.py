@@ -98,7 +98,7 @@ def test_a_radix_below_two_and_a_window_or_lanes_below_one_are_refused(
     capsys: pytest.CaptureFixture[str], algorithm: Algorithm, name: str
 ) -> None:
     for value in (LEAST[name] - 1, -3):
-        message = f"{name} is {value}, and must be at least {LEAST[name]}"
+        message = f"{name} is {value}, but must be at least {LEAST[name]}"
         with pytest.raises(UsageError) as caught:
             algorithm.build(4, 0, 0, **{name: value})
         assert str(caught.value) == message
