@@ -12,7 +12,7 @@ def check_ranks(size: int, rank: int, root: int = 0) -> None:
         UsageError: `size` is less than 1, or `rank` or `root` is not one of 0 … size - 1.
     """
     if size < 1:
-        raise UsageError(f"a plan is for at least one rank, not {size}")
+        raise UsageError(f"the number of ranks is {size}, but must be at least 1")
     for name, value in (("rank", rank), ("root", root)):
         if not 0 <= value < size:
             raise UsageError(f"{name} {value} is out of range: there are {size} ranks")

@@ -1,6 +1,6 @@
 """The flat algorithms: every algorithm that is not composed of phases. A phase of a composition is one of these.
 
-Two tables hold them: `FLAT` has the algorithms of Unisono, and `REGISTERED` those that users have added by
+Two tables hold them: `FLAT` has the algorithms of Unisono, and `REGISTERED` has algorithms of users, from
 `catalogue.registration`. An installed package adds algorithms through the entry-point group `unisono.algorithms`: the
 entry point names a module that registers them, and that module is imported when algorithms are first asked for.
 """

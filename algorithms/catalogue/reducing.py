@@ -344,7 +344,9 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
     ),
 }
 
-_SIMPLE_SCAN = f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)"
+_SIMPLE_SCAN = (
+    f"{CHAN} (its simple algorithm for short vectors, in which each rank receives only from the ranks before it)"
+)
 
 SCAN: dict[str, Algorithm] = {
     "linear": Algorithm(

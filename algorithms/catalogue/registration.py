@@ -119,7 +119,10 @@ def algorithm(
         _check_cost_form(declared, proved)
         reports = [prove(declared, size) for size in proved]
         if not any(reports):
-            raise UsageError(f"{collective} {name!r} supports no number of ranks that it could be proved for")
+            listed = ", ".join(map(str, proved)) or "none is listed"
+            raise UsageError(
+                f"{collective} {name!r} supports none of these numbers of ranks, so nothing is proved: {listed}"
+            )
         REGISTERED.setdefault(collective, {})[name] = declared
         return build
 
@@ -156,7 +159,7 @@ def _checked(build: Build) -> Build:
         except Exception as error:
             raise PlanError(f"rank {rank}: the builder raises {type(error).__name__}: {error}") from error
         if not isinstance(plan, Plan):
-            raise PlanError(f"rank {rank}: the builder returns {plan!r}, which is no Plan")
+            raise PlanError(f"rank {rank}: the builder returns {plan!r}, which is not a Plan")
         return plan
 
     return checked
@@ -170,9 +173,12 @@ def registered() -> list[Algorithm]:
 def _check_name(collective: str, name: str, *, replace: bool) -> None:
     algorithms, of_users = algorithms_of(collective), REGISTERED.get(collective, {})
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        raise UsageError(f"an algorithm cannot be called {name!r}: lower-case letters, digits and underscores only")
+        raise UsageError(
+            f"{name!r} is not a valid name for an algorithm: use lower-case letters, digits and underscores, and begin "
+            "with a letter; 'auto' is reserved"
+        )
     if name in of_users and not replace:
-        raise UsageError(f"{collective} has an algorithm {name!r} already: choose another name, or give replace=True")
+        raise UsageError(f"{collective} has an algorithm {name!r} already: choose another name, or pass replace=True")
     if name in algorithms and name not in of_users:
         raise UsageError(f"{collective} has an algorithm {name!r} already; it has {', '.join(algorithms)}")
 
@@ -212,8 +218,8 @@ def _check_builder(build: Build) -> None:
         parameters.bind(1, 0, 0)
     except TypeError as error:
         raise UsageError(
-            f"a builder is called as build(size, rank, root, **params), with a default for each of params; "
-            f"{build.__qualname__}{parameters}: {error}"
+            f"{build.__qualname__}{parameters} cannot be called as build(size, rank, root): {error}; a builder takes these "
+            "three, and needs a default for every other parameter"
         ) from None
 
 

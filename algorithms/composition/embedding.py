@@ -160,7 +160,7 @@ def embed(phase: Phase, memory: VectorMemory) -> tuple[Lane, ...]:
         UsageError: the phase uses blocks that no span of the whole vector can name, or its blocks are permuted.
     """
     if phase.plan.permutation:
-        raise UsageError(f"{_named(phase.plan)} cannot be a phase here: its blocks are permuted in memory")
+        raise UsageError(f"{_named(phase.plan)} cannot be a phase, because its blocks are permuted in memory")
     renaming = _Renaming(phase, _frames(phase, memory))
     return tuple(tuple(item for written in lane for item in renaming.items(written)) for lane in phase.plan.lanes)
 

@@ -105,7 +105,10 @@ class BlockRange(NamedTuple):
             UsageError: the length of the range is not a multiple of `blocks`.
         """
         if blocks and self.length % blocks:
-            raise UsageError(f"no phase can cut a vector of {self.length} shares into {blocks} equal blocks")
+            raise UsageError(
+                f"no phase can cut a vector of {self.length} shares into {blocks} equal blocks: choose another "
+                "algorithm for this phase"
+            )
         return run_of_blocks(self.buffer, self.first, self.length // max(blocks, 1))
 
 

@@ -156,5 +156,8 @@ def inner_names(collective: str, names: Names, levels: Levels) -> tuple[str, ...
     inner = len(levels.sizes) - 1
     of_levels = (names,) * inner if isinstance(names, str) else names
     if len(of_levels) != inner:
-        raise UsageError(f"{len(of_levels)} algorithms of {collective} are named for {inner} levels inside hosts")
+        raise UsageError(
+            f"{len(of_levels)} algorithms of {collective} are named for {inner} levels inside hosts: name one for all "
+            "levels, or one for each level"
+        )
     return of_levels

@@ -26,7 +26,7 @@ from unisono.algorithms.ir.plan import (
 _LEGEND: dict[type, str] = {
     Send: "→1 o2: send o2 to rank 1",
     Recv: "←1 o2: receive o2 from rank 1",
-    RecvReduce: "⊕1 o2=i2: set o2 to i2 ∘ what rank 1 sends; ⊕1 o2: to o2 ∘ that; 1⊕ o2: to that ∘ o2",
+    RecvReduce: "⊕1 o2=i2: set o2 to i2 ∘ m, where m is received from rank 1; ⊕1 o2: to o2 ∘ m; 1⊕ o2: to m ∘ o2",
     Copy: "o2=i2: copy i2 to o2",
     Reduce: "o2=i2∘s2: combine i2 and s2 into o2",
     Read: "o2=1.i2: copy i2 of rank 1, which is mapped, to o2",

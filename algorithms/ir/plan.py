@@ -256,7 +256,7 @@ Lane: TypeAlias = tuple[Group | Repeat, ...]
 
 @record
 class Plan:
-    """What rank `rank` of `size` does in `collective` according to `algorithm`.
+    """The plan of rank `rank` among `size` ranks, for `collective` by `algorithm`.
 
     Attributes:
         input, output, scratch: the partitions; a buffer that the plan does not use has 0 blocks.

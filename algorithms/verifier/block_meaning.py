@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What a block of OUTPUT must hold in the end: data of `origin` with the contributions of `ranks`.
+    """The required content of a block of OUTPUT in the end: data of `origin` with the contributions of `ranks`.
 
     `ranks` is a set of ranks as bits. If it is empty, no step may write the block.
     """
@@ -264,7 +264,9 @@ def _check_belong_together(plans: Sequence[Plan]) -> None:
     if not plans:
         raise PlanError("there are no plans")
     if plans[0].collective not in CONTRACTS:
-        raise PlanError(f"the verifier does not know the collective {plans[0].collective!r}: {', '.join(CONTRACTS)}")
+        raise PlanError(
+            f"the verifier does not know the collective {plans[0].collective!r}; it knows {', '.join(CONTRACTS)}"
+        )
     if not 0 <= plans[0].root < len(plans):
         raise PlanError(f"the root {plans[0].root} is out of range: there are {len(plans)} ranks")
 

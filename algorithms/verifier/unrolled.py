@@ -184,7 +184,7 @@ def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
             for other, group in row.after:
                 if other == lane or not 0 <= other < len(unrolled.lanes) or not 0 <= group < len(unrolled.lanes[other]):
                     raise StepLocation(plan.rank, lane, number, 0).error(
-                        f"the group comes after group {group} of lane {other}, which is not in another lane"
+                        f"the group waits for group {group} of lane {other}, which is not a group of another lane"
                     )
     return unrolled
 
@@ -271,14 +271,16 @@ class _WrittenStep:
             raise self._error(f"rank {self._peer} cannot be the peer of rank {self._first.rank} of {size}")
         for owner, span in spans:
             if not 0 <= owner < size:
-                raise self._error(f"rank {owner} is none of {size}")
+                raise self._error(f"rank {owner} is out of range: there are {size} ranks")
             blocks, count = self._operands[owner].blocks(span), span.count
             if not 0 < count <= blocks or (count > 1 and len(set(span.blocks(blocks))) < count):
                 raise self._error(f"{span} does not name different blocks of the {blocks} of {span.buffer.name}")
         if len(spans) > 1 and len({span.count for _, span in spans}) > 1:
-            raise self._error(f"operands have {' and '.join(str(span.count) for _, span in spans)} blocks")
+            raise self._error(
+                f"operands have different numbers of blocks: {' and '.join(str(span.count) for _, span in spans)}"
+            )
         if not self._reads and isinstance(self._step, (Reduce, ReadReduce)):
-            raise self._error("reduces nothing")
+            raise self._error("has no sources: a reduction needs at least one")
         for _, span in self._writes:
             if span.buffer is Buffer.INPUT:
                 raise self._error("writes INPUT, which no step may write")

@@ -61,7 +61,7 @@ _MANY = 32  # up to this number of ranks, the report has the depth of queues
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the verifier measured in plans that are right.
+    """The quantities that the verifier measured in plans that it has proved.
 
     A multiple of the vector is exact, as a fraction.
 
@@ -177,9 +177,12 @@ def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, pa
     report = verify_plans(plans, segments, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
     _check_cost(algorithm, size, params, [report], exactly=algorithm.is_cost_exact and not _is_rooted(algorithm))
     if algorithm.same_bits and not report.same_bits:
-        raise PlanError(f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, as declared")
+        raise PlanError(
+            f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, and same_bits=False is not "
+            "declared"
+        )
     if report.mapped and not algorithm.mapped:
-        raise PlanError(f"{' '.join(names)} on {size} ranks: mapped memory is needed, which is not declared")
+        raise PlanError(f"{' '.join(names)} on {size} ranks: the plans need mapped memory: declare mapped=True")
     return report
 
 
@@ -281,7 +284,7 @@ def _check_synchronization(plan_set: PlanSet, unrolled_plans: Sequence[UnrolledP
     for rank, clock in enumerate(clocks.final):
         for other in range(plan_set.size):
             if other != rank and not clocks.has_heard(clock, other):
-                raise PlanError(f"rank {rank}: ends without having heard of rank {other}")
+                raise PlanError(f"rank {rank}: ends before it has heard from rank {other}")
 
 
 def _check_bounds(plan: Plan, report: Report) -> None:
@@ -296,7 +299,10 @@ def _check_bounds(plan: Plan, report: Report) -> None:
     }
     for term, value in least.items():
         if getattr(report, term) < value:
-            raise PlanError(f"{plan.collective} on {plan.size} ranks: {term} is {getattr(report, term)}, below {value}")
+            raise PlanError(
+                f"{plan.collective} on {plan.size} ranks: {term} is {getattr(report, term)}, below the least possible "
+                f"{value}"
+            )
 
 
 class _Load(NamedTuple):

@@ -33,8 +33,8 @@ PARAMETERS = [
     if type(parameter.default) is int
 ]
 OUT_OF_RANGE = [
-    ((0, 0, 0), "a plan is for at least one rank, not 0"),
-    ((-2, 0, 0), "a plan is for at least one rank, not -2"),
+    ((0, 0, 0), "the number of ranks is 0, but must be at least 1"),
+    ((-2, 0, 0), "the number of ranks is -2, but must be at least 1"),
     ((4, 4, 0), "rank 4 is out of range: there are 4 ranks"),
     ((4, -1, 0), "rank -1 is out of range: there are 4 ranks"),
     ((4, 0, 4), "root 4 is out of range: there are 4 ranks"),

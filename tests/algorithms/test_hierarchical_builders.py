@@ -408,7 +408,7 @@ def test_a_phase_whose_blocks_are_permuted_is_refused(monkeypatch: pytest.Monkey
         return replace(ring.build(size, rank), permutation=tuple(reversed(range(size))))
 
     monkeypatch.setitem(FLAT["allreduce"], "ring", replace(ring, build=permuted))
-    with pytest.raises(UsageError, match="allreduce ring cannot be a phase here: its blocks are permuted"):
+    with pytest.raises(UsageError, match="allreduce ring cannot be a phase, because its blocks are permuted"):
         allreduce_hierarchical(4, 0, hosts=runs(2, 2), across="ring")
 
 

@@ -141,7 +141,7 @@ def test_lanes_that_come_after_each_other_on_different_ranks_wait_in_a_cycle() -
 
 def test_a_group_that_comes_after_a_group_of_its_own_lane_is_refused() -> None:
     groups = [replace(exchange(1), after=((0, 0),)), KEEP]
-    with pytest.raises(PlanError, match=r"rank 0, lane 0, group 0, step 0: .*which is not in another lane"):
+    with pytest.raises(PlanError, match=r"rank 0, lane 0, group 0, step 0: .*which is not a group of another lane"):
         verify_plans(pair([groups], [[exchange(0), KEEP]]))
 
 
@@ -335,12 +335,14 @@ def test_blocks_that_do_not_exist_or_repeat_are_refused() -> None:
 
 def test_operands_of_different_numbers_of_blocks_are_refused() -> None:
     uneven = Group((Copy(output_block(count=2), input_block()),))
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: operands have 1 and 2 blocks"):
+    with pytest.raises(
+        PlanError, match="rank 0, lane 0, group 0, step 0: operands have different numbers of blocks: 1 and 2"
+    ):
         verify_plans(pair([[uneven]], [[]], blocks=2))
 
 
 def test_a_reduction_of_nothing_is_refused() -> None:
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: reduces nothing"):
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: has no sources"):
         verify_plans(pair([[Group((Reduce(output_block(), ()),))]], [[]]))
 
 
@@ -373,7 +375,7 @@ def test_scratch_must_be_cut_like_another_buffer() -> None:
 
 def test_a_barrier_that_ends_a_round_too_early_is_refused() -> None:
     plans = [with_groups(plan, groups_of(plan)[:-1]) for plan in flat_plans(find("barrier", "dissemination"), 5)]
-    with pytest.raises(PlanError, match="rank 0: ends without having heard of rank 1"):
+    with pytest.raises(PlanError, match="rank 0: ends before it has heard from rank 1"):
         verify_plans(plans)
 
 

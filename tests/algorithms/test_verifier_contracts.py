@@ -286,10 +286,10 @@ def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> No
 def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = BOUNDS["allreduce"]
     monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(sent=lambda size: bound.sent(size) + 1))
-    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below 5/2"):
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below the least possible 5/2"):
         verify(find("allreduce", "ring").build, 4)
     monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(reduced=lambda size: bound.reduced(size) + 1))
-    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below 7/4"):
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below the least possible 7/4"):
         verify(find("allreduce", "ring").build, 4)
 
 

@@ -179,6 +179,6 @@ def test_an_algorithm_must_declare_that_it_needs_mapped_memory() -> None:
     algorithm = find("allreduce", "two_shot")
     assert verify_algorithm(algorithm, 3).mapped
     with pytest.raises(
-        PlanError, match="allreduce two_shot on 3 ranks: mapped memory is needed, which is not declared"
+        PlanError, match="allreduce two_shot on 3 ranks: the plans need mapped memory: declare mapped=True"
     ):
         verify_algorithm(replace(algorithm, mapped=False), 3)
