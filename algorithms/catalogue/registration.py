@@ -218,8 +218,8 @@ def _check_builder(build: Build) -> None:
         parameters.bind(1, 0, 0)
     except TypeError as error:
         raise UsageError(
-            f"{build.__qualname__}{parameters} cannot be called as build(size, rank, root): {error}; a builder takes these "
-            "three, and needs a default for every other parameter"
+            f"{build.__qualname__}{parameters} cannot be called as build(size, rank, root): {error}; a builder takes "
+            "these three, and needs a default for every other parameter"
         ) from None
 
 
