@@ -2,8 +2,8 @@
 
 Allgather: a rank that has the blocks of the next d ranks receives the blocks of the d ranks after these from the rank
 at distance d, and so on. This works for any number of ranks. Alltoall: a block that must travel a distance i is sent
-once for each non-zero digit of i (to the base k), together with all other blocks that have the same digit in that
-position.
+once for each non-zero digit of i, to the base k. With radix 2, for example, a block with distance 5 travels 1 in one
+round and 4 in another. One message carries all blocks that have the same digit in the same position.
 
 Both suit short vectors, for which latency matters more than volume: they take ⌈log_k size⌉ rounds, with k - 1 messages
 at once in each round.
@@ -57,9 +57,9 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
 def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
     """Return the plan of an alltoall in ⌈log_radix size⌉ rounds, for any number of ranks.
 
-    INPUT and OUTPUT are `size` equal blocks, and must not be the same memory. SCRATCH is twice that. A block that must
-    travel a distance of i is always kept in block rank - i of OUTPUT, because the block that ends there comes from rank
-    rank - i. So the first copy, which reverses the vector, is the only local permutation.
+    INPUT and OUTPUT are `size` equal blocks, and must not be the same memory. SCRATCH is twice that. Block rank - i of
+    OUTPUT always holds the block that has a distance of i to travel. At the end, the block that belongs there is the
+    one from rank rank - i. So the first copy, which reverses the vector, is the only local permutation.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)

@@ -1,10 +1,13 @@
 """Circulant graphs: every rank talks to ranks at a few distances, each about half of the one before.
 
 In the reduce-scatter, a rank holds partial results of the blocks of its own rank and of the ranks after it: p blocks at
-first, then ⌈p/2⌉, then half of these, and so on. In each round it sends the far half to the rank with the number of the
-first block of that half, and combines the blocks that it receives with the near half. After ⌈log2 p⌉ rounds it has the
-result of its own block. The allgather is the same exchanges backwards. Both work for any number of ranks with all ranks
-active, and move the least possible volume.
+first, then half of them, rounded up, and so on. In each round it sends the far half of them. The receiver is the rank
+with the number of the first block of that half. The rank combines the blocks that it receives with the near half. Of 7
+ranks, for example, a rank holds 7, 4, 2 and 1 blocks, and sends to the ranks 4, 2 and 1 after it. After ⌈log2 p⌉ rounds
+it has the result of its own block.
+
+The allgather is the same exchanges backwards. Both work for any number of ranks with all ranks active, and move the
+least possible volume.
 """
 
 from __future__ import annotations

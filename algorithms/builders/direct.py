@@ -3,10 +3,10 @@
 - Allreduce: a single `Reduce` combines all contributions in ascending order of ranks, so the result is rounded once for
   any dtype. It takes one message latency if all ranks fit into one window. The volume grows with the number of ranks.
   So it suits short vectors, and results that must depend on nothing but the contributions.
-- Reduce-scatter: combines in the same way. Its volume, like that of the allgather, is the least possible. Only a window
-  of ranks sends to a rank at a time, so that no rank is flooded.
-- All pairs: a reduce-scatter, whose results then travel to all ranks or to the root. It rounds once, too. An allreduce
-  has the least possible volume, and a reduce the volume of a reduce up a tree.
+- Reduce-scatter: it combines in the same way. Its volume, like the volume of the allgather, is the least possible. Only
+  a window of ranks sends to a rank at a time, so no rank is flooded.
+- All pairs: a reduce-scatter, followed by messages with the results to all ranks or to the root. It rounds once, too.
+  The allreduce has the least possible volume. The reduce has the same volume as a reduce up a tree.
 - Barrier: a token to every other rank. If ranks share cores, the time of a barrier is mostly the time of switching
   between ranks. Here each rank waits only for ranks that have not come yet.
 """

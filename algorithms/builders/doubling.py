@@ -1,8 +1,8 @@
 """Recursive doubling: in each round, pairs of ranks exchange all their data, and the distance of the pairs doubles.
 
 After ⌊log2 size⌋ rounds every rank has everything, so this suits short vectors. If the number of ranks is not a power
-of two, the first ranks are *folded*: rank 2i sends its contribution to rank 2i + 1, stands aside, and receives the
-result at the end.
+of two, the first ranks are *folded* in pairs. Rank 2i sends its contribution to rank 2i + 1, stands aside, and receives
+the result at the end.
 
 Partial results alternate between SCRATCH and OUTPUT, because the source of a `Send` must not be written before its
 group ends. The lower rank's operand always comes first. So both partners compute the same bits, and a partial result

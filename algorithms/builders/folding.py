@@ -1,9 +1,10 @@
 """Folding: how algorithms for a power of some radix run on any number of ranks.
 
 Let P be the largest power of the radix that is at most the number of ranks. The ranks are split into P nearly equal
-runs of consecutive ranks, one for each *position*. The last rank of a run *leads* it. The other ranks of the run send
-their contributions to the leader, stand aside, and receive the result from it. Because runs are consecutive,
-contributions can be combined in the order of ranks.
+runs of consecutive ranks, one for each *position*. With radix 2, for example, 6 ranks are split into the runs 0–1, 2–3,
+4 and 5. The last rank of a run *leads* it. The other ranks of the run send their contributions to the leader, stand
+aside, and receive the result from it. Because runs are consecutive, contributions can be combined in the order of
+ranks.
 """
 
 from __future__ import annotations

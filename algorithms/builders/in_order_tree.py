@@ -1,8 +1,11 @@
 """In-order binary trees: all ranks before a rank are in its left subtree, and all ranks after it in its right one.
 
 So every partial result covers consecutive ranks, and the operation need not be commutative. No rank receives from more
-than two ranks or sends to more than one, which suits long vectors in many segments. The tree of n positions is defined
-by the binary numbers 1 … n: the number of trailing zeros of a number is the level of its position.
+than two ranks or sends to more than one, which suits long vectors in many segments.
+
+The tree of n positions is defined by the binary numbers 1 … n. The number of trailing zeros of a number is the level of
+its position. With 7 positions, for example, position 3 (number 4) is the top, positions 1 and 5 are below it, and the
+even positions are leaves.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 - Linear: prefixes travel along the ranks, and each rank adds its contribution. Over many segments all links are busy at
   once.
-- Recursive doubling: after k rounds a rank has the contributions of the 2^k ranks up to its own, or of all ranks up to
-  its own if they are fewer. It sends them to the rank 2^k after it. Reference: Hillis, Steele 1986.
+- Recursive doubling: after k rounds a rank has the contributions of the last 2^k ranks up to its own. It sends them to
+  the rank 2^k after it. Reference: Hillis, Steele 1986.
 - Direct: every rank sends its contribution to all ranks after it. A rank combines everything that arrives in one step,
   in ascending order. So each prefix is rounded once, which is impossible if partial results are passed on.
 

@@ -2,12 +2,12 @@
 
 A phase is an ordinary plan of some builder, for the ranks of a group, numbered from 0, and for buffers of its own. To
 *embed* it is to rename: its ranks become ranks of the whole, and each of its blocks becomes a `Window` of blocks of the
-whole. The phases of a rank stand one after the other, in separate lanes; the first groups of a phase wait for the last
+whole. The phases of a rank stand one after the other, in separate lanes. The first groups of a phase wait for the last
 groups of the phase before. Because every phase has its own lanes, both ends of a message always have the same group
-number, whatever the ranks did in earlier phases. Over several segments the phases overlap.
+number, even if the two ranks did different things in earlier phases. Over several segments the phases overlap.
 
 A phase does not choose a transport. A channel belongs to a pair of ranks, and a group inside a host has other pairs
-than a group across hosts, so each level of hosts uses its own transport.
+than a group across hosts. So each level of hosts uses its own transport.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from unisono.errors import UsageError
 class Window(NamedTuple):
     """The blocks of the whole vector on which a phase works.
 
-    Block i of the phase is `width` blocks of `buffer`, `stride` apart, from block start + i·step on. If `edges` is not
-    empty, the blocks are runs of different widths: block i of the phase is blocks edges[i] to edges[i + 1] - 1.
+    Block i of the phase is `width` blocks of `buffer`, `stride` apart, from block start + i·step on. For example,
+    `Window(INPUT, 4, 2, 2)` makes blocks 4 and 5 of INPUT block 0 of the phase, and blocks 6 and 7 block 1. If `edges`
+    is not empty, the blocks are runs of different widths: block i of the phase is blocks edges[i] to edges[i + 1] - 1.
     """
 
     buffer: Buffer

@@ -1,7 +1,7 @@
 """Two-level algorithms for all-to-all and scans: each pair of hosts exchanges few long messages.
 
-All-to-all has two phases. First, the ranks of a host exchange blocks, so that the rank with local index i collects all
-blocks of its host for ranks with local index i on any host. Then the ranks with the same local index exchange across
+All-to-all has two phases. First, the ranks of a host exchange blocks. The rank with local index i then has all blocks
+of its host for the ranks with local index i on any host. Second, the ranks with the same local index exchange across
 hosts. One message carries all blocks from one host to one rank of another. With h hosts of q ranks, every rank sends h
 − 1 messages to other hosts instead of (h − 1)·q.
 

@@ -6,9 +6,9 @@ Two steps conflict if one of them writes a block that the other reads or writes.
 - Steps of different lanes, unless `after` puts one group behind the other. Messages between ranks may also order two
   groups, but the verifier ignores this: an executor cannot rely on it with every amount of buffering.
 
-Different groups of one lane run at the same time only in different segments, and these cannot conflict. The reason is
-that segment s of a block is the same elements wherever the block is named, that the blocks of a buffer do not overlap,
-and that blocks that are the same memory in place have the same length (`verifier.block_meaning`).
+Different groups of one lane run at the same time only in different segments, and these cannot conflict. Segment s of a
+block is the same elements wherever the block is named, and the blocks of a buffer do not overlap. Blocks that are the
+same memory in place have the same length (`verifier.block_meaning`).
 
 A group that is an earlier group shifted (`Row.moved`) is not checked again. If two buffers are the same memory as a
 whole, their spans are shifted alike. If two buffers share just one block, one of them has only that block. The two

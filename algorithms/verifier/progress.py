@@ -7,8 +7,8 @@ system is a choice: there is no wildcard and no shared credit. All complete runs
 order of independent events, and one run decides. Buffering in a link can only make a step end earlier, so a plan that
 ends here ends with any amount of buffering.
 
-Most plans need no run at all. If both ends of every message have the same group number, and no group comes `after` a
-group of another lane, then all ranks together can run group 0 of a lane to its end, then group 1, and so on.
+Most plans need no run at all: those in which both ends of every message have the same group number, and no group comes
+`after` a group of another lane. All ranks together can then run group 0 of a lane to its end, then group 1, and so on.
 
 A plan that ends with one segment ends with any number of segments. Both ends of a message are in the same group. So an
 instance waits only for instances of earlier segments and, in its own segment, for the instances that its group waits

@@ -1,8 +1,8 @@
 """Symbolic execution: which contributions every block holds at the end, without computing with numbers.
 
-The value of a block is (origin, ranks, lowered): the data that it is about, the ranks whose contributions it holds (an
-integer in which bit r stands for rank r), and whether it is a final result. Only values of the same origin and of
-disjoint sets of ranks may be combined. So a value that holds all ranks holds each of them exactly once.
+The value of a block is (origin, ranks, lowered): the data that it is about, the ranks whose contributions it holds, and
+whether it is a final result. `ranks` is an integer in which bit r stands for rank r. Only values of the same origin and
+of disjoint sets of ranks may be combined. So a value that holds all ranks holds each of them exactly once.
 
 Each value has a number, and equal expressions have equal numbers. So each combination is checked only once, however
 often it occurs, and the memory of a rank is a list of small integers.
