@@ -106,7 +106,7 @@ def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
     doubling = replace(find("allreduce", "recursive_doubling"), order="canonical")
     for size in (1, 2, 4, 8, 16):
         check_order(doubling, size)
-    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), and .* \(\(0∘1\)∘\(2∘3\)\)∘4"
+    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), but .* \(\(0∘1\)∘\(2∘3\)\)∘4"
     with pytest.raises(PlanError, match=told):
         prove(doubling, 5)
 

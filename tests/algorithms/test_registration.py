@@ -196,7 +196,7 @@ def test_a_wrong_builder_is_refused_with_the_place_and_the_picture() -> None:
         short = replace(finish.steps[0], sources=finish.steps[0].sources[:2])
         return replace(plan, lanes=((exchange, Group((short,))),))
 
-    with pytest.raises(PlanError, match=r"without the contribution of rank 2(?s:.*)rank 1  \+\+\?"):
+    with pytest.raises(PlanError, match=r"lacks the contribution of rank 2(?s:.*)rank 1  \+\+\?"):
         algorithm("allreduce", "stingy")(stingy)
     assert registered() == []
 

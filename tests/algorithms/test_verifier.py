@@ -218,7 +218,7 @@ def test_a_missing_lowering_is_refused() -> None:
     plans = flat_plans(find("allreduce", "direct"), 2)
     reduce = step_at(plans, 1, 1, 0)
     assert isinstance(reduce, Reduce)
-    with pytest.raises(PlanError, match=r"rank 1, lane 0, group 1, step 0: .* is complete, but not lowered: give"):
+    with pytest.raises(PlanError, match=r"rank 1, lane 0, group 1, step 0: .* is complete, but not lowered: add"):
         verify_plans(changed(plans, 1, lambda plan: with_step(plan, 1, 0, replace(reduce, lower=False))))
 
 
@@ -307,7 +307,9 @@ def test_ranks_that_both_send_before_they_receive_wait_in_a_cycle(segments: int)
 
 
 def test_reading_what_was_never_written_is_refused() -> None:
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 0, step 0: reads block 0 of SCRATCH, which nothing was"):
+    with pytest.raises(
+        PlanError, match="rank 0, lane 0, group 0, step 0: reads block 0 of SCRATCH, to which nothing has been"
+    ):
         verify_plans(pair([[KEEP, exchange(1)]], [[Group(()), exchange(0), KEEP]]))
 
 
@@ -391,7 +393,7 @@ def test_a_broadcast_does_not_lower() -> None:
         0,
         lambda plan: with_step(plan, 1, 0, Copy(output_block(), input_block(), lower=True)),
     )
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is lowered, and this"):
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is lowered, but this"):
         verify_plans(plans, in_place=False)
 
 

@@ -163,7 +163,7 @@ def test_exscan_leaves_the_output_of_rank_0_untouched() -> None:
         [[Recv(0, scratch_block())], [Copy(output_block(), scratch_block(), lower=True)]],
     ]
     plans = plans_of("exscan", groups, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, and is to"):
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, but no step"):
         verify_plans(plans)
     assert verify_plans(changed(plans, 0, lambda plan: with_groups(plan, groups_of(plan)[:1]))).rounds == 1
 
