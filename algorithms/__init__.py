@@ -24,14 +24,14 @@ if TYPE_CHECKING:
         needs_power_of_two as needs_power_of_two,
     )
     from unisono.algorithms.builders.lane_pieces import (
-        alone as alone,
-        at_groups as at_groups,
+        copy_own_block as copy_own_block,
         distances as distances,
-        exchange as exchange,
-        idle as idle,
+        empty_groups as empty_groups,
+        exchange_with_all as exchange_with_all,
         in_windows as in_windows,
-        place_own as place_own,
-        share_own as share_own,
+        lane_from_steps as lane_from_steps,
+        single_rank_lane as single_rank_lane,
+        with_own_block as with_own_block,
     )
     from unisono.algorithms.catalogue import host_crossing as host_crossing
     from unisono.algorithms.catalogue.algorithm import Algorithm as Algorithm, Cost as Cost
@@ -84,7 +84,16 @@ _MODULES = {
     ),
     "builders.arguments": ("check_at_least", "check_ranks", "check_supported", "needs_even", "needs_power_of_two"),
     "builders.lane_pieces": (
-        *("alone", "at_groups", "distances", "exchange", "idle", "in_windows", "place_own", "share_own"),
+        *(
+            "single_rank_lane",
+            "lane_from_steps",
+            "distances",
+            "exchange_with_all",
+            "empty_groups",
+            "in_windows",
+            "copy_own_block",
+            "with_own_block",
+        ),
     ),
     "catalogue.algorithm": ("Algorithm", "Cost"),
     "catalogue.registry": ("ALGORITHMS", "algorithms_of", "find"),

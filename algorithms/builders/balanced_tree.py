@@ -9,7 +9,7 @@ each way takes one message latency.
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, distances, exchange
+from unisono.algorithms.builders.lane_pieces import distances, exchange_with_all, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -46,7 +46,7 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 3
         input=vector,
         output=vector,
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size if size > 1 else 0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
@@ -68,13 +68,13 @@ def reduce_scatter_balanced_tree(size: int, rank: int, root: int = 0, varying: b
         input=shares(size, varying),
         output=even(1),
         scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size if size > 1 else 0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
 def _scatter(size: int, rank: int, window: int) -> Lane:
     """Return the groups that send every rank its block, and receive the rank's own block from all ranks in SCRATCH."""
-    arrive = exchange(
+    arrive = exchange_with_all(
         size,
         rank,
         window,
@@ -101,7 +101,7 @@ def _combine(size: int, rank: int, result: Span) -> Lane:
 
 def _gather(size: int, rank: int, window: int) -> Lane:
     """Return the groups that send the rank's block of the result to all ranks, and receive their blocks."""
-    return exchange(
+    return exchange_with_all(
         size,
         rank,
         window,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import distances, share_own
+from unisono.algorithms.builders.lane_pieces import distances, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -51,7 +51,9 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
             steps.append(Send((rank - far) % size, output_block(rank, count)))
             steps.append(Recv((rank + far) % size, output_block(rank + far, count)))
         lane += (Group(tuple(steps)),)
-    return Plan("allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
+    return Plan(
+        "allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(with_own_block(rank, lane),)
+    )
 
 
 def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:

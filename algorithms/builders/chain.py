@@ -11,7 +11,7 @@ for each link, most of them empty. With two lanes, a plan is two groups long at 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.lane_pieces import alone
+from unisono.algorithms.builders.lane_pieces import single_rank_lane
 from unisono.algorithms.builders.tree import at_root, source_of_broadcast
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -70,7 +70,7 @@ def reduce_chain(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector) if 0 < position < size - 1 else Partition(0),
-        lanes=_towards_first(size, rank, position, into) if size > 1 else (alone(),),
+        lanes=_towards_first(size, rank, position, into) if size > 1 else (single_rank_lane(),),
     )
 
 
@@ -83,7 +83,9 @@ def allreduce_chain(size: int, rank: int, root: int = 0) -> Plan:
     check_ranks(size, rank, root)
     vector = even(1)
     lanes = (*_towards_first(size, rank, rank, output_block()), *_back(size, rank))
-    return Plan("allreduce", "chain", size, rank, root, vector, vector, lanes=lanes if size > 1 else (alone(),))
+    return Plan(
+        "allreduce", "chain", size, rank, root, vector, vector, lanes=lanes if size > 1 else (single_rank_lane(),)
+    )
 
 
 def _towards_first(size: int, rank: int, position: int, into: Span) -> tuple[Lane, Lane]:

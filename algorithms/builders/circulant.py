@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, share_own
+from unisono.algorithms.builders.lane_pieces import single_rank_lane, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -84,7 +84,7 @@ def allgather_circulant(size: int, rank: int, root: int = 0, varying: bool = Fal
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
-    lane = share_own(rank, _allgather(size, rank))
+    lane = with_own_block(rank, _allgather(size, rank))
     return Plan("allgather", "circulant", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
@@ -99,7 +99,7 @@ def _halvings(size: int) -> Iterator[tuple[int, int]]:
 
 def _reduce_scatter(size: int, rank: int, partial: Buffer, result: Span) -> Lane:
     """Return the rounds that leave the result of block `rank` in `result`, with partial results in `partial`."""
-    lane: Lane = () if size > 1 else alone()
+    lane: Lane = () if size > 1 else single_rank_lane()
     current = Buffer.INPUT
     for held, kept in _halvings(size):
         moved = held - kept

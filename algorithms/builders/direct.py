@@ -16,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, exchange, idle, in_windows, place_own
+from unisono.algorithms.builders.lane_pieces import (
+    copy_own_block,
+    empty_groups,
+    exchange_with_all,
+    in_windows,
+    single_rank_lane,
+)
 from unisono.algorithms.ir.plan import (
     Buffer,
     Group,
@@ -45,7 +51,7 @@ def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> P
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    arrive = exchange(size, rank, window, lambda distance: input_block(), _copies(rank, window))
+    arrive = exchange_with_all(size, rank, window, lambda distance: input_block(), _copies(rank, window))
     vector = even(1)
     return Plan(
         collective="allreduce",
@@ -56,7 +62,7 @@ def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> P
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=size - 1),
-        lanes=((*arrive, _combine(size, rank, input_block(), output_block())) if size > 1 else alone(),),
+        lanes=((*arrive, _combine(size, rank, input_block(), output_block())) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -78,7 +84,7 @@ def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = F
         input=shares(size, varying),
         output=even(1),
         scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size - 1),
-        lanes=(_combined(size, rank, window, output_block()) if size > 1 else alone(),),
+        lanes=(_combined(size, rank, window, output_block()) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -91,7 +97,7 @@ def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
     vector = even(size)
-    gather = exchange(
+    gather = exchange_with_all(
         size,
         rank,
         window,
@@ -107,7 +113,7 @@ def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -
         input=vector,
         output=vector,
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
-        lanes=((*_combined(size, rank, window, output_block(rank)), *gather) if size > 1 else alone(),),
+        lanes=((*_combined(size, rank, window, output_block(rank)), *gather) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -129,7 +135,7 @@ def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> P
         input=vector,
         output=vector if rank == root else Partition(0),
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
@@ -141,13 +147,13 @@ def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False,
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    lane = exchange(
+    lane = exchange_with_all(
         size,
         rank,
         window,
         sent=lambda distance: input_block(),
         received=lambda distance: output_block(rank - distance, advance=-window),
-        own=place_own(rank).steps,
+        own=copy_own_block(rank).steps,
     )
     return Plan("allgather", "direct", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
@@ -170,7 +176,7 @@ def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Pla
         input=token,
         output=Partition(0),
         scratch=scratch_like(Buffer.INPUT, token, copies=size - 1),
-        lanes=(exchange(size, rank, window, lambda distance: input_block(), _copies(rank, window)),),
+        lanes=(exchange_with_all(size, rank, window, lambda distance: input_block(), _copies(rank, window)),),
     )
 
 
@@ -190,7 +196,7 @@ def _combine(size: int, rank: int, own: Span, result: Span) -> Group:
 
 def _combined(size: int, rank: int, window: int, result: Span) -> Lane:
     """Return the groups that send every rank its block, receive the rank's own block, and combine it into `result`."""
-    arrive = exchange(
+    arrive = exchange_with_all(
         size, rank, window, lambda distance: input_block(rank + distance, advance=window), _copies(rank, window)
     )
     return (*arrive, _combine(size, rank, input_block(rank), result))
@@ -205,4 +211,4 @@ def _to_root(size: int, rank: int, root: int, window: int, own: Span) -> Lane:
 
     if rank == root:
         return in_windows(size - 1, window, batch)
-    return (*idle(((rank - root) % size - 1) // window), Group((Send(root, own),)))
+    return (*empty_groups(((rank - root) % size - 1) // window), Group((Send(root, own),)))

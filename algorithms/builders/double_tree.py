@@ -20,7 +20,7 @@ from unisono.algorithms.builders.in_order_tree import (
     in_order_top,
     reduce_up,
 )
-from unisono.algorithms.builders.lane_pieces import alone, at_groups
+from unisono.algorithms.builders.lane_pieces import lane_from_steps, single_rank_lane
 from unisono.algorithms.builders.tree import Links, Node, at_root, flow_down, source_of_broadcast
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -48,7 +48,9 @@ def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
         position = (rank + tree) % size
         node = in_order_node(size, position)
         layout = TreeLayout(output_block(tree), tree, _TREES, lambda other: (other - tree) % size)
-        return at_groups({**reduce_up(node, position, height, layout), **broadcast_down(node, 2 * height, layout)})
+        return lane_from_steps(
+            {**reduce_up(node, position, height, layout), **broadcast_down(node, 2 * height, layout)}
+        )
 
     vector = even(_TREES)
     return Plan(
@@ -60,7 +62,7 @@ def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
-        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (single_rank_lane(_TREES),),
     )
 
 
@@ -76,7 +78,7 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     def lane(tree: int) -> Lane:
         position, node, rank_at = _under_root(size, rank, root, tree)
         partial = Span(Buffer.OUTPUT if rank == root else Buffer.SCRATCH, tree)
-        return at_groups(reduce_up(node, position, height, TreeLayout(partial, tree, _TREES, rank_at)))
+        return lane_from_steps(reduce_up(node, position, height, TreeLayout(partial, tree, _TREES, rank_at)))
 
     vector = even(_TREES)
     return Plan(
@@ -88,7 +90,7 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
-        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (single_rank_lane(_TREES),),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported, needs_power_of_two
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import idle, share_own
+from unisono.algorithms.builders.lane_pieces import empty_groups, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -69,7 +69,7 @@ def allgather_recursive_doubling(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_power_of_two(size))
-    lane = share_own(rank, allgather_lane(size, rank))
+    lane = with_own_block(rank, allgather_lane(size, rank))
     return Plan("allgather", "recursive_doubling", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
@@ -87,7 +87,7 @@ def _aside_lane(rank: int, folding: Folding) -> Lane:
     """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
     leader = folding.leader(folding.position(rank))
     give, take = Send(leader, input_block()), Recv(leader, output_block())
-    return (Group((give,)), *idle(folding.rounds), Group((take,)))
+    return (Group((give,)), *empty_groups(folding.rounds), Group((take,)))
 
 
 def _leading_lane(rank: int, folding: Folding) -> Lane:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import idle, in_windows
+from unisono.algorithms.builders.lane_pieces import empty_groups, in_windows
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -78,7 +78,7 @@ def scatter_linear(size: int, rank: int, root: int = 0, varying: bool = False, w
 
 def _in_turn(size: int, rank: int, root: int, window: int, step: Step) -> Lane:
     """Return the lane of a rank whose only step is a message with the root, in the group of the root's window."""
-    return (*idle(((rank - root) % size - 1) // window), Group((step,)))
+    return (*empty_groups(((rank - root) % size - 1) // window), Group((step,)))
 
 
 def _at_root(size: int, rank: int, root: int, varying: bool) -> Partition:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, at_groups
+from unisono.algorithms.builders.lane_pieces import lane_from_steps, single_rank_lane
 from unisono.algorithms.builders.tree import Links, Node, at_root
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -97,7 +97,7 @@ def reduce_binary(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector, copies=len(node.links.below)),
-        lanes=(at_groups(up) if size > 1 else alone(),),
+        lanes=(lane_from_steps(up) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -121,7 +121,7 @@ def allreduce_reduce_broadcast(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=len(node.links.below)),
-        lanes=(at_groups(up_and_down) if size > 1 else alone(),),
+        lanes=(lane_from_steps(up_and_down) if size > 1 else single_rank_lane(),),
     )
 
 

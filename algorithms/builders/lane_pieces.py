@@ -26,32 +26,32 @@ def distances(size: int, radix: int) -> Iterator[int]:
         distance *= radix
 
 
-def idle(groups: int) -> Lane:
+def empty_groups(groups: int) -> Lane:
     """Return `groups` empty groups, which keep the following groups' numbers equal to those of other ranks."""
     return (Repeat(groups, (Group(()),)),) if groups > 0 else ()
 
 
-def alone(blocks: int = 1) -> Lane:
+def single_rank_lane(blocks: int = 1) -> Lane:
     """Return the lane of a reduction with a single rank: its contribution, lowered, is the result."""
     return (Group((Copy(output_block(0, count=blocks), input_block(0, count=blocks), lower=True),)),)
 
 
-def at_groups(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
+def lane_from_steps(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
     """Return the lane whose group number g has the steps `steps[g]`, and is empty if `steps` has no g."""
     lane: Lane = ()
     following = 0
     for number in sorted(steps):
-        lane = (*lane, *idle(number - following), Group(steps[number]))
+        lane = (*lane, *empty_groups(number - following), Group(steps[number]))
         following = number + 1
     return lane
 
 
-def place_own(rank: int) -> Group:
+def copy_own_block(rank: int) -> Group:
     """Return the group in which a rank copies its INPUT, one block, to its block of OUTPUT, as in an allgather."""
     return Group((Copy(output_block(rank), input_block()),))
 
 
-def share_own(rank: int, lane: Lane) -> Lane:
+def with_own_block(rank: int, lane: Lane) -> Lane:
     """Return the lane of an allgather, with a copy of the rank's own block to OUTPUT added to the first group.
 
     `lane` sends the rank's block of OUTPUT in its first group; this function makes that group send INPUT instead. The
@@ -59,11 +59,11 @@ def share_own(rank: int, lane: Lane) -> Lane:
     large block is no longer in the cache.
     """
     if not lane:
-        return (place_own(rank),)
+        return (copy_own_block(rank),)
     first, *others = lane
     assert isinstance(first, Group)
     exchange = (Send(step.peer, input_block()) if isinstance(step, Send) else step for step in first.steps)
-    return (Group((*exchange, *place_own(rank).steps)), *others)
+    return (Group((*exchange, *copy_own_block(rank).steps)), *others)
 
 
 def in_windows(count: int, window: int, batch: Callable[[int, int], Group], start: int = 0) -> Lane:
@@ -77,7 +77,7 @@ def in_windows(count: int, window: int, batch: Callable[[int, int], Group], star
     return (*lane, batch(start + full * window, rest)) if rest else lane
 
 
-def exchange(
+def exchange_with_all(
     size: int,
     rank: int,
     window: int,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import at_groups, idle, in_windows, place_own
+from unisono.algorithms.builders.lane_pieces import copy_own_block, empty_groups, in_windows, lane_from_steps
 from unisono.algorithms.builders.tree import at_root
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -115,7 +115,7 @@ def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, w
     check_at_least("window", window, 1)
     meet = _meet(size, rank, window)
     gather = _read_others(size, rank, window, lambda peer: input_block())
-    lane = (place_own(rank), *meet, *gather, *meet)
+    lane = (copy_own_block(rank), *meet, *gather, *meet)
     return Plan("allgather", "read", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
@@ -141,7 +141,7 @@ def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, wind
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    reads = (place_own(root), *_read_others(size, root, window, lambda peer: input_block()))
+    reads = (copy_own_block(root), *_read_others(size, root, window, lambda peer: input_block()))
     lane = _to_root(size, rank, root, window, reads)
     whole = at_root(rank, root, shares(size, varying))
     return Plan("gather", "read", size, rank, root, even(1), whole, lanes=(lane,))
@@ -189,10 +189,12 @@ def _from_root(size: int, rank: int, root: int, window: int, block: Span) -> Lan
     if rank == root:
         own = Group((Copy(output_block(), block),))
         signals, waits = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
-        return (own, *signals, *idle(1), *waits)
+        return (own, *signals, *empty_groups(1), *waits)
     groups, own_window = -(-(size - 1) // window), _window_of(size, rank, root, window)
     read = Read(root, output_block(), block)
-    return at_groups({1 + own_window: (Wait(root),), groups + 1: (read,), groups + 2 + own_window: (Signal(root),)})
+    return lane_from_steps(
+        {1 + own_window: (Wait(root),), groups + 1: (read,), groups + 2 + own_window: (Signal(root),)}
+    )
 
 
 def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
@@ -205,7 +207,7 @@ def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
         return (*waits, *reads, *signals)
     groups, own_window = -(-(size - 1) // window), _window_of(size, rank, root, window)
     number = sum(times * len(item_groups) for times, item_groups in map(as_written, reads))
-    return at_groups({own_window: (Signal(root),), groups + number + own_window: (Wait(root),)})
+    return lane_from_steps({own_window: (Signal(root),), groups + number + own_window: (Wait(root),)})
 
 
 def _window_of(size: int, rank: int, root: int, window: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import alone, idle
+from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Group,
@@ -58,7 +58,7 @@ def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: 
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies) if copies else Partition(0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
@@ -67,7 +67,7 @@ def _aside_lane(folding: Folding, rank: int) -> Lane:
     leader = folding.leader(folding.position(rank))
     return (
         Group((Send(leader, input_block()),)),
-        *idle(1 + 2 * folding.rounds),
+        *empty_groups(1 + 2 * folding.rounds),
         Group((Recv(leader, output_block()),)),
     )
 

@@ -8,7 +8,7 @@ same volume.
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported, needs_even
-from unisono.algorithms.builders.lane_pieces import share_own
+from unisono.algorithms.builders.lane_pieces import with_own_block
 from unisono.algorithms.ir.plan import (
     Group,
     Lane,
@@ -33,7 +33,7 @@ def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_even(size))
-    lane = share_own(rank, _exchanges(size, rank))
+    lane = with_own_block(rank, _exchanges(size, rank))
     return Plan("allgather", "neighbour_exchange", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 

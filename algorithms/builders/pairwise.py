@@ -8,7 +8,7 @@ which hides latencies without flooding a rank. Every block travels once, directl
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, exchange
+from unisono.algorithms.builders.lane_pieces import exchange_with_all, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Copy,
     Counts,
@@ -47,7 +47,7 @@ def alltoall_direct(size: int, rank: int, root: int = 0, varying: bool = False, 
 
 def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool, window: int) -> Plan:
     check_ranks(size, rank, root)
-    lane = exchange(
+    lane = exchange_with_all(
         size,
         rank,
         window,
@@ -83,7 +83,7 @@ def reduce_scatter_pairwise(size: int, rank: int, root: int = 0, varying: bool =
         combine = RecvReduce(before % size, output_block(), current, lower=lower, peer_advance=-advance)
         return Group((send, combine))
 
-    lane: Lane = (at(1, input_block(rank)),) if size > 1 else alone()
+    lane: Lane = (at(1, input_block(rank)),) if size > 1 else single_rank_lane()
     lane += (Repeat(size - 3, (at(2, output_block(), advance=1),)),) if size > 3 else ()
     lane += (at(size - 1, output_block()),) if size > 2 else ()
     return Plan(

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import alone, idle
+from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -66,7 +66,7 @@ def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=vector,
         output=vector,
-        lanes=(alone() if size == 1 else _allreduce(folding, rank),),
+        lanes=(single_rank_lane() if size == 1 else _allreduce(folding, rank),),
     )
 
 
@@ -89,7 +89,7 @@ def reduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector if rank == root else Partition(0),
         scratch=scratch_like(Buffer.INPUT, vector) if rank != root and folding.leads(rank) else Partition(0),
-        lanes=(alone() if size == 1 else _reduce(folding, rank, root),),
+        lanes=(single_rank_lane() if size == 1 else _reduce(folding, rank, root),),
     )
 
 
@@ -111,7 +111,7 @@ def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varyin
         input=vector,
         output=even(1),
         scratch=scratch_like(Buffer.INPUT, vector) if size > 1 and folding.leads(rank) else Partition(0),
-        lanes=(alone() if size == 1 else _reduce_scatter(folding, rank),),
+        lanes=(single_rank_lane() if size == 1 else _reduce_scatter(folding, rank),),
     )
 
 
@@ -119,7 +119,7 @@ def _allreduce(folding: Folding, rank: int) -> Lane:
     whole = range(folding.positions)
     if not folding.leads(rank):
         take = Recv(_leader(folding, rank), _by_position(Buffer.OUTPUT, whole))
-        return (_hand_over(folding, rank, _by_position), *idle(2 * folding.rounds), Group((take,)))
+        return (_hand_over(folding, rank, _by_position), *empty_groups(2 * folding.rounds), Group((take,)))
     exchanges = _exchanges(folding, rank, range(folding.rounds))
     collect = [
         Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, sent))))
@@ -151,7 +151,7 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
 
     if not folding.leads(rank):
         take = Recv(_leader(folding, rank), output_block())
-        return (_hand_over(folding, rank, by_rank), *idle(folding.rounds), Group((take,)))
+        return (_hand_over(folding, rank, by_rank), *empty_groups(folding.rounds), Group((take,)))
     exchanges = _exchanges(folding, rank, reversed(range(folding.rounds)))
     finish: list[Step] = [Send(other, scratch_block(other)) for other in folding.aside(rank)]
     finish.append(Copy(output_block(), scratch_block(rank)))

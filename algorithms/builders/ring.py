@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import share_own
+from unisono.algorithms.builders.lane_pieces import with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -105,7 +105,9 @@ def allgather_ring(size: int, rank: int, root: int = 0, varying: bool = False) -
     """
     check_ranks(size, rank, root)
     lane = (*_pass_around(1, size, rank, rank), *_pass_around(size - 2, size, rank, rank - 1)) if size > 1 else ()
-    return Plan("allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
+    return Plan(
+        "allgather", "ring", size, rank, root, even(1), shares(size, varying), lanes=(with_own_block(rank, lane),)
+    )
 
 
 def _allreduce(algorithm: str, size: int, rank: int, root: int, tracks: tuple[_Track, ...]) -> Plan:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import at_groups, distances
+from unisono.algorithms.builders.lane_pieces import distances, lane_from_steps
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -52,7 +52,7 @@ def scan_linear(size: int, rank: int, root: int = 0) -> Plan:
     if rank < size - 1:
         steps[rank] = (Send(rank + 1, prefix),)
     steps[rank + 1] = (Copy(output_block(), prefix, lower=True),)
-    return _plan(("scan", "linear"), size, rank, root, at_groups(steps), scratch=1 if rank else 0)
+    return _plan(("scan", "linear"), size, rank, root, lane_from_steps(steps), scratch=1 if rank else 0)
 
 
 def exscan_linear(size: int, rank: int, root: int = 0) -> Plan:
@@ -72,7 +72,7 @@ def exscan_linear(size: int, rank: int, root: int = 0) -> Plan:
         steps[2 * rank] = (Send(rank + 1, prefix),)
     if 0 < rank < size - 1:
         steps[2 * rank - 1] = (Reduce(prefix, (arrived, input_block())),)
-    return _plan(("exscan", "linear"), size, rank, root, at_groups(steps), scratch=2 if rank else 0)
+    return _plan(("exscan", "linear"), size, rank, root, lane_from_steps(steps), scratch=2 if rank else 0)
 
 
 def scan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:

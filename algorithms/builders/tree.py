@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, at_groups, distances
+from unisono.algorithms.builders.lane_pieces import distances, lane_from_steps, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -133,7 +133,7 @@ def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=Partition(0) if current.buffer is not Buffer.SCRATCH else scratch_like(Buffer.INPUT, vector),
-        lanes=(tuple(groups) if size > 1 else alone(),),
+        lanes=(tuple(groups) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -169,7 +169,7 @@ def reduce_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector, copies=stages + (current.buffer is Buffer.SCRATCH)),
-        lanes=(tuple(groups) if size > 1 else alone(),),
+        lanes=(tuple(groups) if size > 1 else single_rank_lane(),),
     )
 
 
@@ -234,4 +234,4 @@ def flow_down(node: Node, rank_at: Callable[[int], int], source: Span, target: S
     for position in node.links.above:
         steps[node.depth - 1] = (Recv(rank_at(position), target),)
     steps[node.depth] = (*(Send(rank_at(position), source) for position in node.links.below), *keep)
-    return at_groups(steps)
+    return lane_from_steps(steps)

@@ -129,7 +129,7 @@ def _evaluate(plan_set: PlanSet, expressions: Expressions) -> list[dict[int, int
 
     for event in run(unrolled_plans):
         if not isinstance(event, Delivered):
-            for action in unrolled_plans[event.rank].lanes[event.lane][event.group].alone:
+            for action in unrolled_plans[event.rank].lanes[event.lane][event.group].unpaired:
                 write(action, [read(operand) for operand in action.reads])
         elif not isinstance(event.receiving.step, Wait):
             sent, local = read(event.sending.reads[0]), [read(operand) for operand in event.receiving.reads]

@@ -195,7 +195,7 @@ class Execution:
 
     def _post(self, event: Posted) -> None:
         rank, lane, group = event
-        for action in self._unrolled_plans[rank].lanes[lane][group].alone:
+        for action in self._unrolled_plans[rank].lanes[lane][group].unpaired:
             operands = [self._read(event, action, read) for read in action.reads]
             self._write(event, action, operands, action.reads)
 
@@ -292,7 +292,7 @@ class Execution:
         cell = first_cell(self._unrolled_plans[rank].plan, Buffer.OUTPUT) + block
         for event in reversed(self._events):
             if isinstance(event, Posted):
-                candidates = self._unrolled_plans[event.rank].lanes[event.lane][event.group].alone
+                candidates = self._unrolled_plans[event.rank].lanes[event.lane][event.group].unpaired
             else:
                 candidates = (event.receiving,)
             for action in candidates:

@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
     Attributes:
         actions: the steps.
-        alone: the steps that are neither messages nor flags.
+        unpaired: the steps that are neither messages nor flags, so that no step of another rank belongs to them.
         after: the groups of other lanes that must have ended before.
         moved: whether this group is an earlier group shifted. All its spans of its own rank's memory are shifted by the
             same number of blocks, in buffers with equally many blocks. So two of its spans overlap exactly if the spans
@@ -80,7 +80,7 @@ class Row(NamedTuple):
     """
 
     actions: tuple[Action, ...]
-    alone: tuple[Action, ...]
+    unpaired: tuple[Action, ...]
     after: tuple[tuple[int, int], ...]
     moved: bool
 
@@ -90,7 +90,7 @@ RECEIVING = frozenset((Recv, RecvReduce, Wait))
 FLAGS = frozenset((Signal, Wait))
 MAPPED = frozenset((Read, ReadReduce, Write, Signal, Wait))
 REDUCING = frozenset((RecvReduce, Reduce, ReadReduce))
-_ALONE = frozenset((Copy, Reduce, Read, ReadReduce, Write))
+_UNPAIRED = frozenset((Copy, Reduce, Read, ReadReduce, Write))
 
 NO_PEER = -1
 
@@ -207,11 +207,11 @@ def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], time
     """Return all iterations of one group; the first one is at `first`."""
     steps = [_WrittenStep(step, first, index, operands) for index, step in enumerate(group.steps)]
     columns = [step.run(times) for step in steps]
-    alone = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _ALONE]
+    unpaired = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _UNPAIRED]
     moves_alike = times > 1 and len({move for step in steps for move in step.moves()}) <= 1
     rows = zip(
         zip(*columns, strict=True) if columns else repeat((), times),
-        zip(*alone, strict=True) if alone else repeat((), times),
+        zip(*unpaired, strict=True) if unpaired else repeat((), times),
         repeat(group.after, times),
         chain((False,), repeat(moves_alike)),
         strict=False,

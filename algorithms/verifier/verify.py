@@ -110,10 +110,10 @@ def verify(build: Build, size: int, root: int = 0, segments: int = 1, **params: 
 def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> dict[int, Report]:
     """Prove `algorithm` for those of `sizes` that it supports, and return a report for each.
 
-    Up to 8 ranks, every root is tried, each with 1, 2 and 3 segments; for more ranks, two roots and one segment.
-    Progress with one segment implies progress with any number (`verifier.progress`). If the builder has the parameter
-    `varying`, the plans with varying counts are proved first; they prove the plans for equal shares too if the steps
-    are the same.
+    Up to 8 ranks, every root is tried, each with 1, 2 and 3 segments. For more ranks, two roots and one segment are
+    tried, because progress with one segment implies progress with any number (`verifier.progress`). If the builder has
+    the parameter `varying`, the plans with varying counts are proved first. This also proves the plans for equal shares
+    if their steps are the same.
 
     Raises:
         PlanError: as `verify_algorithm`.
