@@ -13,7 +13,7 @@ from support import covering, forked_ranks
 from support.deadlines import DEADLINE_S
 from support.own_processes import children
 
-from unisono.algorithms.catalogue.registry import REGISTERED
+from unisono.algorithms.catalogue.flat import REGISTERED
 from unisono.launchers import process
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -1,4 +1,4 @@
-"""The checks of arguments that all builders share."""
+"""Checks of arguments, which all builders share."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from unisono.errors import UsageError
 
 
 def check_ranks(size: int, rank: int, root: int = 0) -> None:
-    """Check the number of ranks, the rank that a plan is for, and the root.
+    """Check the number of ranks, the rank of the plan, and the root.
 
     Raises:
-        UsageError: `size` is less than 1, or `rank` or `root` is none of 0 … size - 1.
+        UsageError: `size` is less than 1, or `rank` or `root` is not one of 0 … size - 1.
     """
     if size < 1:
-        raise UsageError(f"a plan is for at least one rank, not {size}")
+        raise UsageError(f"the number of ranks is {size}, but must be at least 1")
     for name, value in (("rank", rank), ("root", root)):
         if not 0 <= value < size:
             raise UsageError(f"{name} {value} is out of range: there are {size} ranks")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
-    """Check a parameter, such as a radix of at least 2.
+    """Check a parameter against its least value, such as a radix of at least 2.
 
     Raises:
         UsageError: `value` is less than `least`.
     """
     if value < least:
-        raise UsageError(f"{name} is {value}, and must be at least {least}")
+        raise UsageError(f"{name} is {value}, but must be at least {least}")
 
 
 def needs_even(size: int) -> str | None:
-    """Return None if the number of ranks is even, or what an algorithm that pairs ranks says to it."""
+    """Return None if the number of ranks is even, else the reason why an algorithm that pairs ranks refuses it."""
     return None if size % 2 == 0 else f"it needs an even number of ranks, not {size}"
 
 
 def needs_power_of_two(size: int) -> str | None:
-    """Return None if the number of ranks is a power of two, or what an algorithm that halves them says to it."""
+    """Return None if the number of ranks is a power of two, else the reason why an algorithm refuses it."""
     return None if size & (size - 1) == 0 else f"it needs a number of ranks that is a power of two, not {size}"
 
 
 def check_supported(refusal: str | None) -> None:
-    """Raise a refusal, such as `needs_even(size)`.
+    """Raise a refusal, such as the result of `needs_even(size)`.
 
     Raises:
-        UsageError: there is one.
+        UsageError: `refusal` is not None.
     """
     if refusal:
         raise UsageError(refusal)

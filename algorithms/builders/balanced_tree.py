@@ -1,14 +1,15 @@
 """The canonical order of combination: one balanced binary tree over the ranks, the same for every block.
 
-Neighbouring ranks are combined in pairs, then neighbouring pairs, and so on; what has no neighbour waits for the next
-level. Here every block travels from all ranks to the rank of its number, is combined there in this order and, in an
-allreduce, travels back: the least possible volume. As long as the ranks fit a window, each way is one message latency.
+Neighbouring ranks are combined in pairs, then neighbouring pairs, and so on. A value without a neighbour moves up to
+the next level. Block b travels from all ranks to rank b, which combines the contributions in this order. In an
+allreduce, the result travels back to all ranks. This is the least possible volume. If all ranks fit into one window,
+each way takes one message latency.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, distances, exchange
+from unisono.algorithms.builders.lane_pieces import distances, exchange_with_all, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -30,8 +31,7 @@ from unisono.algorithms.ir.plan import (
 def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce in the canonical order, by two direct exchanges with `window` ranks at a time.
 
-    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is copies of block `rank`, one for
-    each rank.
+    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory. SCRATCH is `size` copies of block `rank`.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -46,15 +46,15 @@ def allreduce_balanced_tree(size: int, rank: int, root: int = 0, window: int = 3
         input=vector,
         output=vector,
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size if size > 1 else 0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
 def reduce_scatter_balanced_tree(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of a reduce-scatter in the canonical order, by a direct exchange with `window` ranks at a time.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT; SCRATCH holds one copy of OUTPUT for each rank.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. SCRATCH is `size` copies of OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -68,13 +68,13 @@ def reduce_scatter_balanced_tree(size: int, rank: int, root: int = 0, varying: b
         input=shares(size, varying),
         output=even(1),
         scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size if size > 1 else 0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
 def _scatter(size: int, rank: int, window: int) -> Lane:
-    """Return the groups that send every rank its block, and receive one's own from all in SCRATCH."""
-    arrive = exchange(
+    """Return the groups that send every rank its block, and receive the rank's own block from all ranks in SCRATCH."""
+    arrive = exchange_with_all(
         size,
         rank,
         window,
@@ -85,9 +85,9 @@ def _scatter(size: int, rank: int, window: int) -> Lane:
 
 
 def _combine(size: int, rank: int, result: Span) -> Lane:
-    """Return a group per level of the tree, which combines all its pairs; the last one leaves the `result`.
+    """Return one group for each level of the tree, which combines all its pairs. The last group writes `result`.
 
-    The partial result of a run of ranks is where the contribution of its first rank was.
+    The partial result of a run of ranks replaces the contribution of its first rank.
     """
     lane: Lane = ()
     for distance in distances(size, 2):
@@ -100,8 +100,8 @@ def _combine(size: int, rank: int, result: Span) -> Lane:
 
 
 def _gather(size: int, rank: int, window: int) -> Lane:
-    """Return the groups that send one's block of the result to all, and receive theirs."""
-    return exchange(
+    """Return the groups that send the rank's block of the result to all ranks, and receive their blocks."""
+    return exchange_with_all(
         size,
         rank,
         window,

@@ -1,10 +1,12 @@
 """Bruck algorithms: every rank exchanges with the ranks at distances 1, k, k², … (k: the radix) and their multiples.
 
-Allgather: a rank that has the blocks of the next d ranks gets those of the d ranks after these from the rank at
-distance d, and so on, at any number of ranks. Alltoall: the block that is to travel a distance i is sent on once for
-each digit of i that is not 0, together with all others that have that digit there.
+Allgather: a rank that has the blocks of the next d ranks receives the blocks of the d ranks after these from the rank
+at distance d, and so on. This works for any number of ranks. Alltoall: a block that must travel a distance i is sent
+once for each non-zero digit of i, to the base k. With radix 2, for example, a block with distance 5 travels 1 in one
+round and 4 in another. One message carries all blocks that have the same digit in the same position.
 
-Both are for short vectors, whose latencies outweigh their bytes: ⌈log_k size⌉ rounds, of k - 1 messages at once each.
+Both suit short vectors, for which latency matters more than volume: they take ⌈log_k size⌉ rounds, with k - 1 messages
+at once in each round.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import distances, share_own
+from unisono.algorithms.builders.lane_pieces import distances, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -33,10 +35,11 @@ from unisono.algorithms.ir.plan import (
 
 
 def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, radix: int = 2) -> Plan:
-    """Return the plan of an allgather in ⌈log_radix size⌉ rounds, at any number of ranks.
+    """Return the plan of an allgather in ⌈log_radix size⌉ rounds, for any number of ranks.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
-    `varying`, by the counts of the ranks. Spans that wrap around the end of OUTPUT spare the rotation of the original.
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
+    `varying`, by the counts of the ranks. The original algorithm rotates the blocks at the end. Here spans wrap around
+    the end of OUTPUT, so no rotation is needed.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
@@ -48,15 +51,17 @@ def allgather_bruck(size: int, rank: int, root: int = 0, varying: bool = False, 
             steps.append(Send((rank - far) % size, output_block(rank, count)))
             steps.append(Recv((rank + far) % size, output_block(rank + far, count)))
         lane += (Group(tuple(steps)),)
-    return Plan("allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(share_own(rank, lane),))
+    return Plan(
+        "allgather", "bruck", size, rank, root, even(1), shares(size, varying), lanes=(with_own_block(rank, lane),)
+    )
 
 
 def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
-    """Return the plan of an alltoall in ⌈log_radix size⌉ rounds, at any number of ranks.
+    """Return the plan of an alltoall in ⌈log_radix size⌉ rounds, for any number of ranks.
 
-    INPUT and OUTPUT are `size` equal blocks, and must not be the same memory; SCRATCH is twice that. Block rank - i of
-    OUTPUT is where the rank keeps, all the time, the block that has a distance of i to travel, because in the end that
-    is the block from rank - i. So the one local permutation is the first copy, which turns the vector around.
+    INPUT and OUTPUT are `size` equal blocks, and must not be the same memory. SCRATCH is twice that. Block rank - i of
+    OUTPUT always holds the block that has a distance of i to travel. At the end, the block that belongs there is the
+    one from rank rank - i. So the first copy, which reverses the vector, is the only local permutation.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
@@ -77,9 +82,9 @@ def alltoall_bruck(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
 
 
 def _hop(size: int, rank: int, distance: int, radix: int) -> Lane:
-    """Return the groups in which the blocks whose digit of weight `distance` is not 0 travel that part of their way.
+    """Return the groups that move the blocks whose digit of weight `distance` is not 0 by that part of their distance.
 
-    What leaves is packed into the first half of SCRATCH, and what arrives is unpacked from the second half.
+    Blocks to send are packed into the first half of SCRATCH. Received blocks are unpacked from the second half.
     """
     pack: Lane = ()
     unpack: Lane = ()
@@ -98,9 +103,10 @@ def _hop(size: int, rank: int, distance: int, radix: int) -> Lane:
 
 
 def _runs(size: int, first: int, length: int, period: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the numbers below `size` that lie in first … first + length - 1, modulo `period`, as runs of neighbours.
+    """Yield the numbers below `size` that, modulo `period`, lie in first … first + length - 1, as runs.
 
-    A run (start, count, times) is start … start + count - 1, and `times` - 1 more of them, each `period` further.
+    A run (start, count, times) is the numbers start … start + count - 1, and `times` - 1 copies of it, each `period`
+    further than the one before.
     """
     full = max(0, (size - first - length) // period + 1)
     if full:

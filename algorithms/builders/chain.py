@@ -1,16 +1,17 @@
-"""Chain algorithms: data flows along all ranks in a row, and over many segments all links of the row are busy at once.
+"""Chain algorithms: data flows along all ranks in a row. With many segments, all links of the row are busy at once.
 
-With S segments, the last rank has everything after p - 2 + S rounds of n / S elements: close to the n elements that any
-algorithm must move, once S is large against the number of ranks p. This is for few ranks and long vectors.
+With S segments, the last rank has all n elements after p - 2 + S rounds of n / S elements each. If S is large compared
+with the number of ranks p, this is close to the n elements that any algorithm must move. So chains suit few ranks and
+long vectors.
 
-Lanes alternate along the row: the k-th link is used by lane k modulo 2, in its only group. A single lane would need a
-group for each link, most of them empty; so a plan is two groups long at any number of ranks.
+Lanes alternate along the row: link k is used by lane k modulo 2, in its only group. A single lane would need one group
+for each link, most of them empty. With two lanes, a plan is two groups long at any number of ranks.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.lane_pieces import alone
+from unisono.algorithms.builders.lane_pieces import single_rank_lane
 from unisono.algorithms.builders.tree import at_root, source_of_broadcast
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -35,8 +36,8 @@ from unisono.algorithms.ir.plan import (
 def broadcast_chain(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a broadcast along the ranks in ascending order from the root, modulo `size`.
 
-    The data is the INPUT of the root, one block; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
-    root copies it there, which executors skip when both are the same memory.
+    The data is the INPUT of the root, one block; the other ranks have no INPUT. Every rank ends with the data in
+    OUTPUT. The root copies it there; executors skip the copy if INPUT and OUTPUT are the same memory.
     """
     check_ranks(size, rank, root)
     position = (rank - root) % size
@@ -54,8 +55,8 @@ def broadcast_chain(size: int, rank: int, root: int = 0) -> Plan:
 def reduce_chain(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a reduce along the ranks in descending order to the root, modulo `size`.
 
-    INPUT, and OUTPUT of the root, are one block each, and may be the same memory; the ranks on the way have as much
-    SCRATCH. Contributions are combined in ascending order from the root, modulo `size`.
+    INPUT and the root's OUTPUT are one block each, and may be the same memory. The ranks inside the chain have one
+    block of SCRATCH. Contributions are combined in ascending order from the root, modulo `size`.
     """
     check_ranks(size, rank, root)
     vector, position = even(1), (rank - root) % size
@@ -69,24 +70,26 @@ def reduce_chain(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector) if 0 < position < size - 1 else Partition(0),
-        lanes=_towards_first(size, rank, position, into) if size > 1 else (alone(),),
+        lanes=_towards_first(size, rank, position, into) if size > 1 else (single_rank_lane(),),
     )
 
 
 def allreduce_chain(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce as a reduce along all ranks to rank 0 and a broadcast back the same way.
 
-    INPUT and OUTPUT are one block each, and may be the same memory; there is no SCRATCH. Contributions are combined in
-    ascending order. Two lanes carry the one and two the other, so that the broadcast overlaps with the reduce.
+    INPUT and OUTPUT are one block each, and may be the same memory. There is no SCRATCH. Contributions are combined in
+    ascending order. Two lanes carry the reduce and two the broadcast, so that both overlap.
     """
     check_ranks(size, rank, root)
     vector = even(1)
     lanes = (*_towards_first(size, rank, rank, output_block()), *_back(size, rank))
-    return Plan("allreduce", "chain", size, rank, root, vector, vector, lanes=lanes if size > 1 else (alone(),))
+    return Plan(
+        "allreduce", "chain", size, rank, root, vector, vector, lanes=lanes if size > 1 else (single_rank_lane(),)
+    )
 
 
 def _towards_first(size: int, rank: int, position: int, into: Span) -> tuple[Lane, Lane]:
-    """Return the lanes with which partial results travel to the rank at position 0, which lowers."""
+    """Return the two lanes that carry partial results to the rank at position 0, which lowers the result."""
     lanes: list[Lane] = [(), ()]
     is_last = position == size - 1
     if not is_last:
@@ -99,11 +102,11 @@ def _towards_first(size: int, rank: int, position: int, into: Span) -> tuple[Lan
 
 
 def _back(size: int, rank: int) -> tuple[Lane, Lane]:
-    """Return the lanes, the third and the fourth, with which the result of rank 0 travels to all others."""
+    """Return the two lanes, number 2 and 3 of the plan, that carry the result of rank 0 to all other ranks."""
     lanes: list[Lane] = [(), ()]
     before, here = (rank - 1) % 2, rank % 2
     if rank:
-        # OUTPUT holds the partial result until that has left.
+        # OUTPUT holds the partial result until the reduce has sent it.
         lanes[before] = (Group((Recv(rank - 1, output_block()),), after=((before, 0),)),)
     if rank < size - 1:
         lanes[here] = (Group((Send(rank + 1, output_block()),), after=((2 + before if rank else here, 0),)),)

@@ -1,10 +1,13 @@
-"""Circulant graphs: every rank talks to the ranks at a few distances, about half as far each time, at any size.
+"""Circulant graphs: every rank talks to ranks at a few distances, each about half of the one before.
 
-In the reduce-scatter, a rank holds partial results of the blocks of its own rank and of those after it: first of all p
-blocks, then of ⌈p/2⌉, of half of these, and so on. In each round it sends the further half to the rank that the first
-of them is about, and combines what it receives with the nearer half. After ⌈log2 p⌉ rounds, of any number of ranks, it
-has the result of its own block. The allgather is the same exchanges backwards. Both move the least possible volume, and
-none of the ranks stands aside.
+In the reduce-scatter, a rank holds partial results of the blocks of its own rank and of the ranks after it: p blocks at
+first, then half of them, rounded up, and so on. In each round it sends the far half of them. The receiver is the rank
+with the number of the first block of that half. The rank combines the blocks that it receives with the near half. Of 7
+ranks, for example, a rank holds 7, 4, 2 and 1 blocks, and sends to the ranks 4, 2 and 1 after it. After ⌈log2 p⌉ rounds
+it has the result of its own block.
+
+The allgather is the same exchanges backwards. Both work for any number of ranks with all ranks active, and move the
+least possible volume.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unisono.algorithms.builders.arguments import check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, share_own
+from unisono.algorithms.builders.lane_pieces import single_rank_lane, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -36,8 +39,8 @@ from unisono.algorithms.ir.plan import (
 def allreduce_circulant(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce as reduce-scatter and allgather on a circulant graph, for any number of ranks.
 
-    INPUT and OUTPUT are cut into `size` blocks and may be the same memory; there is no SCRATCH. Each block is combined
-    once, in an order that depends on the block, so that all ranks get the same bits.
+    INPUT and OUTPUT are cut into `size` blocks and may be the same memory. There is no SCRATCH. Each block is combined
+    by one rank, in an order that depends on the block, so all ranks get the same bits.
     """
     check_ranks(size, rank, root)
     combine = _reduce_scatter(size, rank, Buffer.OUTPUT, output_block(rank))
@@ -56,8 +59,8 @@ def allreduce_circulant(size: int, rank: int, root: int = 0) -> Plan:
 def reduce_scatter_circulant(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
     """Return the plan of a reduce-scatter on a circulant graph, for any number of ranks.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT. SCRATCH is like INPUT.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. SCRATCH is like INPUT.
     """
     check_ranks(size, rank, root)
     vector = shares(size, varying)
@@ -77,16 +80,16 @@ def reduce_scatter_circulant(size: int, rank: int, root: int = 0, varying: bool 
 def allgather_circulant(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
     """Return the plan of an allgather on a circulant graph, for any number of ranks.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
-    lane = share_own(rank, _allgather(size, rank))
+    lane = with_own_block(rank, _allgather(size, rank))
     return Plan("allgather", "circulant", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _halvings(size: int) -> Iterator[tuple[int, int]]:
-    """Yield, for each round of the reduce-scatter, how many blocks a rank holds before and after it."""
+    """Yield, for each round of the reduce-scatter, the number of blocks that a rank holds before it and after it."""
     held = size
     while held > 1:
         kept = (held + 1) // 2
@@ -96,7 +99,7 @@ def _halvings(size: int) -> Iterator[tuple[int, int]]:
 
 def _reduce_scatter(size: int, rank: int, partial: Buffer, result: Span) -> Lane:
     """Return the rounds that leave the result of block `rank` in `result`, with partial results in `partial`."""
-    lane: Lane = () if size > 1 else alone()
+    lane: Lane = () if size > 1 else single_rank_lane()
     current = Buffer.INPUT
     for held, kept in _halvings(size):
         moved = held - kept
@@ -104,7 +107,7 @@ def _reduce_scatter(size: int, rank: int, partial: Buffer, result: Span) -> Lane
         into = Span(partial, rank, moved) if kept > 1 else result
         steps: list[Step] = [send, RecvReduce((rank - kept) % size, into, Span(current, rank, moved), lower=kept == 1)]
         if current is Buffer.INPUT and moved < kept:
-            # Nothing arrives for the last block that is kept; it joins the others, so that one span names them all.
+            # Nothing arrives for the last block that is kept. Copy it to the others, so that one span names them all.
             steps.append(Copy(Span(partial, rank + moved), input_block(rank + moved)))
         lane = (*lane, Group(tuple(steps)))
         current = partial
@@ -112,7 +115,7 @@ def _reduce_scatter(size: int, rank: int, partial: Buffer, result: Span) -> Lane
 
 
 def _allgather(size: int, rank: int) -> Lane:
-    """Return the rounds that carry block `rank` of every rank's OUTPUT to all others."""
+    """Return the rounds that carry block `rank` of every rank's OUTPUT to all other ranks."""
     return tuple(
         Group(
             (

@@ -1,16 +1,14 @@
-"""Direct exchange: every rank sends what it has to every other rank, and each makes the whole result itself.
+"""Direct exchange: every rank sends its data to every other rank, and each rank computes the whole result itself.
 
-Allreduce: one rounding whatever the dtype, because a single n-ary `Reduce` combines all contributions in ascending rank
-order, and one message latency as long as the ranks fit a window. The volume grows with the number of ranks, so this is
-for vectors whose latency outweighs their bytes, and for results that must not depend on anything but the ranks.
-Reduce-scatter combines in the same way, and has the least possible volume, as has allgather. With a window of ranks at
-a time, none of them is flooded.
-
-All pairs: a reduce-scatter, whose results then travel to all ranks, or to the root: the one rounding at the volume that
-an allreduce must have, and at that of a reduce up a tree.
-
-Barrier: a token to every other rank. Where ranks share cores, what a barrier takes is mostly how often these change
-hands, and nobody waits here for anybody but those who have not come yet.
+- Allreduce: a single `Reduce` combines all contributions in ascending order of ranks, so the result is rounded once for
+  any dtype. It takes one message latency if all ranks fit into one window. The volume grows with the number of ranks.
+  So it suits short vectors, and results that must depend on nothing but the contributions.
+- Reduce-scatter: it combines in the same way. Its volume, like the volume of the allgather, is the least possible. Only
+  a window of ranks sends to a rank at a time, so no rank is flooded.
+- All pairs: a reduce-scatter, followed by messages with the results to all ranks or to the root. It rounds once, too.
+  The allreduce has the least possible volume. The reduce has the same volume as a reduce up a tree.
+- Barrier: a token to every other rank. If ranks share cores, the time of a barrier is mostly the time of switching
+  between ranks. Here each rank waits only for ranks that have not come yet.
 """
 
 from __future__ import annotations
@@ -18,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, exchange, idle, in_windows, place_own
+from unisono.algorithms.builders.lane_pieces import (
+    copy_own_block,
+    empty_groups,
+    exchange_with_all,
+    in_windows,
+    single_rank_lane,
+)
 from unisono.algorithms.ir.plan import (
     Buffer,
     Group,
@@ -42,12 +46,12 @@ from unisono.algorithms.ir.plan import (
 def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce by direct exchange, with `window` ranks at a time.
 
-    INPUT and OUTPUT are one block each and may be the same memory; SCRATCH holds one copy of INPUT for each other rank,
-    in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
+    INPUT and OUTPUT are one block each and may be the same memory. SCRATCH holds one copy of INPUT for each other rank,
+    in ascending order of ranks. All ranks get the same bits, rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    arrive = exchange(size, rank, window, lambda distance: input_block(), _copies(rank, window))
+    arrive = exchange_with_all(size, rank, window, lambda distance: input_block(), _copies(rank, window))
     vector = even(1)
     return Plan(
         collective="allreduce",
@@ -58,16 +62,16 @@ def allreduce_direct(size: int, rank: int, root: int = 0, window: int = 32) -> P
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=size - 1),
-        lanes=((*arrive, _combine(size, rank, input_block(), output_block())) if size > 1 else alone(),),
+        lanes=((*arrive, _combine(size, rank, input_block(), output_block())) if size > 1 else single_rank_lane(),),
     )
 
 
 def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of a reduce-scatter by direct exchange, with `window` ranks at a time.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT; SCRATCH holds one copy of OUTPUT for each other rank, in ascending rank order. Contributions are
-    combined at once and in that order.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. SCRATCH holds one copy of OUTPUT for each other rank, in ascending order of ranks.
+    Contributions are combined in one step and in that order.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -80,20 +84,20 @@ def reduce_scatter_direct(size: int, rank: int, root: int = 0, varying: bool = F
         input=shares(size, varying),
         output=even(1),
         scratch=scratch_like(Buffer.OUTPUT, even(1), copies=size - 1),
-        lanes=(_combined(size, rank, window, output_block()) if size > 1 else alone(),),
+        lanes=(_combined(size, rank, window, output_block()) if size > 1 else single_rank_lane(),),
     )
 
 
 def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an allreduce by two direct exchanges, with `window` ranks at a time.
 
-    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory; SCRATCH is copies of block `rank`, one for
-    each other rank, in ascending rank order. The result is the same on all ranks to the bit, and rounded once.
+    INPUT and OUTPUT are cut into `size` blocks, and may be the same memory. SCRATCH holds one copy of block `rank` for
+    each other rank, in ascending order of ranks. All ranks get the same bits, rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
     vector = even(size)
-    gather = exchange(
+    gather = exchange_with_all(
         size,
         rank,
         window,
@@ -109,14 +113,14 @@ def allreduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -
         input=vector,
         output=vector,
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
-        lanes=((*_combined(size, rank, window, output_block(rank)), *gather) if size > 1 else alone(),),
+        lanes=((*_combined(size, rank, window, output_block(rank)), *gather) if size > 1 else single_rank_lane(),),
     )
 
 
 def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a reduce by a direct exchange, after which all send their blocks to the root.
+    """Return the plan of a reduce by a direct exchange, after which all ranks send their blocks to the root.
 
-    The buffers are those of `allreduce_all_pairs`, but that only the root has an OUTPUT. The result is rounded once.
+    Buffers are as in `allreduce_all_pairs`, except that only the root has an OUTPUT. The result is rounded once.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -131,34 +135,34 @@ def reduce_all_pairs(size: int, rank: int, root: int = 0, window: int = 32) -> P
         input=vector,
         output=vector if rank == root else Partition(0),
         scratch=scratch_like_block(Buffer.INPUT, vector, rank, copies=size - 1),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
 def allgather_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of an allgather by direct exchange, with `window` ranks at a time.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    lane = exchange(
+    lane = exchange_with_all(
         size,
         rank,
         window,
         sent=lambda distance: input_block(),
         received=lambda distance: output_block(rank - distance, advance=-window),
-        own=place_own(rank).steps,
+        own=copy_own_block(rank).steps,
     )
     return Plan("allgather", "direct", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a barrier by direct exchange, with `window` ranks at a time: none ends before all have begun.
+    """Return the plan of a barrier by direct exchange, with `window` ranks at a time.
 
-    INPUT is a token of one element, of any value, which the executor provides; SCRATCH receives those of all others;
-    there is no OUTPUT.
+    No rank ends before all have begun. INPUT is a token of one element with any value, which the executor provides.
+    SCRATCH receives the tokens of the other ranks. There is no OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -172,34 +176,34 @@ def barrier_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Pla
         input=token,
         output=Partition(0),
         scratch=scratch_like(Buffer.INPUT, token, copies=size - 1),
-        lanes=(exchange(size, rank, window, lambda distance: input_block(), _copies(rank, window)),),
+        lanes=(exchange_with_all(size, rank, window, lambda distance: input_block(), _copies(rank, window)),),
     )
 
 
 def _copies(rank: int, window: int) -> Callable[[int], Span]:
-    """Return where what comes from each distance before a rank is received: in the copy of SCRATCH for that rank.
+    """Return the function from a distance to the copy in SCRATCH that receives from the rank that far before this rank.
 
-    A rank keeps no copy of its own, so the copies are counted modulo one less than the ranks.
+    A rank has no copy for itself, so copies are counted modulo `size` - 1.
     """
     return lambda distance: scratch_block(rank - distance, advance=-window)
 
 
 def _combine(size: int, rank: int, own: Span, result: Span) -> Group:
-    """Return the group that combines all contributions, of which `own` is this rank's, in the order of ranks."""
+    """Return the group that combines all contributions in the order of ranks; `own` is this rank's contribution."""
     before, after = (tuple(map(scratch_block, copies)) for copies in (range(rank), range(rank, size - 1)))
     return Group((Reduce(result, (*before, own, *after), lower=True),))
 
 
 def _combined(size: int, rank: int, window: int, result: Span) -> Lane:
-    """Return the groups that send every rank its block, receive one's own from all, and combine it into `result`."""
-    arrive = exchange(
+    """Return the groups that send every rank its block, receive the rank's own block, and combine it into `result`."""
+    arrive = exchange_with_all(
         size, rank, window, lambda distance: input_block(rank + distance, advance=window), _copies(rank, window)
     )
     return (*arrive, _combine(size, rank, input_block(rank), result))
 
 
 def _to_root(size: int, rank: int, root: int, window: int, own: Span) -> Lane:
-    """Return the groups in which the root receives the blocks of all others, and each of them sends its `own`."""
+    """Return the groups in which the root receives the blocks of all other ranks, and each of them sends `own`."""
 
     def batch(first: int, number: int) -> Group:
         sources = range(root + 1 + first, root + 1 + first + number)
@@ -207,4 +211,4 @@ def _to_root(size: int, rank: int, root: int, window: int, own: Span) -> Lane:
 
     if rank == root:
         return in_windows(size - 1, window, batch)
-    return (*idle(((rank - root) % size - 1) // window), Group((Send(root, own),)))
+    return (*empty_groups(((rank - root) % size - 1) // window), Group((Send(root, own),)))

@@ -1,7 +1,7 @@
-"""Dissemination: in round i every rank tells k - 1 others that it, and all it has heard of, have come.
+"""Dissemination: in round i, every rank sends a token to k - 1 ranks. The token stands for all ranks it has heard from.
 
-The others are k^i, 2·k^i, … ranks further, where k is the radix; after ⌈log_k size⌉ rounds all have heard of all. No
-rank is special, and no number of ranks is.
+The k - 1 ranks are k^i, 2·k^i, … ranks further, where k is the radix. After ⌈log_k size⌉ rounds every rank has heard
+from all others, directly or through others. All ranks do the same, and any number of ranks works.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from unisono.algorithms.ir.plan import (
 def barrier_dissemination(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
     """Return the plan of a barrier: no rank ends before every rank has begun.
 
-    A message needs a byte to be sent at all, so INPUT is a token of one element, of any value, which the executor
-    provides; SCRATCH receives the radix - 1 tokens of a round; there is no OUTPUT.
+    INPUT is a token of one element with any value, which the executor provides, because a message of zero bytes is not
+    sent. SCRATCH receives the radix - 1 tokens of a round. There is no OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)

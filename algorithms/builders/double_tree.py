@@ -1,9 +1,9 @@
 """Double binary tree: two binary trees over the same ranks, each for one half of the vector.
 
-A rank inside a binary tree moves three vectors while a leaf moves one, so a single tree leaves half of the links idle.
-The leaves of an in-order tree are its even positions. In the second tree all ranks are shifted by one position, so that
-nobody is inside of both: every rank moves about two vectors, and the depth is logarithmic. In many segments, this has
-the bandwidth of a chain with the latency of a tree. Reference: Sanders, Speck, Träff 2009.
+An inner rank of a binary tree moves three vectors while a leaf moves one. So a single tree leaves half of the links
+idle. The leaves of an in-order tree are its even positions. In the second tree all ranks are shifted by one position,
+so that no rank is an inner rank in both trees. Every rank then moves about two vectors, and the depth is logarithmic.
+With many segments, this has the bandwidth of a chain and the latency of a tree. Reference: Sanders, Speck, Träff 2009.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.builders.in_order_tree import (
-    Place,
+    TreeLayout,
+    broadcast_down,
     hang,
     in_order_height,
     in_order_node,
     in_order_top,
     reduce_up,
-    tell_down,
 )
-from unisono.algorithms.builders.lane_pieces import alone, at_groups
+from unisono.algorithms.builders.lane_pieces import lane_from_steps, single_rank_lane
 from unisono.algorithms.builders.tree import Links, Node, at_root, flow_down, source_of_broadcast
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -38,8 +38,8 @@ _TREES = 2
 def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce up and down two binary trees, for any number of ranks.
 
-    INPUT and OUTPUT are two blocks each, one per tree and lane, and may be the same memory; SCRATCH holds what comes
-    from the ranks below.
+    INPUT and OUTPUT are two blocks each, one for each tree and lane, and may be the same memory. SCRATCH holds the
+    messages from the ranks below.
     """
     check_ranks(size, rank, root)
     height = in_order_height(size)
@@ -47,8 +47,10 @@ def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     def lane(tree: int) -> Lane:
         position = (rank + tree) % size
         node = in_order_node(size, position)
-        place = Place(output_block(tree), tree, _TREES, lambda other: (other - tree) % size)
-        return at_groups({**reduce_up(node, position, height, place), **tell_down(node, 2 * height, place)})
+        layout = TreeLayout(output_block(tree), tree, _TREES, lambda other: (other - tree) % size)
+        return lane_from_steps(
+            {**reduce_up(node, position, height, layout), **broadcast_down(node, 2 * height, layout)}
+        )
 
     vector = even(_TREES)
     return Plan(
@@ -60,15 +62,15 @@ def allreduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
-        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (single_rank_lane(_TREES),),
     )
 
 
 def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a reduce up two binary trees of the other ranks, whose tops send to the root.
 
-    INPUT, and OUTPUT of the root, are two blocks each, one per tree and lane, and may be the same memory; SCRATCH holds
-    what comes from the ranks below.
+    INPUT and the root's OUTPUT are two blocks each, one for each tree and lane, and may be the same memory. SCRATCH
+    holds the messages from the ranks below.
     """
     check_ranks(size, rank, root)
     height = in_order_height(size - 1) + 1
@@ -76,7 +78,7 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
     def lane(tree: int) -> Lane:
         position, node, rank_at = _under_root(size, rank, root, tree)
         partial = Span(Buffer.OUTPUT if rank == root else Buffer.SCRATCH, tree)
-        return at_groups(reduce_up(node, position, height, Place(partial, tree, _TREES, rank_at)))
+        return lane_from_steps(reduce_up(node, position, height, TreeLayout(partial, tree, _TREES, rank_at)))
 
     vector = even(_TREES)
     return Plan(
@@ -88,15 +90,15 @@ def reduce_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector, copies=2 if size > 1 else 0),
-        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (alone(_TREES),),
+        lanes=tuple(lane(tree) for tree in range(_TREES)) if size > 1 else (single_rank_lane(_TREES),),
     )
 
 
 def broadcast_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast down two binary trees of the other ranks, which have the root on top.
+    """Return the plan of a broadcast down two binary trees of the other ranks, with the root above both.
 
-    The data is the INPUT of the root, two blocks; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
-    root copies it there, which executors skip when both are the same memory.
+    The data is the INPUT of the root, two blocks; the other ranks have no INPUT. Every rank ends with the data in
+    OUTPUT. The root copies it there; executors skip the copy if INPUT and OUTPUT are the same memory.
     """
     check_ranks(size, rank, root)
 
@@ -117,9 +119,9 @@ def broadcast_double_binary_tree(size: int, rank: int, root: int = 0) -> Plan:
 
 
 def _under_root(size: int, rank: int, root: int, tree: int) -> tuple[int, Node, Callable[[int], int]]:
-    """Return a rank's position in one of the two trees with the root on top, its node, and the rank at each position.
+    """Return a rank's position in a tree below the root, its node, and the function from positions to ranks.
 
-    The other ranks are the members of the trees, in order after the root, modulo `size`; the position of the root comes
+    The members of the tree are the other ranks, in order after the root, modulo `size`. The position of the root comes
     after theirs.
     """
     others = size - 1

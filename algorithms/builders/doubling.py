@@ -1,19 +1,19 @@
-"""Recursive doubling: in each round, pairs of ranks exchange all they have, and the distance of the pairs doubles.
+"""Recursive doubling: in each round, pairs of ranks exchange all their data, and the distance of the pairs doubles.
 
-After ⌊log2 size⌋ rounds every rank has everything, so this is for short vectors. Of a number of ranks that is not a
-power of two, the first ranks are *folded*: rank 2i hands its contribution to rank 2i + 1, stands aside, and gets the
-result back at the end.
+After ⌊log2 size⌋ rounds every rank has everything, so this suits short vectors. If the number of ranks is not a power
+of two, the first ranks are *folded* in pairs. Rank 2i sends its contribution to rank 2i + 1, stands aside, and receives
+the result at the end.
 
 Partial results alternate between SCRATCH and OUTPUT, because the source of a `Send` must not be written before its
-group ends. The lower rank's operand always comes first: both partners then compute the same bits, and the ranks behind
-a partial result are always consecutive, so that the operation need not be commutative.
+group ends. The lower rank's operand always comes first. So both partners compute the same bits, and a partial result
+always covers consecutive ranks. The operation therefore need not be commutative.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported, needs_power_of_two
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import idle, share_own
+from unisono.algorithms.builders.lane_pieces import empty_groups, with_own_block
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -38,8 +38,8 @@ from unisono.algorithms.ir.plan import (
 def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce by recursive doubling, for any number of ranks.
 
-    INPUT, OUTPUT and (in the ranks that are not folded) SCRATCH are one block each; INPUT and OUTPUT may be the same
-    memory. The order of combination is a tree over the ranks in ascending order, the same for all ranks.
+    INPUT and OUTPUT are one block each, and may be the same memory. Ranks that do not stand aside have one block of
+    SCRATCH. The order of combination is a tree over the ranks in ascending order, the same for all ranks.
     """
     check_ranks(size, rank, root)
     folding = fold(size)
@@ -61,20 +61,20 @@ def allreduce_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
 def allgather_recursive_doubling(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
     """Return the plan of an allgather by recursive doubling, for a number of ranks that is a power of two.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks.
 
     Raises:
-        UsageError: `size` is no power of two.
+        UsageError: `size` is not a power of two.
     """
     check_ranks(size, rank, root)
     check_supported(needs_power_of_two(size))
-    lane = share_own(rank, allgather_lane(size, rank))
+    lane = with_own_block(rank, allgather_lane(size, rank))
     return Plan("allgather", "recursive_doubling", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def allgather_lane(size: int, rank: int) -> Lane:
-    """Return log2 size groups that carry block `rank` of every rank's OUTPUT to all others."""
+    """Return log2 size groups that carry block `rank` of every rank's OUTPUT to all other ranks."""
     lane: Lane = ()
     for round_ in range(size.bit_length() - 1):
         count = 1 << round_
@@ -84,14 +84,14 @@ def allgather_lane(size: int, rank: int) -> Lane:
 
 
 def _aside_lane(rank: int, folding: Folding) -> Lane:
-    """Return the lane of a rank that stands aside: it hands over its contribution, and is told the result."""
+    """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
     leader = folding.leader(folding.position(rank))
     give, take = Send(leader, input_block()), Recv(leader, output_block())
-    return (Group((give,)), *idle(folding.rounds), Group((take,)))
+    return (Group((give,)), *empty_groups(folding.rounds), Group((take,)))
 
 
 def _leading_lane(rank: int, folding: Folding) -> Lane:
-    """Return the lane of a rank that takes part in the rounds: fold, exchange, hand the result back."""
+    """Return the lane of a rank that takes part in the rounds: fold, exchange, send the result back."""
     position, aside = folding.position(rank), folding.aside(rank)
     partners = [folding.leader(position ^ (1 << round_)) for round_ in range(folding.rounds)]
     current, lane = input_block(), list[Group]()
@@ -105,12 +105,12 @@ def _leading_lane(rank: int, folding: Folding) -> Lane:
         current = combine.dst
     finish: list[Step] = [Send(other, current) for other in aside]
     if current.buffer is not Buffer.OUTPUT:
-        # A single rank has combined nothing, so the copy is its only chance to lower.
+        # With a single rank no step combines, so the copy must lower.
         finish.append(Copy(output_block(), current, lower=not partners))
     return (*lane, Group(tuple(finish))) if finish else tuple(lane)
 
 
 def _combine(rank: int, partner: int, current: Span, *, lower: bool) -> RecvReduce:
-    """Return the step that combines `current` with what `partner` sends, into the buffer that `current` is not in."""
+    """Return the step that receives from `partner`, combines with `current`, and writes to the other buffer."""
     target = output_block() if current.buffer is Buffer.SCRATCH else scratch_block()
     return RecvReduce(partner, target, current, received_first=partner < rank, lower=lower)

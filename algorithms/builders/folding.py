@@ -1,8 +1,10 @@
 """Folding: how algorithms for a power of some radix run on any number of ranks.
 
-The ranks are laid on the largest power of the radix that is not above their number, as near-equal runs of consecutive
-ranks, one per *position*. The last rank of each run *leads* it: the others hand it their contributions, stand aside,
-and are told the result. As runs are consecutive, their contributions can be combined in the order of ranks.
+Let P be the largest power of the radix that is at most the number of ranks. The ranks are split into P nearly equal
+runs of consecutive ranks, one for each *position*. With radix 2, for example, 6 ranks are split into the runs 0–1, 2–3,
+4 and 5. The last rank of a run *leads* it. The other ranks of the run send their contributions to the leader, stand
+aside, and receive the result from it. Because runs are consecutive, contributions can be combined in the order of
+ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from unisono.records import record
 
 @record
 class Folding:
-    """`size` ranks on positions = radix ** rounds positions.
+    """`size` ranks folded onto positions = radix ** rounds positions.
 
     Attributes:
-        root: leads its run if it is given, so that a result at the root needs no further message.
+        root: if not None, the root leads its run, so that the result arrives there without another message.
     """
 
     size: int
@@ -42,21 +44,21 @@ class Folding:
         return rank // (length + 1) if beyond < 0 else longer + beyond // length
 
     def leader(self, position: int) -> int:
-        """Return the rank that takes part for all at a position."""
+        """Return the rank that takes part in the rounds for a position."""
         run = self.run(position)
         return self.root if self.root is not None and self.root in run else run[-1]
 
     def leads(self, rank: int) -> bool:
-        """Return whether a rank takes part itself."""
+        """Return whether a rank takes part in the rounds."""
         return self.leader(self.position(rank)) == rank
 
     def aside(self, rank: int) -> list[int]:
-        """Return the ranks that stand aside for the leader `rank`, ascending."""
+        """Return the ranks that stand aside for the leader `rank`, in ascending order."""
         return [other for other in self.run(self.position(rank)) if other != rank]
 
 
 def fold(size: int, radix: int = 2, root: int | None = None) -> Folding:
-    """Return the folding of `size` ranks on the largest power of `radix` that is not above it."""
+    """Return the folding of `size` ranks onto the largest power of `radix` that is at most `size`."""
     rounds, positions = 0, 1
     while positions * radix <= size:
         rounds, positions = rounds + 1, positions * radix

@@ -1,11 +1,11 @@
-"""Gather and scatter: the blocks of all ranks to the root, or from it.
+"""Gather and scatter: the blocks of all ranks travel to the root, or from it.
 
-Linear: the root exchanges with every rank itself, a window of them at a time. Binomial: the ranks form a binomial tree
-in which the rank at a *position* q (counted from the root) heads the ranks from q up to q plus the lowest bit of q, so
-that what a rank hands up or gets from above is one run of blocks, which wraps around the end of the vector.
+Linear: the root exchanges a message with every rank, a window of them at a time. Binomial: the ranks form a binomial
+tree. A rank at *position* q, counted from the root, heads the ranks from q up to q plus the lowest set bit of q. So the
+blocks that it passes up or receives from above are one run, which wraps around the end of the vector.
 
-A rank that heads others holds the blocks of all of them in SCRATCH. With counts per rank, SCRATCH is cut like the whole
-vector, of which such a rank touches no more than the blocks of those that it heads.
+A rank that heads other ranks holds the blocks of all of them in SCRATCH. With counts per rank, SCRATCH is cut like the
+whole vector, and the rank uses only the blocks of the ranks that it heads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import idle, in_windows
+from unisono.algorithms.builders.lane_pieces import empty_groups, in_windows
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -39,8 +39,8 @@ from unisono.algorithms.ir.plan import (
 def gather_linear(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of a gather in which the root receives from `window` ranks at a time.
 
-    INPUT is one block. OUTPUT, in the root alone, is `size` blocks: equal ones or, if `varying`, by the counts of the
-    ranks; INPUT of the root may be the memory of its block.
+    INPUT is one block. Only the root has an OUTPUT: `size` blocks, equal ones or, if `varying`, by the counts of the
+    ranks. The root's INPUT may be the memory of its block of OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -59,8 +59,8 @@ def gather_linear(size: int, rank: int, root: int = 0, varying: bool = False, wi
 def scatter_linear(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
     """Return the plan of a scatter in which the root sends to `window` ranks at a time.
 
-    INPUT, in the root alone, is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one
-    block; that of the root may be the memory of its block of INPUT.
+    Only the root has an INPUT: `size` blocks, equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one
+    block. The root's OUTPUT may be the memory of its block of INPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -77,8 +77,8 @@ def scatter_linear(size: int, rank: int, root: int = 0, varying: bool = False, w
 
 
 def _in_turn(size: int, rank: int, root: int, window: int, step: Step) -> Lane:
-    """Return the lane of a rank that has one message to exchange with the root, in the root's window for it."""
-    return (*idle(((rank - root) % size - 1) // window), Group((step,)))
+    """Return the lane of a rank whose only step is a message with the root, in the group of the root's window."""
+    return (*empty_groups(((rank - root) % size - 1) // window), Group((step,)))
 
 
 def _at_root(size: int, rank: int, root: int, varying: bool) -> Partition:
@@ -89,7 +89,7 @@ def _at_root(size: int, rank: int, root: int, varying: bool) -> Partition:
 
 
 def gather_binomial(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of a gather up a binomial tree in ⌈log2 size⌉ rounds; buffers as in the linear one."""
+    """Return the plan of a gather up a binomial tree in ⌈log2 size⌉ rounds. Buffers are as in `gather_linear`."""
     check_ranks(size, rank, root)
     own = _own_block(size, rank, root, varying, at_root=Buffer.OUTPUT, at_leaf=Buffer.INPUT)
     keep = Group(() if own == input_block() else (Copy(own, input_block()),))
@@ -107,7 +107,7 @@ def gather_binomial(size: int, rank: int, root: int = 0, varying: bool = False) 
 
 
 def scatter_binomial(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of a scatter down a binomial tree in ⌈log2 size⌉ rounds; buffers as in the linear one."""
+    """Return the plan of a scatter down a binomial tree in ⌈log2 size⌉ rounds. Buffers are as in `scatter_linear`."""
     check_ranks(size, rank, root)
     own = _own_block(size, rank, root, varying, at_root=Buffer.INPUT, at_leaf=Buffer.OUTPUT)
     keep = Group(() if own == output_block() else (Copy(output_block(), own),))
@@ -127,7 +127,7 @@ def scatter_binomial(size: int, rank: int, root: int = 0, varying: bool = False)
 def gather_lane(size: int, rank: int, root: int, own: Span) -> Lane:
     """Return ⌈log2 size⌉ groups that carry the blocks of all ranks up a binomial tree to the root.
 
-    `own` is where the rank has its own block; after it, it collects the blocks of the other ranks that it heads.
+    `own` is the rank's own block. The rank collects the blocks of the ranks that it heads after it.
     """
     lane: Lane = ()
     for peer, first, count in _links(size, rank, root):
@@ -146,10 +146,10 @@ def scatter_lane(size: int, rank: int, root: int, own: Span) -> Lane:
 
 
 def _links(size: int, rank: int, root: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (peer, first, count) for each round of a gather: the blocks that the rank and its peer exchange.
+    """Yield (peer, first, count) for each round of a gather: the peer, and the blocks that the two ranks exchange.
 
-    `first` is their distance from the rank's own block: 0 for the peer above it, which gets all that the rank has. In a
-    round in which the rank has nothing to do, `count` is 0.
+    `first` is the distance of the blocks from the rank's own block. It is 0 for the peer above, which receives all
+    blocks that the rank has. `count` is 0 in a round in which the rank has nothing to do.
     """
     position = (rank - root) % size
     for bit in range((size - 1).bit_length()):
@@ -162,13 +162,13 @@ def _links(size: int, rank: int, root: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _headed(size: int, rank: int, root: int) -> int:
-    """Return how many ranks, itself included, a rank heads in the binomial tree."""
+    """Return how many ranks, including itself, a rank heads in the binomial tree."""
     position = (rank - root) % size
     return min(position & -position or size, size - position)
 
 
 def _own_block(size: int, rank: int, root: int, varying: bool, *, at_root: Buffer, at_leaf: Buffer) -> Span:
-    """Return where a rank has its own block, with those of the ranks that it heads after it."""
+    """Return the span of a rank's own block; the blocks of the ranks that it heads lie after it."""
     if rank == root:
         return Span(at_root, rank)
     if _headed(size, rank, root) == 1:
@@ -177,7 +177,7 @@ def _own_block(size: int, rank: int, root: int, varying: bool, *, at_root: Buffe
 
 
 def _scratch(size: int, rank: int, root: int, varying: bool, *, own: Span, share: Buffer) -> Partition:
-    """Return the partition of SCRATCH, if the rank has its blocks there; `share` is the buffer of one block."""
+    """Return the partition of SCRATCH if the rank keeps its blocks there. `share` is the buffer of one block."""
     if own.buffer is not Buffer.SCRATCH:
         return Partition(0)
     if varying:

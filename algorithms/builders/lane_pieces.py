@@ -1,4 +1,4 @@
-"""Pieces of lanes that builders of several files use."""
+"""Pieces of lanes, which several builders share."""
 
 from __future__ import annotations
 
@@ -19,64 +19,65 @@ from unisono.algorithms.ir.plan import (
 
 
 def distances(size: int, radix: int) -> Iterator[int]:
-    """Yield 1, k, k², … below `size`, where k is the radix: the distances that logarithmic algorithms cover."""
+    """Yield 1, k, k², … below `size`, where k is the radix: the distances of an algorithm with logarithmic depth."""
     distance = 1
     while distance < size:
         yield distance
         distance *= radix
 
 
-def idle(groups: int) -> Lane:
-    """Return `groups` empty groups, which keep the numbers of the groups that follow in step with other ranks."""
+def empty_groups(groups: int) -> Lane:
+    """Return `groups` empty groups, which keep the following groups' numbers equal to those of other ranks."""
     return (Repeat(groups, (Group(()),)),) if groups > 0 else ()
 
 
-def alone(blocks: int = 1) -> Lane:
-    """Return the lane of a single rank in a reduction: its contribution, lowered, is the result."""
+def single_rank_lane(blocks: int = 1) -> Lane:
+    """Return the lane of a reduction with a single rank: its contribution, lowered, is the result."""
     return (Group((Copy(output_block(0, count=blocks), input_block(0, count=blocks), lower=True),)),)
 
 
-def at_groups(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
-    """Return the lane whose group number g has `steps[g]`, with empty groups where there are none."""
+def lane_from_steps(steps: Mapping[int, tuple[Step, ...]]) -> Lane:
+    """Return the lane whose group number g has the steps `steps[g]`, and is empty if `steps` has no g."""
     lane: Lane = ()
     following = 0
     for number in sorted(steps):
-        lane = (*lane, *idle(number - following), Group(steps[number]))
+        lane = (*lane, *empty_groups(number - following), Group(steps[number]))
         following = number + 1
     return lane
 
 
-def place_own(rank: int) -> Group:
-    """Return the group in which a rank copies its INPUT, one block, to its place in OUTPUT, as in an allgather."""
+def copy_own_block(rank: int) -> Group:
+    """Return the group in which a rank copies its INPUT, one block, to its block of OUTPUT, as in an allgather."""
     return Group((Copy(output_block(rank), input_block()),))
 
 
-def share_own(rank: int, lane: Lane) -> Lane:
-    """Return the lane of an allgather whose first group sends the rank's block of OUTPUT, with that put into its place.
+def with_own_block(rank: int, lane: Lane) -> Lane:
+    """Return the lane of an allgather, with a copy of the rank's own block to OUTPUT added to the first group.
 
-    The first group sends it straight from INPUT, so that it need not wait for the copy, nor read what the copy has
-    written, which for a large block would be fetched from memory once more.
+    `lane` sends the rank's block of OUTPUT in its first group; this function makes that group send INPUT instead. The
+    message then need not wait for the copy. Nor does it read the memory that the copy has just written, which for a
+    large block is no longer in the cache.
     """
     if not lane:
-        return (place_own(rank),)
+        return (copy_own_block(rank),)
     first, *others = lane
     assert isinstance(first, Group)
     exchange = (Send(step.peer, input_block()) if isinstance(step, Send) else step for step in first.steps)
-    return (Group((*exchange, *place_own(rank).steps)), *others)
+    return (Group((*exchange, *copy_own_block(rank).steps)), *others)
 
 
 def in_windows(count: int, window: int, batch: Callable[[int, int], Group], start: int = 0) -> Lane:
-    """Return the lane that carries out those of `count` like exchanges from `start` on, at most `window` at a time.
+    """Return the lane that runs exchanges `start` … `count` - 1, at most `window` of them at a time.
 
-    `batch(first, number)` returns the group of the exchanges first … first + number - 1, whose peers and spans advance
-    by `window` exchanges.
+    `batch(first, number)` returns the group with the exchanges first … first + number - 1. From one window to the next,
+    its peers and spans advance by `window` exchanges.
     """
     full, rest = divmod(count - start, window)
     lane: Lane = (Repeat(full, (batch(start, window),)),) if full else ()
     return (*lane, batch(start + full * window, rest)) if rest else lane
 
 
-def exchange(
+def exchange_with_all(
     size: int,
     rank: int,
     window: int,
@@ -84,11 +85,11 @@ def exchange(
     received: Callable[[int], Span],
     own: tuple[Step, ...] = (),
 ) -> Lane:
-    """Return the lane that exchanges with all other ranks, with `window` of them at a time.
+    """Return the lane that exchanges messages with all other ranks, `window` of them at a time.
 
-    A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`,
-    so that none of them is everybody's first destination. The spans advance by `window` distances. The first group has
-    the steps `own` too, by which the rank puts its own blocks into their places.
+    A rank sends `sent(d)` to the rank d after it and receives `received(d)` from the rank d before it, modulo `size`.
+    So no rank is the first destination of all others. The spans advance by `window` distances. The first group also has
+    the steps `own`, which copy the rank's own blocks.
     """
 
     def batch(first: int, number: int) -> Group:

@@ -1,11 +1,11 @@
-"""Mapped memory: ranks read what they need out of each other's memory, and meet by flags before and after.
+"""Mapped memory: ranks read data directly from each other's memory, and synchronise by flags before and after.
 
-Nobody may read a peer's memory before the peer has begun, nor while it is being written; and no rank may end while a
-peer still reads its memory. So all ranks *meet* (each raises its flag at every other and waits for theirs) between the
-phases of an algorithm, and that is all the latency there is; in a broadcast, they meet the root. With a window of ranks
-at a time plans stay small, and one window holds the ranks of most hosts.
+A rank may not read a peer's memory before the peer has begun, nor while the memory is being written. And no rank may
+end while a peer still reads its memory. So all ranks *meet* between the phases of an algorithm: each raises its flag at
+every other rank and waits for theirs. These meetings are the only latency. In a broadcast, ranks meet the root only.
+With a window of ranks at a time plans stay small, and one window covers the ranks of most hosts.
 
-Contributions are combined in one n-ary `ReadReduce`, in ascending rank order, hence rounded once.
+One `ReadReduce` combines all contributions in ascending order of ranks, so the result is rounded once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import at_groups, idle, in_windows, place_own
+from unisono.algorithms.builders.lane_pieces import copy_own_block, empty_groups, in_windows, lane_from_steps
 from unisono.algorithms.builders.tree import at_root
 from unisono.algorithms.ir.plan import (
     Buffer,
@@ -27,6 +27,7 @@ from unisono.algorithms.ir.plan import (
     Signal,
     Span,
     Wait,
+    as_written,
     even,
     input_block,
     output_block,
@@ -34,14 +35,13 @@ from unisono.algorithms.ir.plan import (
     scratch_like,
     shares,
 )
-from unisono.algorithms.verifier.unrolled import as_written
 
 
 def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of an allreduce in which every rank reads and combines the INPUTs of all.
+    """Return the plan of an allreduce in which every rank reads and combines the INPUTs of all ranks.
 
-    INPUT and OUTPUT are one block each and may be the same memory: SCRATCH holds the result until all ranks have read.
-    `window` flags at a time.
+    INPUT and OUTPUT are one block each and may be the same memory, because SCRATCH holds the result until all ranks
+    have read. Flags are raised `window` at a time.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -63,10 +63,10 @@ def allreduce_one_shot(size: int, rank: int, root: int = 0, window: int = 32) ->
 
 
 def allreduce_two_shot(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of an allreduce in which every rank combines one block of all INPUTs, then reads the others'.
+    """Return the plan of an allreduce in which every rank combines one block of all INPUTs and reads the others.
 
-    INPUT and OUTPUT are `size` blocks each and may be the same memory, because block r of an INPUT is read by rank r
-    only. `window` flags and reads at a time.
+    INPUT and OUTPUT are `size` blocks each and may be the same memory, because only rank r reads block r of an INPUT.
+    Flags and reads are `window` at a time.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -82,7 +82,7 @@ def reduce_scatter_read(size: int, rank: int, root: int = 0, varying: bool = Fal
     """Return the plan of a reduce-scatter in which every rank reads and combines its block of all INPUTs.
 
     INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
-    memory of block `rank` of INPUT, which no other rank reads. `window` flags at a time.
+    memory of block `rank` of INPUT, because no other rank reads that block. Flags are raised `window` at a time.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -93,9 +93,9 @@ def reduce_scatter_read(size: int, rank: int, root: int = 0, varying: bool = Fal
 
 
 def reduce_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of a reduce in which the root reads and combines the INPUTs of all.
+    """Return the plan of a reduce in which the root reads and combines the INPUTs of all ranks.
 
-    INPUT, and OUTPUT of the root, are one block each, and may be the same memory. `window` flags in a group.
+    INPUT and the root's OUTPUT are one block each, and may be the same memory. There are `window` flags in a group.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -106,24 +106,25 @@ def reduce_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
 
 
 def allgather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
-    """Return the plan of an allgather in which every rank reads the INPUTs of all others; `window` of them at a time.
+    """Return the plan of an allgather in which every rank reads the INPUTs of all others, `window` of them at a time.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
     meet = _meet(size, rank, window)
     gather = _read_others(size, rank, window, lambda peer: input_block())
-    lane = (place_own(rank), *meet, *gather, *meet)
+    lane = (copy_own_block(rank), *meet, *gather, *meet)
     return Plan("allgather", "read", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of a broadcast in which every rank reads the INPUT of the root.
 
-    INPUT, of the root, and OUTPUT are one block each and may be the same memory. The root tells all others that it has
-    begun, and ends when all have told it that they have read; `window` flags in a group.
+    The root's INPUT and every OUTPUT are one block each, and may be the same memory. The root raises a flag at every
+    other rank when it has begun. It ends when every other rank has raised a flag after reading. There are `window`
+    flags in a group.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -133,14 +134,14 @@ def broadcast_read(size: int, rank: int, root: int = 0, window: int = 32) -> Pla
 
 
 def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
-    """Return the plan of a gather in which the root reads the INPUTs of all others; `window` of them at a time.
+    """Return the plan of a gather in which the root reads the INPUTs of all others, `window` of them at a time.
 
-    INPUT is one block. OUTPUT, in the root alone, is `size` blocks: equal ones or, if `varying`, by the counts of the
-    ranks; INPUT of the root may be the memory of its block.
+    INPUT is one block. Only the root has an OUTPUT: `size` blocks, equal ones or, if `varying`, by the counts of the
+    ranks. The root's INPUT may be the memory of its block of OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
-    reads = (place_own(root), *_read_others(size, root, window, lambda peer: input_block()))
+    reads = (copy_own_block(root), *_read_others(size, root, window, lambda peer: input_block()))
     lane = _to_root(size, rank, root, window, reads)
     whole = at_root(rank, root, shares(size, varying))
     return Plan("gather", "read", size, rank, root, even(1), whole, lanes=(lane,))
@@ -149,7 +150,7 @@ def gather_read(size: int, rank: int, root: int = 0, varying: bool = False, wind
 def alltoall_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an alltoall in which every rank reads its block of the INPUTs of all others.
 
-    INPUT and OUTPUT are `size` equal blocks, and must not share memory. `window` of them at a time.
+    INPUT and OUTPUT are `size` equal blocks, and must not share memory. Flags and reads are `window` at a time.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -162,7 +163,7 @@ def alltoall_read(size: int, rank: int, root: int = 0, window: int = 32) -> Plan
 def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of a barrier in which all ranks meet, `window` flags at a time.
 
-    INPUT is the token of every barrier, which is not used here; there is no OUTPUT.
+    INPUT is the token of every barrier, but this plan does not use it. There is no OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("window", window, 1)
@@ -170,7 +171,7 @@ def barrier_flags(size: int, rank: int, root: int = 0, window: int = 32) -> Plan
 
 
 def _meet(size: int, rank: int, window: int) -> Lane:
-    """Return the groups in which all ranks tell each other that they have come so far."""
+    """Return the groups in which all ranks raise flags at each other and wait for each other's flags."""
 
     def batch(first: int, number: int) -> Group:
         distances = range(first + 1, first + 1 + number)
@@ -181,39 +182,41 @@ def _meet(size: int, rank: int, window: int) -> Lane:
 
 
 def _from_root(size: int, rank: int, root: int, window: int, block: Span) -> Lane:
-    """Return the lane in which every rank sets OUTPUT to `block` of the INPUT of the root.
+    """Return the lane in which every rank sets OUTPUT to `block` of the root's INPUT.
 
-    The root tells all others that it has begun, and ends when all have told it that they have read.
+    The root raises a flag at every other rank when it has begun, and ends when all have raised a flag after reading.
     """
     if rank == root:
         own = Group((Copy(output_block(), block),))
-        tell, hear = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
-        return (own, *tell, *idle(1), *hear)
-    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
+        signals, waits = (_flags_of_root(size, root, window, flag) for flag in (Signal, Wait))
+        return (own, *signals, *empty_groups(1), *waits)
+    groups, own_window = -(-(size - 1) // window), _window_of(size, rank, root, window)
     read = Read(root, output_block(), block)
-    return at_groups({1 + turn: (Wait(root),), groups + 1: (read,), groups + 2 + turn: (Signal(root),)})
+    return lane_from_steps(
+        {1 + own_window: (Wait(root),), groups + 1: (read,), groups + 2 + own_window: (Signal(root),)}
+    )
 
 
 def _to_root(size: int, rank: int, root: int, window: int, reads: Lane) -> Lane:
-    """Return the lane in which the root, when all others have told it that they have begun, carries out `reads`.
+    """Return the lane in which the root runs `reads` when all other ranks have raised a flag that they have begun.
 
-    Then it tells them that they may end.
+    After the reads, the root raises a flag at every other rank, which may then end.
     """
     if rank == root:
-        hear, tell = (_flags_of_root(size, root, window, flag) for flag in (Wait, Signal))
-        return (*hear, *reads, *tell)
-    groups, turn = -(-(size - 1) // window), _turn(size, rank, root, window)
-    number = sum(times * len(of_item) for times, of_item in map(as_written, reads))
-    return at_groups({turn: (Signal(root),), groups + number + turn: (Wait(root),)})
+        waits, signals = (_flags_of_root(size, root, window, flag) for flag in (Wait, Signal))
+        return (*waits, *reads, *signals)
+    groups, own_window = -(-(size - 1) // window), _window_of(size, rank, root, window)
+    number = sum(times * len(item_groups) for times, item_groups in map(as_written, reads))
+    return lane_from_steps({own_window: (Signal(root),), groups + number + own_window: (Wait(root),)})
 
 
-def _turn(size: int, rank: int, root: int, window: int) -> int:
-    """Return in which window of the root's flags `rank` is."""
+def _window_of(size: int, rank: int, root: int, window: int) -> int:
+    """Return the number of the root's window of flags that contains `rank`."""
     return ((rank - root) % size - 1) // window
 
 
 def _flags_of_root(size: int, root: int, window: int, flag: type[Signal | Wait]) -> Lane:
-    """Return the groups in which the root raises flags at all others, or waits for theirs, in the order of ranks."""
+    """Return the groups in which the root raises flags at all other ranks, or waits for theirs, in rank order."""
 
     def batch(first: int, number: int) -> Group:
         distances = range(first + 1, first + 1 + number)
@@ -223,14 +226,14 @@ def _flags_of_root(size: int, root: int, window: int, flag: type[Signal | Wait])
 
 
 def _of_all(size: int, span: Span) -> tuple[tuple[int, Span], ...]:
-    """Return the same span of the memory of every rank, in ascending order."""
+    """Return the same span of the memory of every rank, in ascending order of ranks."""
     return tuple((peer, span) for peer in range(size))
 
 
 def _read_others(size: int, rank: int, window: int, theirs: Callable[[int], Span]) -> Lane:
-    """Return the groups that read the block of every other rank in OUTPUT out of `theirs(peer)`, in its memory.
+    """Return the groups that read every other rank's block, `theirs(peer)` in the peer's memory, into OUTPUT.
 
-    A rank begins with the one after it, so that none is read by everybody first.
+    A rank starts with the rank after it, so that not all ranks read from the same rank first.
     """
 
     def batch(first: int, number: int) -> Group:

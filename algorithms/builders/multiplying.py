@@ -1,11 +1,11 @@
-"""Recursive multiplying: in each round, groups of k ranks exchange all they have, and their distance grows k-fold.
+"""Recursive multiplying: in each round, groups of k ranks exchange all their data, and their distance grows k-fold.
 
-After log_k p rounds every rank has everything: fewer message latencies than recursive doubling for more volume, which
-suits short vectors where several messages can be under way at once. Of a number of ranks that is not a power of k, some
-stand aside (`algorithms.folding`).
+After log_k p rounds every rank has everything. There are fewer message latencies than in recursive doubling, but more
+volume. This suits short vectors on links where several messages can be under way at once. If the number of ranks is not
+a power of k, some ranks stand aside (`builders.folding`).
 
-A rank combines the k operands of a round at once and in the order of ranks: they are rounded once, all ranks compute
-the same bits, and the operation need not be commutative.
+A rank combines the k operands of a round in one step, in the order of ranks. So they are rounded once, all ranks
+compute the same bits, and the operation need not be commutative.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import alone, idle
+from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Group,
@@ -37,8 +37,8 @@ from unisono.algorithms.ir.plan import (
 def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
     """Return the plan of an allreduce by recursive multiplying, for any number of ranks.
 
-    INPUT and OUTPUT are one block each, and may be the same memory; SCRATCH holds what the others of a group send. With
-    fewer ranks than `radix`, all of them are one group.
+    INPUT and OUTPUT are one block each, and may be the same memory. SCRATCH holds the messages from the other ranks of
+    a group. If there are fewer ranks than `radix`, all of them are one group.
 
     Raises:
         UsageError: `radix` is less than 2.
@@ -58,22 +58,22 @@ def allreduce_recursive_multiplying(size: int, rank: int, root: int = 0, radix: 
         input=vector,
         output=vector,
         scratch=scratch_like(Buffer.INPUT, vector, copies) if copies else Partition(0),
-        lanes=(lane if size > 1 else alone(),),
+        lanes=(lane if size > 1 else single_rank_lane(),),
     )
 
 
 def _aside_lane(folding: Folding, rank: int) -> Lane:
-    """Return the lane of a rank that stands aside: it hands over its contribution, and is told the result."""
+    """Return the lane of a rank that stands aside: it sends its contribution to its leader and receives the result."""
     leader = folding.leader(folding.position(rank))
     return (
         Group((Send(leader, input_block()),)),
-        *idle(1 + 2 * folding.rounds),
+        *empty_groups(1 + 2 * folding.rounds),
         Group((Recv(leader, output_block()),)),
     )
 
 
 def _leading_lane(folding: Folding, rank: int) -> Lane:
-    """Return the lane of a rank that takes part in the rounds: fold, exchange, hand the result back."""
+    """Return the lane of a rank that takes part in the rounds: fold, exchange, send the result back."""
     position, aside = folding.position(rank), folding.aside(rank)
     current, lane = input_block(), list[Group]()
     if not folding.is_exact:
@@ -92,7 +92,10 @@ def _leading_lane(folding: Folding, rank: int) -> Lane:
 def _gather(
     rank: int, others: Sequence[int], current: Span, *, exchange: bool = False, lower: bool = False
 ) -> list[Group]:
-    """Return the groups that receive from `others`, in exchange for `current` or not, and combine all in OUTPUT."""
+    """Return the groups that receive from `others` and combine everything, with `current`, in OUTPUT.
+
+    If `exchange`, the rank also sends `current` to them.
+    """
     stages = [(other, scratch_block(index)) for index, other in enumerate(others)]
     messages: list[Step] = [Send(other, current) for other in others] if exchange else []
     messages += [Recv(other, stage) for other, stage in stages]

@@ -1,13 +1,14 @@
-"""Neighbour exchange: ranks pair up with their left and their right neighbour in turn, and pass on two blocks at once.
+"""Neighbour exchange: ranks exchange with their left and right neighbours in turn, two blocks at a time.
 
-After the first exchange each pair of ranks, 2i and 2i + 1, has both blocks of the pair. From then on every rank sends
-one neighbour the pair of blocks that it got from the other one: half the rounds of a ring for the same volume.
+After the first exchange, each pair of ranks 2i and 2i + 1 has both blocks of the pair. From then on, every rank sends
+to one neighbour the two blocks that it has received from the other one. This takes half the rounds of a ring for the
+same volume.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_ranks, check_supported, needs_even
-from unisono.algorithms.builders.lane_pieces import share_own
+from unisono.algorithms.builders.lane_pieces import with_own_block
 from unisono.algorithms.ir.plan import (
     Group,
     Lane,
@@ -24,7 +25,7 @@ from unisono.algorithms.ir.plan import (
 def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
     """Return the plan of an allgather by neighbour exchange, for an even number of ranks.
 
-    INPUT is one block, and may be the memory of block `rank` of OUTPUT, which is `size` blocks: equal ones or, if
+    INPUT is one block, and may be the memory of block `rank` of OUTPUT. OUTPUT is `size` blocks: equal ones or, if
     `varying`, by the counts of the ranks. Reference: Chen, Zhang, Zhang, Yuan 2005.
 
     Raises:
@@ -32,16 +33,16 @@ def allgather_neighbour_exchange(size: int, rank: int, root: int = 0, varying: b
     """
     check_ranks(size, rank, root)
     check_supported(needs_even(size))
-    lane = share_own(rank, _exchanges(size, rank))
+    lane = with_own_block(rank, _exchanges(size, rank))
     return Plan("allgather", "neighbour_exchange", size, rank, root, even(1), shares(size, varying), lanes=(lane,))
 
 
 def _exchanges(size: int, rank: int) -> Lane:
-    """Return size / 2 groups: the exchange within the pair, then outside and inside the pair by turns.
+    """Return size / 2 groups: the exchange within the pair, then outside and inside the pair in turn.
 
-    The pairs that arrive lie alternately on the two sides of the rank, each time one pair further away.
+    The two blocks that arrive lie alternately on either side of the rank, each time one pair further away.
     """
-    side = 1 if rank % 2 == 0 else -1  # where the other rank of the pair is
+    side = 1 if rank % 2 == 0 else -1  # the direction of the other rank of the pair
     inside, outside = (rank + side) % size, (rank - side) % size
     first = rank - rank % 2  # the first block of the pair
     further = 2 * side

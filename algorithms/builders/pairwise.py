@@ -1,14 +1,14 @@
 """Pairwise exchange: at distance d, every rank sends to the rank d after it and receives from the rank d before it.
 
-Each distance is a permutation of the ranks, so no rank is ever the destination of two messages of one distance. The
-pairwise algorithm goes through the distances one at a time; the direct one has a window of them under way at once,
-which hides latencies and yet floods no rank. Every block travels once, straight to where it belongs.
+Each distance is a permutation of the ranks, so no rank receives two messages of the same distance. The pairwise
+algorithm goes through the distances one at a time. The direct algorithm has a window of distances under way at once,
+which hides latencies without flooding a rank. Every block travels once, directly to its destination.
 """
 
 from __future__ import annotations
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, exchange
+from unisono.algorithms.builders.lane_pieces import exchange_with_all, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Copy,
     Counts,
@@ -28,23 +28,26 @@ from unisono.algorithms.ir.plan import (
 
 
 def alltoall_pairwise(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of an alltoall in size - 1 rounds, each an exchange with two ranks.
+    """Return the plan of an alltoall in size - 1 rounds, in each of which a rank exchanges with two ranks.
 
-    INPUT and OUTPUT are `size` blocks each, equal ones or, if `varying`, by the counts that this rank sends to and
+    INPUT and OUTPUT are `size` blocks each: equal ones or, if `varying`, by the counts that this rank sends to and
     receives from each rank. They must not be the same memory.
     """
     return _alltoall("pairwise", size, rank, root, varying=varying, window=1)
 
 
 def alltoall_direct(size: int, rank: int, root: int = 0, varying: bool = False, window: int = 32) -> Plan:
-    """Return the plan of an alltoall that exchanges with `window` ranks at a time; buffers as in the pairwise one."""
+    """Return the plan of an alltoall that exchanges with `window` ranks at a time.
+
+    Buffers are as in `alltoall_pairwise`.
+    """
     check_at_least("window", window, 1)
     return _alltoall("direct", size, rank, root, varying=varying, window=window)
 
 
 def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool, window: int) -> Plan:
     check_ranks(size, rank, root)
-    lane = exchange(
+    lane = exchange_with_all(
         size,
         rank,
         window,
@@ -65,11 +68,11 @@ def _alltoall(algorithm: str, size: int, rank: int, root: int, *, varying: bool,
 
 
 def reduce_scatter_pairwise(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
-    """Return the plan of a reduce-scatter in size - 1 rounds, each an exchange with two ranks.
+    """Return the plan of a reduce-scatter in size - 1 rounds, in each of which a rank exchanges with two ranks.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT; there is no SCRATCH. Contributions are combined in descending order from the own one, modulo
-    `size`.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. There is no SCRATCH. Contributions are combined in descending order from the rank's
+    own, modulo `size`.
     """
     check_ranks(size, rank, root)
 
@@ -80,7 +83,7 @@ def reduce_scatter_pairwise(size: int, rank: int, root: int = 0, varying: bool =
         combine = RecvReduce(before % size, output_block(), current, lower=lower, peer_advance=-advance)
         return Group((send, combine))
 
-    lane: Lane = (at(1, input_block(rank)),) if size > 1 else alone()
+    lane: Lane = (at(1, input_block(rank)),) if size > 1 else single_rank_lane()
     lane += (Repeat(size - 3, (at(2, output_block(), advance=1),)),) if size > 3 else ()
     lane += (at(size - 1, output_block()),) if size > 2 else ()
     return Plan(

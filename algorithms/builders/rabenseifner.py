@@ -1,13 +1,13 @@
 """Rabenseifner's algorithms: recursive halving to combine, and the same exchanges backwards to collect the result.
 
-In each round of recursive halving, pairs of ranks split what they both have partial results of: each gives one half
-away and combines the other. After log2 p rounds every rank has its part of the result, and has sent less than the
-vector; the exchanges backwards carry the parts to all ranks, or to the root. Of a number of ranks that is not a power
-of two, some stand aside (`algorithms.folding`), which costs up to two vectors more.
+In each round of recursive halving, pairs of ranks split the blocks of which both have partial results. Each sends one
+half to its partner and combines the other half. After log2 p rounds every rank has its part of the result, and has sent
+less than one vector. The exchanges backwards carry the parts to all ranks, or to the root. If the number of ranks is
+not a power of two, some stand aside (`builders.folding`), which costs up to two more vectors.
 
-Allreduce and reduce pair neighbours first. The ranks behind a partial result are then always consecutive, so that the
-operation need not be commutative. Reduce-scatter pairs the most distant ranks first: what a rank has is then always
-consecutive in memory, and it ends with the block of its own rank.
+Allreduce and reduce pair neighbours first. A partial result then always covers consecutive ranks, so the operation need
+not be commutative. Reduce-scatter pairs the most distant ranks first. The blocks of a rank are then always consecutive
+in memory, and a rank ends with the block of its own number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from unisono.algorithms.builders.arguments import check_ranks
 from unisono.algorithms.builders.folding import Folding, fold
-from unisono.algorithms.builders.lane_pieces import alone, idle
+from unisono.algorithms.builders.lane_pieces import empty_groups, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -37,23 +37,23 @@ from unisono.algorithms.ir.plan import (
     shares,
 )
 
-# The blocks of a buffer that belong to some consecutive positions.
+# A function of (buffer, consecutive positions) that returns the blocks of these positions.
 _Blocks: TypeAlias = Callable[[Buffer, range], Span]
 
 
 class _Exchange(NamedTuple):
-    """A round of recursive halving: with which rank, and the positions whose blocks are kept and given away."""
+    """A round of recursive halving: the partner, and the positions whose blocks the rank keeps and sends."""
 
     partner: int
     kept: range
-    given: range
+    sent: range
 
 
 def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an allreduce by recursive halving and recursive doubling, for any number of ranks.
 
-    INPUT and OUTPUT are one block per rank that takes part, and may be the same memory; there is no SCRATCH. The order
-    of combination is a tree over the ranks in ascending order, the same for all blocks.
+    INPUT and OUTPUT are cut into one block for each rank that takes part, and may be the same memory. There is no
+    SCRATCH. The order of combination is a tree over the ranks in ascending order, the same for all blocks.
     """
     check_ranks(size, rank, root)
     folding = fold(size)
@@ -66,15 +66,16 @@ def allreduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
         root=root,
         input=vector,
         output=vector,
-        lanes=(alone() if size == 1 else _allreduce(folding, rank),),
+        lanes=(single_rank_lane() if size == 1 else _allreduce(folding, rank),),
     )
 
 
 def reduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a reduce by recursive halving and a gather down the same pairs, for any size and root.
 
-    INPUT, and OUTPUT of the root, are one block per rank that takes part, and may be the same memory; the others that
-    take part have as much SCRATCH. The order of combination is a tree over the ranks in ascending order.
+    INPUT and the root's OUTPUT are cut into one block for each rank that takes part, and may be the same memory. The
+    other ranks that take part have SCRATCH like INPUT. The order of combination is a tree over the ranks in ascending
+    order.
     """
     check_ranks(size, rank, root)
     folding = fold(size, root=root)
@@ -88,15 +89,15 @@ def reduce_rabenseifner(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=vector if rank == root else Partition(0),
         scratch=scratch_like(Buffer.INPUT, vector) if rank != root and folding.leads(rank) else Partition(0),
-        lanes=(alone() if size == 1 else _reduce(folding, rank, root),),
+        lanes=(single_rank_lane() if size == 1 else _reduce(folding, rank, root),),
     )
 
 
 def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varying: bool = False) -> Plan:
     """Return the plan of a reduce-scatter by recursive halving, for any number of ranks.
 
-    INPUT is `size` blocks, by the counts of the ranks if `varying`; OUTPUT is one block, and may be the memory of block
-    `rank` of INPUT. The ranks that take part have SCRATCH like INPUT.
+    INPUT is `size` blocks: equal ones or, if `varying`, by the counts of the ranks. OUTPUT is one block, and may be the
+    memory of block `rank` of INPUT. The ranks that take part have SCRATCH like INPUT.
     """
     check_ranks(size, rank, root)
     folding = fold(size)
@@ -110,7 +111,7 @@ def reduce_scatter_recursive_halving(size: int, rank: int, root: int = 0, varyin
         input=vector,
         output=even(1),
         scratch=scratch_like(Buffer.INPUT, vector) if size > 1 and folding.leads(rank) else Partition(0),
-        lanes=(alone() if size == 1 else _reduce_scatter(folding, rank),),
+        lanes=(single_rank_lane() if size == 1 else _reduce_scatter(folding, rank),),
     )
 
 
@@ -118,28 +119,28 @@ def _allreduce(folding: Folding, rank: int) -> Lane:
     whole = range(folding.positions)
     if not folding.leads(rank):
         take = Recv(_leader(folding, rank), _by_position(Buffer.OUTPUT, whole))
-        return (_hand_over(folding, rank, _by_position), *idle(2 * folding.rounds), Group((take,)))
+        return (_hand_over(folding, rank, _by_position), *empty_groups(2 * folding.rounds), Group((take,)))
     exchanges = _exchanges(folding, rank, range(folding.rounds))
     collect = [
-        Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, given))))
-        for partner, kept, given in reversed(exchanges)
+        Group((Send(partner, _by_position(Buffer.OUTPUT, kept)), Recv(partner, _by_position(Buffer.OUTPUT, sent))))
+        for partner, kept, sent in reversed(exchanges)
     ]
-    tell = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.aside(rank)]
-    return (*_combine(folding, rank, exchanges, Buffer.OUTPUT, _by_position), *collect, *tell)
+    send_back = [Group((Send(other, _by_position(Buffer.OUTPUT, whole)),)) for other in folding.aside(rank)]
+    return (*_combine(folding, rank, exchanges, Buffer.OUTPUT, _by_position), *collect, *send_back)
 
 
 def _reduce(folding: Folding, rank: int, root: int) -> Lane:
-    """Return the lane: in the gather, of two ranks the one on the root's side receives, and goes on."""
+    """Return the lane. In the gather, of two partners the one on the root's side receives and continues."""
     if not folding.leads(rank):
         return (_hand_over(folding, rank, _by_position),)
     partial = Buffer.OUTPUT if rank == root else Buffer.SCRATCH
     exchanges = _exchanges(folding, rank, range(folding.rounds))
     lane = _combine(folding, rank, exchanges, partial, _by_position)
     apart = folding.position(rank) ^ folding.position(root)
-    for bit, (partner, kept, given) in reversed(list(enumerate(exchanges))):
+    for bit, (partner, kept, sent) in reversed(list(enumerate(exchanges))):
         if apart >> bit & 1:
             return (*lane, Group((Send(partner, _by_position(partial, kept)),)))
-        lane = (*lane, Group((Recv(partner, _by_position(partial, given)),)))
+        lane = (*lane, Group((Recv(partner, _by_position(partial, sent)),)))
     return lane
 
 
@@ -150,7 +151,7 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
 
     if not folding.leads(rank):
         take = Recv(_leader(folding, rank), output_block())
-        return (_hand_over(folding, rank, by_rank), *idle(folding.rounds), Group((take,)))
+        return (_hand_over(folding, rank, by_rank), *empty_groups(folding.rounds), Group((take,)))
     exchanges = _exchanges(folding, rank, reversed(range(folding.rounds)))
     finish: list[Step] = [Send(other, scratch_block(other)) for other in folding.aside(rank)]
     finish.append(Copy(output_block(), scratch_block(rank)))
@@ -158,19 +159,19 @@ def _reduce_scatter(folding: Folding, rank: int) -> Lane:
 
 
 def _exchanges(folding: Folding, rank: int, bits: Iterable[int]) -> list[_Exchange]:
-    """Return the rounds of recursive halving, which pair positions that differ in one of `bits` after the other."""
-    position, held, found = folding.position(rank), range(folding.positions), list[_Exchange]()
+    """Return the rounds of recursive halving. Each round pairs the positions that differ in the next of `bits`."""
+    position, held, exchanges = folding.position(rank), range(folding.positions), list[_Exchange]()
     for bit in bits:
         middle = len(held) // 2
         lower, upper = held[:middle], held[middle:]
-        kept, given = (upper, lower) if position >> bit & 1 else (lower, upper)
-        found.append(_Exchange(folding.leader(position ^ (1 << bit)), kept, given))
+        kept, sent = (upper, lower) if position >> bit & 1 else (lower, upper)
+        exchanges.append(_Exchange(folding.leader(position ^ (1 << bit)), kept, sent))
         held = kept
-    return found
+    return exchanges
 
 
 def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partial: Buffer, blocks: _Blocks) -> Lane:
-    """Return the groups that fold and halve, with partial results in `partial`; the last one lowers."""
+    """Return the groups that fold and halve, with partial results in `partial`. The last group lowers the result."""
     current, whole = Buffer.INPUT, range(folding.positions)
     lane: Lane = ()
     if not folding.is_exact:
@@ -178,7 +179,7 @@ def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partia
         into, own = blocks(partial, whole), blocks(current, whole)
         lane = (Group(tuple(RecvReduce(other, into, own, received_first=other < rank) for other in aside)),)
         current = partial if aside else current
-    for partner, kept, given in exchanges:
+    for partner, kept, sent in exchanges:
         arriving = RecvReduce(
             partner,
             dst=blocks(partial, kept),
@@ -186,13 +187,13 @@ def _combine(folding: Folding, rank: int, exchanges: Sequence[_Exchange], partia
             received_first=partner < rank,
             lower=len(kept) == 1,
         )
-        lane = (*lane, Group((Send(partner, blocks(current, given)), arriving)))
+        lane = (*lane, Group((Send(partner, blocks(current, sent)), arriving)))
         current = partial
     return lane
 
 
 def _hand_over(folding: Folding, rank: int, blocks: _Blocks) -> Group:
-    """Return the group in which a rank that stands aside gives its contribution to its leader."""
+    """Return the group in which a rank that stands aside sends its contribution to its leader."""
     return Group((Send(_leader(folding, rank), blocks(Buffer.INPUT, range(folding.positions))),))
 
 
@@ -201,5 +202,5 @@ def _leader(folding: Folding, rank: int) -> int:
 
 
 def _by_position(buffer: Buffer, positions: range) -> Span:
-    """Return the blocks of a vector that is cut into one block per position."""
+    """Return the blocks of `positions` in a vector that is cut into one block for each position."""
     return Span(buffer, positions.start, len(positions))

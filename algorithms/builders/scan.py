@@ -1,14 +1,15 @@
 """Scans: every rank gets the combination of the contributions of all ranks up to its own, or before its own.
 
-Linear: prefixes travel along the ranks, each of which adds its contribution; over many segments all links are busy at
-once. Recursive doubling: after k rounds every rank has the contributions of the 2^k ranks up to its own (or all there
-are), and passes them on to the rank 2^k after it. Both combine runs of consecutive ranks in ascending order, so that
-the operation need not be commutative. Reference for the doubling: Hillis, Steele 1986.
+- Linear: prefixes travel along the ranks, and each rank adds its contribution. Over many segments all links are busy at
+  once.
+- Recursive doubling: after k rounds a rank has the contributions of the last 2^k ranks up to its own. It sends them to
+  the rank 2^k after it. Reference: Hillis, Steele 1986.
+- Direct: every rank sends its contribution to all ranks after it. A rank combines everything that arrives in one step,
+  in ascending order. So each prefix is rounded once, which is impossible if partial results are passed on.
 
-An exclusive scan passes every contribution on to the next rank first; then it is the inclusive one of ranks 1 … p - 1.
-
-Direct: every rank sends its contribution to all ranks after it, each of which combines what arrives at once, in
-ascending order. Each prefix is rounded once, which no partial result that is passed on can be.
+All of them combine runs of consecutive ranks in ascending order, so the operation need not be commutative. The
+exclusive scan by recursive doubling first sends every contribution to the next rank. Then ranks 1 … p - 1 do an
+inclusive scan.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import at_groups, distances
+from unisono.algorithms.builders.lane_pieces import distances, lane_from_steps
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -41,7 +42,7 @@ from unisono.algorithms.ir.plan import (
 def scan_linear(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an inclusive scan along the ranks.
 
-    INPUT, OUTPUT and SCRATCH are one block each; INPUT and OUTPUT may be the same memory.
+    INPUT, OUTPUT and SCRATCH are one block each. INPUT and OUTPUT may be the same memory.
     """
     check_ranks(size, rank, root)
     prefix = scratch_block() if rank else input_block()
@@ -51,18 +52,19 @@ def scan_linear(size: int, rank: int, root: int = 0) -> Plan:
     if rank < size - 1:
         steps[rank] = (Send(rank + 1, prefix),)
     steps[rank + 1] = (Copy(output_block(), prefix, lower=True),)
-    return _plan(("scan", "linear"), size, rank, root, at_groups(steps), scratch=1 if rank else 0)
+    return _plan(("scan", "linear"), size, rank, root, lane_from_steps(steps), scratch=1 if rank else 0)
 
 
 def exscan_linear(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an exclusive scan along the ranks.
 
-    INPUT and OUTPUT are one block each, and may be the same memory; SCRATCH is two. OUTPUT of rank 0 is not written.
+    INPUT and OUTPUT are one block each, and may be the same memory. SCRATCH is two blocks. OUTPUT of rank 0 is not
+    written.
     """
     check_ranks(size, rank, root)
     arrived, prefix = scratch_block(0), scratch_block(1) if rank else input_block()
     steps: dict[int, tuple[Step, ...]] = {}
-    # The link from rank r to r + 1 is used in group 2·r; in the groups between, ranks add their contributions.
+    # The link from rank r to rank r + 1 is used in group 2·r. In the groups between, ranks add their contributions.
     if rank:
         steps[2 * rank - 2] = (Recv(rank - 1, arrived),)
         steps[2 * rank + 1] = (Copy(output_block(), arrived, lower=True),)
@@ -70,13 +72,13 @@ def exscan_linear(size: int, rank: int, root: int = 0) -> Plan:
         steps[2 * rank] = (Send(rank + 1, prefix),)
     if 0 < rank < size - 1:
         steps[2 * rank - 1] = (Reduce(prefix, (arrived, input_block())),)
-    return _plan(("exscan", "linear"), size, rank, root, at_groups(steps), scratch=2 if rank else 0)
+    return _plan(("exscan", "linear"), size, rank, root, lane_from_steps(steps), scratch=2 if rank else 0)
 
 
 def scan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an inclusive scan by recursive doubling, for any number of ranks.
 
-    INPUT, OUTPUT and SCRATCH are one block each; INPUT and OUTPUT may be the same memory.
+    INPUT, OUTPUT and SCRATCH are one block each. INPUT and OUTPUT may be the same memory.
     """
     check_ranks(size, rank, root)
     lane = _doubling(range(size), rank, input_block())
@@ -86,7 +88,7 @@ def scan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
 def exscan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of an exclusive scan by recursive doubling, for any number of ranks.
 
-    INPUT, OUTPUT and SCRATCH are one block each; INPUT and OUTPUT may be the same memory. OUTPUT of rank 0 is not
+    INPUT, OUTPUT and SCRATCH are one block each. INPUT and OUTPUT may be the same memory. OUTPUT of rank 0 is not
     written.
     """
     check_ranks(size, rank, root)
@@ -100,7 +102,7 @@ def exscan_recursive_doubling(size: int, rank: int, root: int = 0) -> Plan:
 def scan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
     """Return the plan of an inclusive scan by direct exchange, with `window` ranks before and after at a time.
 
-    INPUT and OUTPUT are one block each, and may be the same memory; SCRATCH holds a copy of INPUT for each rank before
+    INPUT and OUTPUT are one block each, and may be the same memory. SCRATCH holds a copy of INPUT for each rank before
     this one, in ascending order. The result is rounded once.
     """
     check_ranks(size, rank, root)
@@ -110,7 +112,7 @@ def scan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
 
 
 def exscan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan:
-    """Return the plan of an exclusive scan by direct exchange; the buffers are those of `scan_direct`.
+    """Return the plan of an exclusive scan by direct exchange. Buffers are as in `scan_direct`.
 
     OUTPUT of rank 0 is not written.
     """
@@ -123,9 +125,9 @@ def exscan_direct(size: int, rank: int, root: int = 0, window: int = 32) -> Plan
 
 
 def _from_all_before(size: int, rank: int, window: int) -> Lane:
-    """Return the lane that sends INPUT to all ranks after this one, and receives that of each before it in SCRATCH.
+    """Return the lane that sends INPUT to all ranks after this one, and receives in SCRATCH from all ranks before it.
 
-    A group exchanges over the next `window` distances, of which there are fewer to one side than to the other.
+    A group exchanges over the next `window` distances. There may be fewer ranks on one side than on the other.
     """
     before, after = rank, size - 1 - rank
 
@@ -138,7 +140,7 @@ def _from_all_before(size: int, rank: int, window: int) -> Lane:
                 steps.append(Recv(rank - distance, scratch_block(rank - distance, advance=-window), -window))
         return Group(tuple(steps))
 
-    # Between two of these numbers of windows, all groups are alike.
+    # From one of these numbers of windows to the next, all groups have the same steps.
     cuts = sorted(
         {0, *(count // window for count in (before, after)), *(-(-count // window) for count in (before, after))}
     )
@@ -146,16 +148,16 @@ def _from_all_before(size: int, rank: int, window: int) -> Lane:
 
 
 def _at_once(sources: tuple[Span, ...]) -> Group:
-    """Return the group that combines all `sources` in one step, into the result."""
+    """Return the group that combines all `sources` in one step and writes the result."""
     if len(sources) == 1:
         return Group((Copy(output_block(), sources[0], lower=True),))
     return Group((Reduce(output_block(), sources, lower=True),))
 
 
 def _doubling(ranks: range, rank: int, current: Span) -> Lane:
-    """Return the lane of the inclusive scan among consecutive `ranks` of what each has in `current`.
+    """Return the lane of an inclusive scan among consecutive `ranks`, of the values that they have in `current`.
 
-    Partial results alternate between SCRATCH and OUTPUT, as they are sent on while the next one is made.
+    Partial results alternate between SCRATCH and OUTPUT, because one is sent while the next one is written.
     """
     lane: Lane = ()
     for distance in distances(len(ranks), 2):
@@ -165,11 +167,11 @@ def _doubling(ranks: range, rank: int, current: Span) -> Lane:
             steps.append(RecvReduce(rank - distance, other, current, received_first=True))
             current = other
         lane = (*lane, Group(tuple(steps)))
-    # Only now is nobody sent the partial result any more.
+    # The copy has a group of its own, because earlier groups may still send a partial result from OUTPUT.
     return (*lane, Group((Copy(output_block(), current, lower=True),)))
 
 
 def _plan(name: tuple[str, str], size: int, rank: int, root: int, lane: Lane, *, scratch: int) -> Plan:
-    """Return the plan of one lane, in which all buffers are cut like a vector of one block."""
+    """Return the plan with this one lane, in which all buffers are cut like a vector of one block."""
     vector = even(1)
     return Plan(*name, size, rank, root, vector, vector, scratch_like(Buffer.INPUT, vector, copies=scratch), (lane,))

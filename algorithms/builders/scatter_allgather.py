@@ -1,8 +1,8 @@
-"""Broadcast as scatter and allgather: the root hands every rank a part of the vector, and they collect the whole.
+"""Broadcast as scatter and allgather: the root sends every rank a part of the vector, and the ranks collect the whole.
 
-The root sends little more than twice the vector, at any number of ranks, without segments: for long vectors where a
-chain is too long. The scatter goes down a binomial tree; the allgather goes around a ring or by recursive doubling.
-Reference: van de Geijn 1994, and Thakur, Rabenseifner, Gropp 2005.
+The root sends a little more than twice the vector, for any number of ranks and without segments. This suits long
+vectors on so many ranks that a chain is too long. The scatter goes down a binomial tree. The allgather goes around a
+ring or by recursive doubling. Reference: van de Geijn 1994, and Thakur, Rabenseifner, Gropp 2005.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from unisono.algorithms.ir.plan import Copy, Group, Lane, Plan, even, input_bloc
 def broadcast_scatter_ring(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a broadcast as binomial scatter and ring allgather.
 
-    The data is the INPUT of the root, `size` blocks; all other ranks have no INPUT. Every rank ends with it in OUTPUT:
-    the root copies it there, which executors skip when both are the same memory.
+    The data is the INPUT of the root, `size` blocks; the other ranks have no INPUT. Every rank ends with the data in
+    OUTPUT. The root copies it there; executors skip the copy if INPUT and OUTPUT are the same memory.
     """
     check_ranks(size, rank, root)
     return _broadcast("scatter_ring", size, rank, root, ring.allgather_lane(size, rank, rank))
 
 
 def broadcast_scatter_doubling(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast as binomial scatter and allgather by recursive doubling; buffers as by ring.
+    """Return the plan of a broadcast as binomial scatter and allgather by recursive doubling.
+
+    Buffers are as in `broadcast_scatter_ring`.
 
     Raises:
-        UsageError: `size` is no power of two.
+        UsageError: `size` is not a power of two.
     """
     check_ranks(size, rank, root)
     check_supported(needs_power_of_two(size))

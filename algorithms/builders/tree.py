@@ -1,9 +1,9 @@
-"""Tree algorithms: data flows from the root towards the leaves, and every rank passes on what it has received.
+"""Tree algorithms: data flows from the root towards the leaves, and every rank sends on the data that it has received.
 
-Ranks stand in a tree at *positions*, counted from the root. In a k-nomial tree the position above q is q without its
-lowest digit (to the base k) that is not 0: every rank that has the data sends it to k - 1 others in each round, so all
-have it as soon as can be, which suits short vectors. In a binary tree nobody sends more than twice, which suits long
-vectors in many segments.
+Ranks stand in a tree at *positions*, counted from the root. In a k-nomial tree, the position above q is q with its
+lowest non-zero digit (to the base k) set to 0. Every rank that has the data sends it to k - 1 other ranks in each
+round. All ranks have the data as early as possible, which suits short vectors. In a binary tree no rank sends more than
+twice, which suits long vectors in many segments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.algorithms.builders.arguments import check_at_least, check_ranks
-from unisono.algorithms.builders.lane_pieces import alone, at_groups, distances
+from unisono.algorithms.builders.lane_pieces import distances, lane_from_steps, single_rank_lane
 from unisono.algorithms.ir.plan import (
     Buffer,
     Copy,
@@ -36,21 +36,21 @@ from unisono.algorithms.ir.plan import (
 
 
 class Links(NamedTuple):
-    """The positions that a position is linked with in a tree: those above it (one or none) and those below it."""
+    """The positions linked with a position in a tree: the one above (or none), and those below."""
 
     above: tuple[int, ...]
     below: tuple[int, ...]
 
 
 class Node(NamedTuple):
-    """A position in a tree, `depth` links below the top."""
+    """A position in a tree: its distance from the top in links, and the positions linked with it."""
 
     depth: int
     links: Links
 
 
 def knomial_rounds(size: int, position: int, radix: int) -> Iterator[Links]:
-    """Yield the links of a position in each round in which data flows down a k-nomial tree, the longest links first."""
+    """Yield the links of a position in each round of a flow down a k-nomial tree, the longest links first."""
     for distance in reversed(list(distances(size, radix))):
         digit = position // distance % radix
         if position % distance:
@@ -62,7 +62,7 @@ def knomial_rounds(size: int, position: int, radix: int) -> Iterator[Links]:
 
 
 def binary_node(size: int, position: int) -> Node:
-    """Return a position in the complete binary tree whose positions are numbered level by level."""
+    """Return the node of a position in the complete binary tree whose positions are numbered level by level."""
     above = ((position - 1) // 2,) if position else ()
     below = tuple(child for child in (2 * position + 1, 2 * position + 2) if child < size)
     return Node((position + 1).bit_length() - 1, Links(above, below))
@@ -71,8 +71,8 @@ def binary_node(size: int, position: int) -> Node:
 def broadcast_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
     """Return the plan of a broadcast down a k-nomial tree, where k is the radix, in ⌈log_radix size⌉ rounds.
 
-    The data is the INPUT of the root, one block; all other ranks have no INPUT. Every rank ends with it in OUTPUT: the
-    root copies it there, which executors skip when both are the same memory.
+    The data is the INPUT of the root, one block; the other ranks have no INPUT. Every rank ends with the data in
+    OUTPUT. The root copies it there; executors skip the copy if INPUT and OUTPUT are the same memory.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
@@ -93,12 +93,12 @@ def broadcast_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Pl
 
 
 def broadcast_binomial(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast down a binomial tree: the k-nomial tree of radix 2."""
+    """Return the plan of a broadcast down a binomial tree, which is the k-nomial tree of radix 2."""
     return replace(broadcast_knomial(size, rank, root, radix=2), algorithm="binomial")
 
 
 def broadcast_binary(size: int, rank: int, root: int = 0) -> Plan:
-    """Return the plan of a broadcast down a complete binary tree; INPUT and OUTPUT as in the k-nomial one."""
+    """Return the plan of a broadcast down a complete binary tree. Buffers are as in `broadcast_knomial`."""
     check_ranks(size, rank, root)
     source = source_of_broadcast(rank, root)
     node = binary_node(size, (rank - root) % size)
@@ -109,8 +109,8 @@ def broadcast_binary(size: int, rank: int, root: int = 0) -> Plan:
 def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
     """Return the plan of a reduce up a binomial tree, in ⌈log2 size⌉ rounds, for any root.
 
-    The order of combination is the canonical one (`algorithms.balanced_tree`), for any root. INPUT, and OUTPUT of the
-    root, are one block each, and may be the same memory; the ranks on the way have as much SCRATCH.
+    The order of combination is the canonical one (`builders.balanced_tree`), for any root. INPUT and the root's OUTPUT
+    are one block each, and may be the same memory. Inner ranks of the tree have one block of SCRATCH.
     """
     check_ranks(size, rank, root)
     into, current = output_block() if rank == root else scratch_block(), input_block()
@@ -133,16 +133,16 @@ def reduce_binomial(size: int, rank: int, root: int = 0) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=Partition(0) if current.buffer is not Buffer.SCRATCH else scratch_like(Buffer.INPUT, vector),
-        lanes=(tuple(groups) if size > 1 else alone(),),
+        lanes=(tuple(groups) if size > 1 else single_rank_lane(),),
     )
 
 
 def reduce_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
     """Return the plan of a reduce up a k-nomial tree, where k is the radix, in ⌈log_radix size⌉ rounds, for any root.
 
-    Contributions are combined in ascending order, those that arrive in a round at once. INPUT, and OUTPUT of the root,
-    are one block each, and may be the same memory; SCRATCH holds what arrives in a round and, on the way, what is made
-    of it.
+    Contributions are combined in ascending order; those that arrive in one round are combined in one step. INPUT and
+    the root's OUTPUT are one block each, and may be the same memory. SCRATCH holds the messages of a round and, in
+    inner ranks other than the root, the partial result.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
@@ -169,15 +169,16 @@ def reduce_knomial(size: int, rank: int, root: int = 0, radix: int = 4) -> Plan:
         input=vector,
         output=at_root(rank, root, vector),
         scratch=scratch_like(Buffer.INPUT, vector, copies=stages + (current.buffer is Buffer.SCRATCH)),
-        lanes=(tuple(groups) if size > 1 else alone(),),
+        lanes=(tuple(groups) if size > 1 else single_rank_lane(),),
     )
 
 
 def _merges(size: int, rank: int, root: int, radix: int) -> Iterator[Links]:
-    """Yield the ranks that a rank is linked with in each round in which data flows up, until it has sent its own.
+    """Yield the links of a rank, as ranks, in each round of a flow up the tree, until it has sent its partial result.
 
-    In each round, `radix` neighbouring runs of ranks merge into one. Each run has its partial result at the root if
-    that is in the run, and at its first rank if not. So contributions are combined in ascending order, for any root.
+    In each round, `radix` neighbouring runs of ranks merge into one. The partial result of a run is at the root if the
+    root is in the run, else at the first rank of the run. So contributions are combined in ascending order, for any
+    root.
     """
 
     def holder(run: int, length: int) -> int:
@@ -194,9 +195,9 @@ def _merges(size: int, rank: int, root: int, radix: int) -> Iterator[Links]:
 
 
 def barrier_tree(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
-    """Return the plan of a barrier: tokens flow up a k-nomial tree, then down, so that all hear that all have come.
+    """Return the plan of a barrier: tokens flow up a k-nomial tree when ranks have come, then down when all have come.
 
-    INPUT is a token of one element; SCRATCH receives the tokens of others; there is no OUTPUT.
+    INPUT is a token of one element. SCRATCH receives the tokens of other ranks. There is no OUTPUT.
     """
     check_ranks(size, rank, root)
     check_at_least("radix", radix, 2)
@@ -214,7 +215,7 @@ def barrier_tree(size: int, rank: int, root: int = 0, radix: int = 2) -> Plan:
 
 
 def source_of_broadcast(rank: int, root: int, block: int = 0) -> Span:
-    """Return where a rank has a block that is broadcast, once it has it."""
+    """Return the span in which a rank has a block of the broadcast data: INPUT on the root, else OUTPUT."""
     return input_block(block) if rank == root else output_block(block)
 
 
@@ -224,7 +225,7 @@ def at_root(rank: int, root: int, partition: Partition) -> Partition:
 
 
 def flow_down(node: Node, rank_at: Callable[[int], int], source: Span, target: Span) -> Lane:
-    """Return the lane of a rank that receives `target` from above and sends `source` to those below.
+    """Return the lane of a rank that receives `target` from above and sends `source` to the positions below.
 
     Links from depth d to depth d + 1 are used in group d. The top copies `source` to `target`.
     """
@@ -233,4 +234,4 @@ def flow_down(node: Node, rank_at: Callable[[int], int], source: Span, target: S
     for position in node.links.above:
         steps[node.depth - 1] = (Recv(rank_at(position), target),)
     steps[node.depth] = (*(Send(rank_at(position), source) for position in node.links.below), *keep)
-    return at_groups(steps)
+    return lane_from_steps(steps)

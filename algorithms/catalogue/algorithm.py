@@ -1,4 +1,4 @@
-"""What an algorithm declares about itself, as data: how to build it, what it can do and costs, where it is from."""
+"""The declaration of one algorithm, as data: its builder, its properties, its cost and its reference."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from unisono.algorithms.ir.plan import Plan
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
 
-# In which order contributions are combined: there is no reduction; in ascending order of ranks, one after the other or
-# all at once; by one balanced binary tree over the ranks; in some order that depends on nothing but the number of
-# ranks, the root and the block.
+# The order in which contributions are combined. "none": nothing is reduced. "rank": one after the other, in ascending
+# order of ranks. "at_once": all in one step, in that order. "canonical": by one balanced binary tree over the ranks.
+# "fixed": an order that depends only on the number of ranks, the root and the block.
 Order = Literal["none", "rank", "at_once", "canonical", "fixed"]
 
 
 _PARAMETERS_OF_ALL = ("size", "rank", "root")
 
-# A builder, `build(size, rank, root=0, **params) -> Plan`: pure and deterministic, for one rank at a time. Each builder
-# takes parameters of its own, which a callable type can only leave open.
+# A builder, `build(size, rank, root=0, **params) -> Plan`: a pure, deterministic function that returns the plan of one
+# rank. The type leaves the arguments open because each builder has different parameters.
 Build: TypeAlias = Callable[..., Plan]
 
 
 class Builder:
-    """A builder of Unisono by its place, imported when it is first needed: a rank needs few of all that there are.
+    """A reference to a builder of Unisono, by module and function; the first call imports the module.
 
-    `inspect.signature` sees the builder itself.
+    The import is late because a rank uses few of the builders. `inspect.signature` sees the signature of the builder.
     """
 
     def __init__(self, module: str, function: str) -> None:
@@ -41,7 +41,7 @@ class Builder:
         return build
 
     def __call__(self, *arguments: Any, **params: Any) -> Plan:
-        """See `Build`."""
+        """Return the plan that the builder returns."""
         return self.__wrapped__(*arguments, **params)
 
     def __repr__(self) -> str:
@@ -56,10 +56,10 @@ class Cost:
         rounds: number of message latencies (alpha) on the critical path.
         sent: elements that the busiest rank sends (beta), as a multiple of the vector length.
         reduced: elements that the busiest rank combines (gamma), as a multiple of the vector length.
-        most_messages: messages of the rank that sends most of them, where they are more than one in each round and are
-            not whole vectors; else 0.
-        stored: elements that the rank that stores most writes to SCRATCH, as a multiple of the vector length; None
-            where that has not been said.
+        most_messages: number of messages that the busiest sender sends. It is declared only if that rank sends more
+            than one message in a round and these messages are parts of the vector; else 0.
+        stored: elements that the rank with the most writes to SCRATCH writes there, as a multiple of the vector length;
+            None if not declared.
     """
 
     rounds: int
@@ -75,30 +75,33 @@ class Algorithm:
 
     Attributes:
         collective: "allreduce", "broadcast", …
-        name: what users force with ``algorithm=``.
+        name: the name by which users force the algorithm with ``algorithm=``.
         build: the builder.
-        cost: the closed form of its reference, `cost(size, **params) -> Cost`, of the number of ranks and those of the
-            builder's parameters that matter; of its most expensive root; never derived by calling `build`. None if it
-            is not known: the tuner then leaves the algorithm to those who name it.
-        reference: where the algorithm and its cost are from.
+        cost: the closed form of the cost from the reference, `cost(size, **params) -> Cost`, for the most expensive
+            root. It takes the number of ranks and those parameters of the builder that change the cost. It never calls
+            `build`. None if the cost is unknown: the tuner then does not choose the algorithm, and it runs only if it
+            is forced.
+        reference: the publication that the algorithm and its cost are taken from.
         commutative_only: whether the operation must be commutative.
-        order: in which order contributions are combined, as `algorithms.orders` proves: "none" (no reduction), "rank"
-            (one after the other, in ascending order of ranks), "at_once" (all in one step, in that order, so that the
-            result is rounded once), "canonical" (by one balanced binary tree over the ranks), or "fixed" (some order
-            that depends on nothing but the number of ranks, the root and the block). All algorithms of an order but
-            the last give the same bits.
+        order: the order in which contributions are combined, as `verifier.combine_order` proves it: "none" (no
+            reduction), "rank" (one after the other, in ascending order of ranks), "at_once" (all in one step, in that
+            order, so that the result is rounded once), "canonical" (by one balanced binary tree over the ranks), or
+            "fixed" (an order that depends only on the number of ranks, the root and the block). Two algorithms of the
+            same order give the same bits, except for "fixed".
         same_bits: whether all ranks get the same bits for floating-point reductions.
         in_place: whether INPUT and OUTPUT may be the same memory.
-        segmentable: whether running it over several segments overlaps its groups usefully.
-        steady: whether all ranks send in every round, so that segments overlap nothing, and only keep blocks in caches.
-        mapped: whether it needs memory that peers can map.
-        varying: whether the builder takes `varying=True`, for shares of the ranks that differ in length.
-        is_cost_exact: whether the cost is exact, or else an upper bound, as of phases with different busiest ranks.
-        vendor: whether a library carries it out by itself, where there is one; its plans are empty.
-        by_name_only: whether the tuner leaves it to those who name it: its cost alone would mislead.
-        supports: None if the algorithm can run with this many ranks, or the reason why it cannot.
-        crossing: which part of its cost lies between hosts of so many consecutive ranks each, as a function of the
-            number of ranks and of those of a host; see `algorithms.crossing`.
+        segmentable: whether running the plan over several segments overlaps its groups usefully.
+        steady: whether all ranks send in every round. Segments then overlap nothing, and only keep blocks in the
+            caches.
+        mapped: whether the algorithm needs memory that peers can map.
+        varying: whether the builder takes `varying=True`, for shares whose lengths differ from rank to rank.
+        is_cost_exact: whether the cost is exact. If not, it is an upper bound, as for phases with different busiest
+            ranks.
+        vendor: whether a library carries the algorithm out by itself; the plans are then empty.
+        by_name_only: whether the tuner must not choose the algorithm, because its cost alone would mislead.
+        supports: a function of the number of ranks that returns None, or the reason why the algorithm cannot run.
+        crossing: the part of the cost that lies between hosts, as a function of the number of ranks and of the number
+            of consecutive ranks on each host; see `catalogue.host_crossing`.
     """
 
     collective: str
@@ -121,33 +124,33 @@ class Algorithm:
     crossing: Callable[[int, int], Crossing] = along
 
     def check_supports(self, size: int) -> None:
-        """Raise the algorithm's refusal of so many ranks.
+        """Raise an error if the algorithm does not support `size` ranks.
 
         Raises:
-            NoAlgorithmError: there is one.
+            NoAlgorithmError: it does not; the message gives the reason.
         """
         if reason := self.supports(size):
             raise NoAlgorithmError(f"{self.collective} {self.name!r} cannot run on {size} ranks: {reason}")
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters of the builder's own, by name: all but the number of ranks, the rank and the root."""
-        every = signature(self.build).parameters
-        return {name: every[name] for name in every if name not in _PARAMETERS_OF_ALL}
+        """Return the parameters of the builder by name, without `size`, `rank` and `root`."""
+        parameters = signature(self.build).parameters
+        return {name: parameters[name] for name in parameters if name not in _PARAMETERS_OF_ALL}
 
     def check_parameters(self, names: Iterable[str], also: Sequence[str] = ()) -> None:
-        """Check that the builder takes parameters of these names, or that they are in `also`.
+        """Check that each of `names` is a parameter of the builder or is in `also`.
 
         Raises:
-            UsageError: there is one that it does not take; names those that it does.
+            UsageError: the builder has no parameter of this name; the message lists its parameters.
         """
-        own = [*self.parameters(), *also]
+        accepted = [*self.parameters(), *also]
         for name in names:
-            if name not in own:
-                those = f"{', '.join(own) or 'none'}{suggestion(name, own)}"
-                raise UsageError(f"{self.collective} {self.name} has no parameter {name!r}; it has {those}")
+            if name not in accepted:
+                listed = f"{', '.join(accepted) or 'none'}{suggestion(name, accepted)}"
+                raise UsageError(f"{self.collective} {self.name} has no parameter {name!r}; it has {listed}")
 
     def cost_of(self, size: int, params: Mapping[str, Any]) -> Cost | None:
-        """Return the cost with the builder's parameters `params`, of which it takes those that matter, if declared."""
+        """Return the declared cost, or None if there is none. Parameters that do not change the cost are ignored."""
         if self.cost is None:
             return None
         if not params:
@@ -156,13 +159,13 @@ class Algorithm:
         return self.cost(size, **{name: value for name, value in params.items() if name in accepted})
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about a name that is not known: which one may have been meant, if one is near.
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: "did you mean …?" if one of `names` is similar, else "".
 
     >>> suggestion("rign", ["direct", "ring"]), suggestion("xyz", ["direct", "ring"])
     ("; did you mean 'ring'?", '')
     """
-    from difflib import get_close_matches  # only who has made a mistake waits for it
+    from difflib import get_close_matches  # only a wrong name pays for this import
 
-    near = get_close_matches(name, list(known), n=1)
+    near = get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

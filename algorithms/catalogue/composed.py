@@ -1,11 +1,11 @@
-"""The entries of the registry for the algorithms that are composed of phases.
+"""The table rows of the algorithms that are composed of phases.
 
-A composition declares its phases, and the cost of each is the closed form of its algorithm, on the fraction of the
-vector that its groups work on. So a tuner that knows the links inside hosts and across them chooses the algorithm of
-each phase by itself.
+A composition declares its phases. The cost of a phase is the closed form of its algorithm, multiplied by the fraction
+of the vector on which a group works. A tuner that knows the links inside hosts and between hosts can therefore choose
+the algorithm of each phase separately.
 
-The tuner chooses among algorithms whose plans stay small as phases. Hosts of different sizes are not evenly spaced, for
-instance, so what goes around a ring of their leaders is written out step by step.
+The tuner chooses only among algorithms whose plans stay small as phases. A ring, for example, is not among them across
+hosts of different sizes: the leaders are then not evenly spaced, so the plan would contain every step of the ring.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from unisono.algorithms.composition.host_levels import Levels, needs_equal, need
 from unisono.algorithms.composition.phases import Composition, PhaseKind
 
 
-def _left_inside(levels: Levels, level: int, size: int) -> float:
-    """Return what the levels inside a level have left of the vector, where each shares it out."""
+def _share_after_inner_levels(levels: Levels, level: int, size: int) -> float:
+    """Return the fraction of the vector at `level` if each level inside it has split the vector among its members."""
     return 1 / prod(max(sizes) for sizes in levels.sizes[level + 1 :])
 
 
-def _as_many_of_the_widest(levels: Levels, level: int, size: int) -> float:
-    """Return what a group has if all its members stand for as many ranks as any at that level."""
+def _shares_of_widest_members(levels: Levels, level: int, size: int) -> float:
+    """Return the fraction of the vector of a group of `size` members if each stands for as many ranks as the widest."""
     return size * levels.widest[level] / levels.size
 
 
 def _between_scans(levels: Levels) -> Cost:
-    """One combination puts together what the hosts before and the ranks before contribute."""
+    """Return the cost between the phases of a scan: a rank combines the total of earlier hosts with its own prefix."""
     return Cost(rounds=0, sent=0, reduced=int(max(levels.sizes[0]) > 1))
 
 
 def _between_exscans(levels: Levels) -> Cost:
-    """So it does here, and the last rank of each host but the last combines what all its host contributes."""
+    """Return the cost between the phases of an exscan.
+
+    Each rank combines once, as in a scan. The last rank of a host combines once more, to get the total of its host; on
+    the last host it does not, because no host follows.
+    """
     number, ranks = max(levels.sizes[0]), max(levels.sizes[-1])
     return Cost(rounds=0, sent=0, reduced=(min(number, 3) - 1) * int(ranks > 1))
 
@@ -80,14 +84,14 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
                     "reduce_scatter",
                     is_inside=True,
                     algorithms=("ring", "recursive_halving"),
-                    fraction=_left_inside,
+                    fraction=_share_after_inner_levels,
                 ),
                 PhaseKind(
                     "across",
                     "allreduce",
                     is_inside=False,
                     algorithms=("ring", "recursive_doubling", "direct", "rabenseifner"),
-                    fraction=_left_inside,
+                    fraction=_share_after_inner_levels,
                     by_all=True,
                 ),
                 PhaseKind(
@@ -95,7 +99,7 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
                     "allgather",
                     is_inside=True,
                     algorithms=("ring", "circulant"),
-                    fraction=_left_inside,
+                    fraction=_share_after_inner_levels,
                 ),
             ),
             needs=needs_equal,
@@ -133,14 +137,14 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
                     "reduce_scatter",
                     is_inside=False,
                     algorithms=("recursive_halving",),
-                    fraction=_as_many_of_the_widest,
+                    fraction=_shares_of_widest_members,
                 ),
                 PhaseKind(
                     "scatter",
                     "scatter",
                     is_inside=True,
                     algorithms=("binomial", "linear"),
-                    fraction=_as_many_of_the_widest,
+                    fraction=_shares_of_widest_members,
                 ),
             ),
             needs=needs_runs,
@@ -177,14 +181,14 @@ COMPOSED: dict[str, dict[str, Algorithm]] = {
                     "gather",
                     is_inside=True,
                     algorithms=("binomial", "linear"),
-                    fraction=_as_many_of_the_widest,
+                    fraction=_shares_of_widest_members,
                 ),
                 PhaseKind(
                     "across",
                     "allgather",
                     is_inside=False,
                     algorithms=("circulant",),
-                    fraction=_as_many_of_the_widest,
+                    fraction=_shares_of_widest_members,
                 ),
                 _BROADCAST,
             ),

@@ -1,9 +1,15 @@
-"""The costs of the algorithms of the registry, in closed form; they have the names of their builders.
+"""The costs of the algorithms of the registry in closed form. A function has the name of its builder.
 
-p is the number of ranks and L = ⌈log_k p⌉, with k the radix. The vector that costs are multiples of is the INPUT of a
-rank in a reduction and in an alltoall, what a broadcast carries, what the root of a gather or scatter has of all ranks,
-the OUTPUT of an allgather, and the token of a barrier. A rooted algorithm has the cost of its most expensive root. A
-cost takes those parameters of its builder that it depends on.
+p is the number of ranks, k the radix, and L = ⌈log_k p⌉. Costs are multiples of a vector:
+
+- reductions and alltoall: the INPUT of a rank
+- broadcast: the data of the root
+- gather and scatter: the blocks of all ranks, as the root has them
+- allgather: the OUTPUT of a rank
+- barrier: the token
+
+An algorithm with a root has the cost of its most expensive root. A function takes those parameters of the builder that
+change the cost.
 """
 
 from __future__ import annotations
@@ -21,23 +27,23 @@ def _rounds(size: int, radix: int = 2) -> int:
 
 
 def _others(size: int) -> float:
-    """Return what all ranks but one have of the vector."""
+    """Return the fraction of the vector that belongs to all ranks but one: (p − 1) / p."""
     return (size - 1) / size
 
 
 def _windows(size: int, window: int) -> int:
-    """Return how many windows it takes to exchange with all other ranks."""
+    """Return how many windows an exchange with all other ranks takes."""
     return -(-(size - 1) // window)
 
 
 def _most_messages(size: int, radix: int) -> int:
-    """Return how many messages the top of a k-nomial tree sends: k - 1 in each round, and in the last what is left."""
+    """Return how many messages the top of a k-nomial tree sends: k − 1 per round, fewer in an incomplete last round."""
     rounds = _rounds(size, radix)
     return (radix - 1) * (rounds - 1) - (-size // radix ** (rounds - 1)) - 1 if rounds else 0
 
 
 def _folded(size: int) -> tuple[int, int]:
-    """Return ⌊log2 p⌋, and 1 if p is more than that power of two, so that some ranks are folded, else 0."""
+    """Return (⌊log2 p⌋, 1 if p is not a power of two, so that some ranks are folded, else 0)."""
     rounds = size.bit_length() - 1
     return rounds, int(size > 1 << rounds)
 
@@ -46,28 +52,28 @@ def _folded(size: int) -> tuple[int, int]:
 
 
 def allreduce_direct(size: int, window: int = 32) -> Cost:
-    """Everybody sends to all others."""
+    """Every rank sends its vector to all other ranks."""
     return Cost(rounds=_windows(size, window), sent=size - 1, reduced=size - 1)
 
 
 def allreduce_ring(size: int) -> Cost:
-    """The reduce-scatter, then the allgather."""
+    """A reduce-scatter, then an allgather."""
     return Cost(rounds=2 * (size - 1), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def allreduce_rings(size: int, lanes: int = 2) -> Cost:
-    """Rings side by side share the vector out, and take the same time each."""
+    """Several rings side by side, each with a part of the vector; they take the same time."""
     return replace(allreduce_ring(size), most_messages=2 * (size - 1) * lanes)
 
 
 def allreduce_recursive_doubling(size: int) -> Cost:
-    """The busiest rank of a folded pair combines once more and sends once more; it waits for both, two more rounds."""
+    """The active rank of a folded pair combines and sends once more. Folding takes two more rounds."""
     rounds, fold = _folded(size)
     return Cost(rounds=rounds + 2 * fold, sent=rounds + fold, reduced=rounds + fold)
 
 
 def allreduce_recursive_multiplying(size: int, radix: int = 4) -> Cost:
-    """Each round exchanges with k - 1 others; the longest run of folded ranks has ⌈p / k^rounds⌉."""
+    """Each round exchanges with k − 1 ranks. The longest run of folded ranks has ⌈p / k^rounds⌉ members."""
     folding = fold(size, max(2, min(radix, size)))
     exchanged = folding.rounds * (folding.radix - 1)
     aside = -(-size // folding.positions) - 1
@@ -75,67 +81,67 @@ def allreduce_recursive_multiplying(size: int, radix: int = 4) -> Cost:
 
 
 def allreduce_rabenseifner(size: int) -> Cost:
-    """Halving, then doubling; a rank that others are folded with takes one vector more each way."""
+    """Halving, then doubling. A rank that others are folded onto moves one more vector each way."""
     rounds, fold = _folded(size)
     moved = _others(1 << rounds)
     return Cost(rounds=2 * (rounds + fold), sent=2 * moved + fold, reduced=moved + fold)
 
 
 def allreduce_circulant(size: int) -> Cost:
-    """The reduce-scatter, then the allgather."""
+    """A reduce-scatter, then an allgather."""
     return Cost(rounds=2 * _rounds(size), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def allreduce_reduce_broadcast(size: int) -> Cost:
-    """A rank inside the tree sends one vector up and two down; four ranks have one that is not the top."""
+    """An inner rank of the tree sends one vector up and two down. With 4 or more ranks, one is not the top."""
     return Cost(rounds=2 * (size.bit_length() - 1), sent=min(3, size - 1), reduced=min(2, size - 1))
 
 
 def allreduce_chain(size: int) -> Cost:
-    """To the first rank and back."""
+    """A reduce to the first rank, and a broadcast back."""
     return Cost(rounds=2 * (size - 1), sent=min(2, size - 1), reduced=min(1, size - 1))
 
 
 def allreduce_double_binary_tree(size: int) -> Cost:
-    """Half of the vector three times inside one tree, and once as a leaf of the other."""
+    """A rank sends half a vector three times as an inner node of one tree, and once as a leaf of the other."""
     return Cost(
         rounds=2 * (size.bit_length() - 1), sent=min(4, size) / 2 if size > 1 else 0, reduced=min(2, size - 1) / 2
     )
 
 
 def allreduce_two_exchanges(size: int, window: int = 32) -> Cost:
-    """Two direct exchanges of all but the own block."""
+    """Two direct exchanges of all blocks except the rank's own."""
     rounds, messages = 2 * _windows(size, window), 2 * (size - 1)
     return Cost(rounds, sent=messages / size, reduced=_others(size), most_messages=messages)
 
 
 def allreduce_one_shot(size: int, window: int = 32) -> Cost:
-    """All ranks meet twice; what is read of others counts as sent."""
+    """All ranks meet twice. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=size - 1, reduced=size - 1)
 
 
 def allreduce_two_shot(size: int, window: int = 32) -> Cost:
-    """All ranks meet three times."""
+    """All ranks meet three times. Reading a peer's memory counts as sending."""
     return Cost(rounds=3 * _windows(size, window), sent=2 * (size - 1) / size, reduced=_others(size))
 
 
 def reduce_read(size: int) -> Cost:
-    """A flag to the root before and one of it after; the root reads what all others have."""
+    """One round of flags before and one after. The root reads the vectors of all other ranks."""
     return Cost(rounds=2 * min(1, size - 1), sent=size - 1, reduced=size - 1)
 
 
 def reduce_binomial(size: int) -> Cost:
-    """Rank 0 as the root receives in every round."""
+    """The most expensive root is rank 0, which receives in every round."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=_rounds(size))
 
 
 def reduce_knomial(size: int, radix: int = 4) -> Cost:
-    """Rank 0 as the root receives in every round from k - 1 others, and in the last from those that are left."""
+    """The most expensive root is rank 0, which receives from k − 1 ranks per round, or fewer in the last round."""
     return Cost(rounds=_rounds(size, radix), sent=min(1, size - 1), reduced=_most_messages(size, radix))
 
 
 def reduce_all_pairs(size: int, window: int = 32) -> Cost:
-    """All but the root send the others their blocks, and the root the result of their own."""
+    """Every rank sends the other ranks their blocks, then its result to the root; the root sends only the blocks."""
     return Cost(rounds=2 * _windows(size, window), sent=min(1, size - 1), reduced=_others(size))
 
 
@@ -145,26 +151,27 @@ def reduce_chain(size: int) -> Cost:
 
 
 def reduce_binary(size: int) -> Cost:
-    """Rank 0 as the root has all others in one tree, of depth ⌊log2(p - 1)⌋, below it."""
+    """The most expensive root is rank 0, above one tree of all other ranks, whose depth is ⌊log2(p − 1)⌋."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(2, size - 1))
 
 
 def reduce_rabenseifner(size: int) -> Cost:
-    """A rank next to the root's side hands half of the vector over in the last round of the gather."""
+    """The busiest rank sends half of the vector in the last round of the gather."""
     rounds, fold = _folded(size)
     moved = _others(1 << rounds)
     return Cost(rounds=2 * rounds + fold, sent=moved + 0.5 * (size > 1), reduced=moved + fold)
 
 
 def reduce_double_binary_tree(size: int) -> Cost:
-    """The trees have a depth of ⌊log2(p - 1)⌋, and the root is above them."""
+    """Each tree has depth ⌊log2(p − 1)⌋, and the root stands above both."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=min(1, size - 1))
 
 
 def reduce_scatter_recursive_halving(size: int) -> Cost:
-    """The first ranks are folded in pairs; the first pair keeps as much as any in every round.
+    """The first ranks are folded in pairs. In every round the first pair keeps as many blocks as any other.
 
-    A rank that stands aside sends the vector, and what the others send adds up to the vector but for their own block.
+    A rank that stands aside sends the whole vector. Any other rank sends, over all rounds, the vector without its own
+    block.
     """
     rounds, fold = _folded(size)
     pairs = size - (1 << rounds)
@@ -174,41 +181,41 @@ def reduce_scatter_recursive_halving(size: int) -> Cost:
 
 
 def reduce_scatter_ring(size: int) -> Cost:
-    """What comes from one neighbour is stored, but for the last, and goes on to the other one."""
+    """A rank stores every block that it passes on. The last block that it receives becomes its result instead."""
     stored = max(0, size - 2) / size
     return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size), stored=stored)
 
 
 def reduce_scatter_pairwise(size: int) -> Cost:
-    """One of the other ranks after the other; all that comes is combined into the result."""
+    """One partner per round, p − 1 rounds. A received block is combined at once, so nothing is stored."""
     return Cost(rounds=size - 1, sent=_others(size), reduced=_others(size), stored=0)
 
 
 def reduce_scatter_circulant(size: int) -> Cost:
-    """The distances are halved from round to round, rounded up; what goes on is stored."""
+    """The distances are halved in each round, rounded up. A block that is sent on later is stored."""
     stored = 2 * ((size - 1) // 2) / size
     return Cost(rounds=_rounds(size), sent=_others(size), reduced=_others(size), stored=stored)
 
 
 def reduce_scatter_direct(size: int, window: int = 32) -> Cost:
-    """Every rank sends each of the others its block, and stores what comes until all has come."""
+    """Every rank sends each other rank its block. It stores the received blocks and combines them in the end."""
     others = _others(size)
     return Cost(_windows(size, window), sent=others, reduced=others, most_messages=size - 1, stored=others)
 
 
 def reduce_scatter_balanced_tree(size: int, window: int = 32) -> Cost:
-    """As the direct one; what inner nodes of the tree combine is stored once more."""
+    """The cost of `reduce_scatter_direct`, but the inner nodes of the tree store their results too."""
     direct = reduce_scatter_direct(size, window)
     return replace(direct, stored=2 * _others(size))
 
 
 def reduce_scatter_read(size: int, window: int = 32) -> Cost:
-    """All ranks meet before and after; what is read of others counts as sent."""
+    """All ranks meet before and after. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=_others(size))
 
 
 def scan_linear(size: int) -> Cost:
-    """Along the ranks; those inside combine once and send once."""
+    """A rank between the first and the last combines once and sends once."""
     return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=min(1, size - 1))
 
 
@@ -218,24 +225,24 @@ def exscan_linear(size: int) -> Cost:
 
 
 def scan_recursive_doubling(size: int) -> Cost:
-    """The distances double; a rank sends and combines in every round."""
+    """The distance doubles in each round. The busiest rank sends and combines in every round."""
     return Cost(rounds=_rounds(size), sent=_rounds(size), reduced=_rounds(size))
 
 
 def exscan_recursive_doubling(size: int) -> Cost:
-    """One round to pass contributions on, then the scan of p - 1 ranks."""
+    """One round passes the contributions on to the next rank; then p − 1 ranks do a scan."""
     first = min(1, size - 1)
     rounds = _rounds(max(1, size - 1))
     return Cost(rounds=first + rounds, sent=first + rounds, reduced=rounds)
 
 
 def scan_direct(size: int, window: int = 32) -> Cost:
-    """The first rank sends to all others, and the last combines what all contribute."""
+    """The first rank sends to all others, and the last rank combines all contributions."""
     return Cost(rounds=_windows(size, window), sent=size - 1, reduced=size - 1)
 
 
 def exscan_direct(size: int, window: int = 32) -> Cost:
-    """The last rank has nothing of its own to combine."""
+    """The first rank sends to all others. The last rank combines all contributions but its own."""
     return Cost(rounds=_windows(size, window), sent=size - 1, reduced=max(0, size - 2))
 
 
@@ -248,22 +255,22 @@ def broadcast_knomial(size: int, radix: int = 4) -> Cost:
 
 
 def broadcast_binomial(size: int) -> Cost:
-    """The k-nomial tree of radix 2."""
+    """A k-nomial tree of radix 2."""
     return broadcast_knomial(size, radix=2)
 
 
 def broadcast_chain(size: int) -> Cost:
-    """Along the ranks."""
+    """Every rank but the last sends the vector once."""
     return Cost(rounds=size - 1, sent=min(1, size - 1), reduced=0)
 
 
 def broadcast_binary(size: int) -> Cost:
-    """Down the complete binary tree."""
+    """A complete binary tree: inner ranks send the vector twice."""
     return Cost(rounds=size.bit_length() - 1, sent=min(2, size - 1), reduced=0)
 
 
 def broadcast_double_binary_tree(size: int) -> Cost:
-    """The depth of each tree over p - 1 ranks is ⌊log2(p - 1)⌋, and the root stands above it."""
+    """Each tree over p − 1 ranks has depth ⌊log2(p − 1)⌋, and the root stands above both."""
     return Cost(rounds=_rounds(size), sent=min(1, size - 1), reduced=0)
 
 
@@ -278,47 +285,47 @@ def broadcast_scatter_doubling(size: int) -> Cost:
 
 
 def broadcast_read(size: int) -> Cost:
-    """A flag of the root before and one to it after; what is read of the root counts as sent."""
+    """One round of flags from the root before, and one to the root after. Reading from the root counts as sending."""
     return Cost(rounds=2 * min(1, size - 1), sent=min(1, size - 1), reduced=0)
 
 
 def shares_around(size: int) -> Cost:
-    """One of the other ranks after the other."""
+    """One partner per round, p − 1 rounds, one share per round."""
     return Cost(rounds=size - 1, sent=_others(size), reduced=0)
 
 
 def allgather_logarithmic(size: int, radix: int = 2) -> Cost:
-    """What a rank has is multiplied by the radix in every round."""
+    """The number of blocks that a rank has grows k-fold in every round."""
     return Cost(rounds=_rounds(size, radix), sent=_others(size), reduced=0)
 
 
 def allgather_neighbour_exchange(size: int) -> Cost:
-    """Two blocks in each round but the first."""
+    """A rank sends two blocks per round, but one in the first round."""
     return Cost(rounds=size // 2, sent=_others(size), reduced=0)
 
 
 def shares_in_windows(size: int, window: int = 32) -> Cost:
-    """Straight to all others."""
+    """Every rank sends one share to each other rank, a window of ranks at a time."""
     return Cost(rounds=_windows(size, window), sent=_others(size), reduced=0, most_messages=size - 1)
 
 
 def allgather_read(size: int, window: int = 32) -> Cost:
-    """All ranks meet before and after; what is read of others counts as sent."""
+    """All ranks meet before and after. Reading a peer's memory counts as sending."""
     return Cost(rounds=2 * _windows(size, window), sent=_others(size), reduced=0)
 
 
 def gather_read(size: int) -> Cost:
-    """A flag to the root before and one of it after; the root reads all shares but its own."""
+    """One round of flags to the root before, and one from the root after. The root reads all shares but its own."""
     return Cost(rounds=2 * min(1, size - 1), sent=_others(size), reduced=0)
 
 
 def gather_linear(size: int, window: int = 32) -> Cost:
-    """A rank sends its own share; what the root receives is all but one of them."""
+    """Every rank but the root sends its own share."""
     return Cost(rounds=_windows(size, window), sent=min(1, size - 1) / size, reduced=0)
 
 
 def gather_binomial(size: int) -> Cost:
-    """The rank that sends most hands up the further half of the tree or, if that is small, the half of the nearer."""
+    """The busiest sender passes up the far half of the tree or, if that is small, half of the near half."""
     half = 1 << _rounds(size) >> 1
     return Cost(rounds=_rounds(size), sent=max(size - half, half // 2) / size if half else 0, reduced=0)
 
@@ -329,7 +336,7 @@ def scatter_binomial(size: int) -> Cost:
 
 
 def alltoall_bruck(size: int, radix: int = 2) -> Cost:
-    """A block is sent once for each digit of its distance that is not 0: (L / 2)·n for a power of two and radix 2."""
+    """A block is sent once per non-zero digit of its distance: L/2 vectors for a power of two and radix 2."""
     staying = sum(
         size // (radix * distance) * distance + min(size % (radix * distance), distance)
         for distance in distances(size, radix)
@@ -339,20 +346,20 @@ def alltoall_bruck(size: int, radix: int = 2) -> Cost:
 
 
 def barrier_dissemination(size: int, radix: int = 2) -> Cost:
-    """Tokens go to k - 1 ranks in each round."""
+    """Every rank sends a token to k − 1 ranks in each round."""
     return Cost(rounds=_rounds(size, radix), sent=_most_messages(size, radix), reduced=0)
 
 
 def barrier_direct(size: int, window: int = 32) -> Cost:
-    """Tokens go to all others."""
+    """Every rank sends a token to all other ranks."""
     return Cost(rounds=_windows(size, window), sent=size - 1, reduced=0)
 
 
 def barrier_tree(size: int, radix: int = 2) -> Cost:
-    """Up the tree and down again; the top sends most."""
+    """Tokens go up the tree and down again. The top sends most."""
     return Cost(rounds=2 * _rounds(size, radix), sent=_most_messages(size, radix), reduced=0)
 
 
 def barrier_flags(size: int, window: int = 32) -> Cost:
-    """Flags are no data."""
+    """Flags carry no data, so nothing counts as sent."""
     return Cost(rounds=_windows(size, window), sent=0, reduced=0)

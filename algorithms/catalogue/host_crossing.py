@@ -1,8 +1,8 @@
-"""Crossing: what part of what an algorithm costs lies between hosts, and how many ranks of a host send there at once.
+"""The part of an algorithm's cost that lies between hosts, and how many ranks of a host send to other hosts at once.
 
-A function here takes the number of ranks p, and how many of them, q, each of h hosts has, consecutive ones. Around a
-ring, along a chain and in a tree one rank of a host at a time sends to another host. Where all exchange, all ranks of a
-host do, and some of what they send stays on it.
+The functions here assume p ranks on h hosts, each with q consecutive ranks. They take `size` = p and `per_host` = q.
+Around a ring, along a chain and in a tree, one rank of a host sends to another host at a time. In an exchange among all
+ranks, every rank of a host does, and part of its data stays on the host.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 
 class Crossing(NamedTuple):
-    """What leaves hosts.
+    """The part of a cost that lies between hosts.
 
     Attributes:
-        rounds: the part of the rounds in which messages leave them.
-        sent: the part that leaves them of what the busiest rank sends.
+        rounds: the fraction of the rounds in which messages cross hosts.
+        sent: the fraction of the busiest rank's data that crosses hosts.
         at_once: how many ranks of a host send to other hosts at once.
     """
 
@@ -26,45 +26,45 @@ class Crossing(NamedTuple):
 
 
 def along(size: int, per_host: int) -> Crossing:
-    """In each round somebody sends to another host, and nobody sends more; of a host, it is one rank."""
+    """A ring or a chain: every round and all data cross hosts, and one rank of a host sends to another host."""
     return Crossing(1, 1, 1)
 
 
 def down_tree(size: int, per_host: int) -> Crossing:
-    """The longest links come first, by which one rank of each host is told, which tells the others."""
+    """A tree from the root: the longest links come first, over which one rank of each host receives."""
     part = _far_rounds(size, per_host)
     return Crossing(part, part, 1)
 
 
 def up_tree(size: int, per_host: int) -> Crossing:
-    """The longest links come last, by which one rank of each host sends what it has of all."""
+    """A tree towards the root: the longest links come last, when one rank of each host sends the result of its host."""
     return Crossing(_far_rounds(size, per_host), 1, 1)
 
 
 def evenly(size: int, per_host: int) -> Crossing:
-    """Everybody sends about as much to each of the others, and in each round somebody to another host."""
+    """All-to-all pattern: every round crosses hosts, and (p − q)/(p − 1) of the data does."""
     return Crossing(1, _elsewhere(size, per_host), per_host)
 
 
 def doubling(size: int, per_host: int) -> Crossing:
-    """The distances double, and the messages are equally long: log h of the log p rounds are between hosts."""
+    """Distances double and all messages are equally long: log h of the log p rounds cross hosts."""
     part = _far_rounds(size, per_host)
     return Crossing(part, part, per_host)
 
 
 def far_most(size: int, per_host: int) -> Crossing:
-    """The distances double, and messages are twice as long between ranks that are twice as far from each other."""
+    """Distances double, and messages become twice as long when the distance doubles."""
     return Crossing(_far_rounds(size, per_host), _elsewhere(size, per_host), per_host)
 
 
 def near_most(size: int, per_host: int) -> Crossing:
-    """The distances double, and messages are half as long between ranks that are twice as far from each other."""
+    """Distances double, and messages become half as long when the distance doubles."""
     part = (size / per_host - 1) / (size - 1) if size > 1 else 1
     return Crossing(_far_rounds(size, per_host), part, per_host)
 
 
 def _elsewhere(size: int, per_host: int) -> float:
-    """Return which part of the others are on other hosts."""
+    """Return the fraction of the other ranks that are on other hosts."""
     return (size - per_host) / (size - 1) if size > 1 else 1
 
 

@@ -1,4 +1,4 @@
-"""The entries of the registry for the collectives that only move data; their costs are in `algorithms.costs`."""
+"""The table rows of the collectives that only move data. Their costs are in `catalogue.costs`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BROADCAST: dict[str, Algorithm] = {
         commutative_only=False,
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
 }
 
@@ -168,7 +168,7 @@ ALLGATHER: dict[str, Algorithm] = {
         commutative_only=False,
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
         varying=True,
     ),
 }
@@ -202,7 +202,7 @@ GATHER: dict[str, Algorithm] = {
         commutative_only=False,
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
         varying=True,
     ),
 }
@@ -274,7 +274,7 @@ ALLTOALL: dict[str, Algorithm] = {
         in_place=False,
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
 }
 
@@ -317,6 +317,6 @@ BARRIER: dict[str, Algorithm] = {
         commutative_only=False,
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
 }

@@ -1,4 +1,4 @@
-"""The entries of the registry for the collectives that reduce; their costs are in `algorithms.costs`."""
+"""The table rows of the collectives that reduce. Their costs are in `catalogue.costs`."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         commutative_only=False,
         order="canonical",
         segmentable=False,
-        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+        by_name_only=True,  # every round sends a message to each rank, but the model counts one latency
     ),
     "all_pairs": Algorithm(
         collective="allreduce",
@@ -162,7 +162,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         order="at_once",
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
     "two_shot": Algorithm(
         collective="allreduce",
@@ -174,7 +174,7 @@ ALLREDUCE: dict[str, Algorithm] = {
         order="at_once",
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
 }
 
@@ -244,7 +244,7 @@ REDUCE: dict[str, Algorithm] = {
         commutative_only=False,
         order="at_once",
         segmentable=False,
-        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+        by_name_only=True,  # every round sends a message to each rank, but the model counts one latency
     ),
     "read": Algorithm(
         collective="reduce",
@@ -256,11 +256,12 @@ REDUCE: dict[str, Algorithm] = {
         order="at_once",
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
     ),
 }
 
-# Where the model puts several first, as between two ranks, the one that copies least of them stands first here.
+# If the model predicts the same time for several algorithms, as between two ranks, the tuner takes the first one here.
+# So the algorithm that copies least comes first.
 REDUCE_SCATTER: dict[str, Algorithm] = {
     "ring": Algorithm(
         collective="reduce_scatter",
@@ -338,12 +339,14 @@ REDUCE_SCATTER: dict[str, Algorithm] = {
         order="at_once",
         segmentable=False,
         mapped=True,
-        by_name_only=True,  # what it costs depends on where the arrays of each rank lie, which ranks need not share
+        by_name_only=True,  # the cost depends on where each rank's arrays lie, and that may differ between ranks
         varying=True,
     ),
 }
 
-_SIMPLE_SCAN = f"{CHAN} (its simple algorithm for short vectors, of which each rank gets what is sent before it)"
+_SIMPLE_SCAN = (
+    f"{CHAN} (its simple algorithm for short vectors, in which each rank receives only from the ranks before it)"
+)
 
 SCAN: dict[str, Algorithm] = {
     "linear": Algorithm(
@@ -374,7 +377,7 @@ SCAN: dict[str, Algorithm] = {
         reference=_SIMPLE_SCAN,
         commutative_only=False,
         order="at_once",
-        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+        by_name_only=True,  # every round sends a message to each rank, but the model counts one latency
     ),
 }
 
@@ -407,6 +410,6 @@ EXSCAN: dict[str, Algorithm] = {
         reference=_SIMPLE_SCAN,
         commutative_only=False,
         order="at_once",
-        by_name_only=True,  # each of its rounds is a message to every rank, which the model takes for one latency
+        by_name_only=True,  # every round sends a message to each rank, but the model counts one latency
     ),
 }

@@ -1,4 +1,4 @@
-"""Where the algorithms are from."""
+"""The publications that algorithms and their costs are taken from."""
 
 from __future__ import annotations
 

@@ -1,66 +1,42 @@
-"""The algorithms that there are: a literal table of those that Unisono comes with, and what users have added to it.
+"""The registry: the table of all algorithms of Unisono, and the functions that look algorithms up by name.
 
-Costs are the closed forms of the references, for any number of ranks p ≥ 1. The verifier's tests compare them with what
-the plans really do.
-
-Users' algorithms come in through `algorithms.registration`, at any time; those of installed packages, which name a
-module that registers them in the entry point group `unisono.algorithms`, when algorithms are first asked for.
+The costs in the table are the closed forms of the references, for any number of ranks p ≥ 1. The tests of the verifier
+compare them with the plans.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, suggestion
 from unisono.algorithms.catalogue.composed import COMPOSED
-from unisono.algorithms.catalogue.moving import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, SCATTER
-from unisono.algorithms.catalogue.reducing import ALLREDUCE, EXSCAN, REDUCE, REDUCE_SCATTER, SCAN
+from unisono.algorithms.catalogue.flat import FLAT, REGISTERED, load_installed
+from unisono.algorithms.catalogue.variants import SEGMENT, Variant
 from unisono.algorithms.catalogue.vendors import VENDORS
-from unisono.entry_points import entry_points
 from unisono.errors import NoAlgorithmError, UsageError
 
-if TYPE_CHECKING:
-    pass
-
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
-    "allreduce": {**ALLREDUCE, **COMPOSED["allreduce"]},
-    "reduce": {**REDUCE, **COMPOSED["reduce"]},
-    "reduce_scatter": {**REDUCE_SCATTER, **COMPOSED["reduce_scatter"]},
-    "scan": {**SCAN, **COMPOSED["scan"]},
-    "exscan": {**EXSCAN, **COMPOSED["exscan"]},
-    "broadcast": {**BROADCAST, **COMPOSED["broadcast"]},
-    "allgather": {**ALLGATHER, **COMPOSED["allgather"]},
-    "gather": GATHER,
-    "scatter": SCATTER,
-    "alltoall": {**ALLTOALL, **COMPOSED["alltoall"]},
-    "barrier": {**BARRIER, **COMPOSED["barrier"]},
+    collective: {**algorithms, **COMPOSED.get(collective, {})} for collective, algorithms in FLAT.items()
 }
 
 
-# What `algorithms.registration` has added, by collective and name.
-REGISTERED: dict[str, dict[str, Algorithm]] = {}
-
-_groups_to_load = ["unisono.algorithms"]
-
-
 def algorithms_of(collective: str) -> Mapping[str, Algorithm]:
-    """Return all algorithms of `collective`, by name: those that Unisono comes with, then those that were registered.
+    """Return all algorithms of `collective` by name: first those of Unisono, then the registered ones.
 
     Raises:
-        NoAlgorithmError: there is no such collective; the message lists those there are, and suggests the nearest. Or
-            installed packages cannot be looked at.
+        NoAlgorithmError: there is no such collective; the message lists the collectives and suggests the nearest. Or
+            the installed packages cannot be read.
     """
     if collective not in ALGORITHMS:
-        known = f"{', '.join(ALGORITHMS)}{suggestion(collective, ALGORITHMS)}"
-        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {known}")
-    _load_installed()
+        collectives = f"{', '.join(ALGORITHMS)}{suggestion(collective, ALGORITHMS)}"
+        raise NoAlgorithmError(f"no algorithm carries out {collective!r}: there are {collectives}")
+    load_installed()
     return {**ALGORITHMS[collective], **REGISTERED.get(collective, {})}
 
 
 def candidates_of(collective: str) -> Mapping[str, Algorithm]:
-    """Return all that may carry out `collective`, by name: its algorithms, and what libraries do by themselves.
+    """Return the algorithms of `collective` by name, followed by the vendor algorithms, which a library carries out.
 
     Raises:
         NoAlgorithmError: as `algorithms_of` does.
@@ -68,44 +44,45 @@ def candidates_of(collective: str) -> Mapping[str, Algorithm]:
     return {**algorithms_of(collective), **VENDORS[collective]}
 
 
-def _load_installed() -> None:
-    """Import, once, the modules in which installed packages register algorithms; what one of them raises is raised."""
-    while _groups_to_load:
-        group = _groups_to_load.pop()  # First, because the modules that are imported ask for algorithms themselves.
-        try:
-            for entry in entry_points(group=group):
-                entry.load()
-        except BaseException:
-            _groups_to_load.append(group)
-            raise
-
-
 def find(collective: str, name: str) -> Algorithm:
-    """Return the algorithm of `collective` that is called `name`, which may be what a library does by itself.
+    """Return the algorithm of `collective` with this name, which may be a vendor algorithm.
 
     Raises:
-        NoAlgorithmError: there is none; the message lists those there are, and suggests the nearest.
+        NoAlgorithmError: there is none; the message lists the algorithms and suggests the nearest.
     """
-    of_collective = candidates_of(collective)
-    if name not in of_collective:
-        known = f"{', '.join(of_collective)}{suggestion(name, of_collective)}"
-        raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {known}")
-    return of_collective[name]
+    candidates = candidates_of(collective)
+    if name not in candidates:
+        names = f"{', '.join(candidates)}{suggestion(name, candidates)}"
+        raise NoAlgorithmError(f"{collective} has no algorithm {name!r}: it has {names}")
+    return candidates[name]
 
 
 def check_known(name: str) -> None:
-    """Check that some collective has an algorithm that is called `name`.
+    """Check that at least one collective has an algorithm with this name.
 
     Raises:
-        UsageError: none has; the message names the nearest algorithms, and the collectives that have them.
+        UsageError: none has; the message names the nearest algorithms and their collectives.
     """
     collectives = defaultdict[str, list[str]](list)
     for collective in ALGORITHMS:
-        for each in candidates_of(collective):
-            collectives[each].append(collective)
+        for algorithm in candidates_of(collective):
+            collectives[algorithm].append(collective)
     if name not in collectives:
-        from difflib import get_close_matches
+        from difflib import get_close_matches  # only a wrong name pays for this import
 
-        near = [f"{each!r} (of {', '.join(collectives[each])})" for each in get_close_matches(name, collectives)]
+        near = [f"{match!r} (of {', '.join(collectives[match])})" for match in get_close_matches(name, collectives)]
         meant = f"; did you mean {' or '.join(near)}?" if near else f": there are {', '.join(collectives)}"
         raise UsageError(f"no collective has an algorithm {name!r}{meant}")
+
+
+def check_variant(collective: str, variant: Variant) -> None:
+    """Check that the algorithm of `variant` exists and takes the parameters of `variant`.
+
+    Raises:
+        NoAlgorithmError: there is no such algorithm.
+        UsageError: the algorithm has no such parameter, or `segment_nbytes` is not a positive number.
+    """
+    find(collective, variant.algorithm).check_parameters((name for name, _ in variant.params), also=[SEGMENT])
+    size = dict(variant.params).get(SEGMENT, 1)
+    if type(size) is not int or size < 1:
+        raise UsageError(f"{SEGMENT} of {variant} must be a positive number of bytes")

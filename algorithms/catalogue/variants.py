@@ -1,4 +1,4 @@
-"""Variants: an algorithm with parameters, as people write it: "ring", "knomial(radix=3)"."""
+"""Variants: an algorithm with parameters, as people write it, such as "ring" or "knomial(radix=3)"."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ast
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+# The one parameter of a variant that does not go to the builder: the bytes of a block that travel at once.
+SEGMENT = "segment_nbytes"
+
 
 class Variant(NamedTuple):
-    """An algorithm by name, and parameters by name, in the order of their names.
+    """The name of an algorithm, and (parameter, value) pairs in the order of the parameters' names.
 
     >>> [str(parsed(text)) for text in ("knomial( radix = 3 )", "ring", "mpi.native")]
     ['knomial(radix=3)', 'ring', 'mpi.native']
@@ -18,17 +21,19 @@ class Variant(NamedTuple):
     params: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.params)
-        return f"{self.algorithm}({given})" if given else self.algorithm
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.params)
+        return f"{self.algorithm}({arguments})" if arguments else self.algorithm
 
     def having(self, **params: Any) -> Variant:
-        """Return the variant with these parameters instead of its own of the same names; None takes one away."""
-        every = {**dict(self.params), **params}
-        return Variant(self.algorithm, tuple(sorted((name, of) for name, of in every.items() if of is not None)))
+        """Return a copy with these parameters set or replaced; the value None removes a parameter."""
+        merged = {**dict(self.params), **params}
+        return Variant(
+            self.algorithm, tuple(sorted((name, value) for name, value in merged.items() if value is not None))
+        )
 
 
 def is_rules(text: str) -> bool:
-    """Return whether a text has the rules of `tuning.forcing`, and does not name one variant."""
+    """Return whether `text` is a list of rules for `tuning.decide.forced_rules`, and not one variant."""
     return ":" in text
 
 
@@ -37,23 +42,23 @@ def parsed(text: str) -> Variant:
     """Return the variant that `text` names.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `text` names no variant. The message completes a sentence such as "name …".
     """
     try:
-        found = ast.parse(text, mode="eval").body
-        if isinstance(found, ast.Call) and not found.args:
-            params = {str(each.arg): ast.literal_eval(each.value) for each in found.keywords}
-            return Variant(_name(found.func), tuple(sorted(params.items())))
-        return Variant(_name(found))
+        expression = ast.parse(text, mode="eval").body
+        if isinstance(expression, ast.Call) and not expression.args:
+            params = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in expression.keywords}
+            return Variant(_name(expression.func), tuple(sorted(params.items())))
+        return Variant(_name(expression))
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         pass
     raise ValueError("an algorithm, such as ring or knomial(radix=3)")
 
 
-def _name(found: ast.expr) -> str:
-    """Return a name, such as ``ring``, or that of a library's algorithm, such as ``mpi.native``."""
-    if isinstance(found, ast.Attribute):
-        return f"{_name(found.value)}.{found.attr}"
-    if isinstance(found, ast.Name):
-        return found.id
+def _name(expression: ast.expr) -> str:
+    """Return a name such as ``ring``, or the dotted name of a vendor algorithm such as ``mpi.native``."""
+    if isinstance(expression, ast.Attribute):
+        return f"{_name(expression.value)}.{expression.attr}"
+    if isinstance(expression, ast.Name):
+        return expression.id
     raise ValueError("no name")

@@ -1,6 +1,7 @@
-"""What libraries carry out by themselves, as algorithms that can be named: they have no plan and no known cost.
+"""Vendor algorithms: collectives that a library carries out by itself. They have no plan and no cost.
 
-How a library does it is its own affair: nothing is promised of the order in which it combines.
+They run only if they are forced. The library decides how it works, so Unisono promises nothing about the order in which
+it combines contributions.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ _MPI_STANDARD = (
 
 
 class Unplanned:
-    """Builds plans without steps, for whoever knows by the name of the algorithm what is to be done."""
+    """A builder of plans without steps, for executors that recognise the algorithm by its name."""
 
     def __init__(self, collective: str, name: str) -> None:
         self._collective = collective
         self._name = name
 
     def __call__(self, size: int, rank: int, root: int = 0, *, varying: bool = False) -> Plan:
-        """Return the plan of `rank`, in which there is nothing."""
+        """Return a plan of `rank` without steps."""
         return Plan(self._collective, self._name, size, rank, root, Partition(0), Partition(0))
 
 
-# By collective, as in the registry.
+# Collective → name → algorithm, as in the registry.
 VENDORS: dict[str, dict[str, Algorithm]] = {
     collective: {
         MPI_NATIVE: Algorithm(

@@ -1,13 +1,13 @@
-"""Composition: one plan out of plans of groups of ranks, each of which carries out a phase on a part of the vector.
+"""Embeds the plans of phases in one plan: each phase is the plan of a group of ranks, on a part of the vector.
 
-A phase is an ordinary plan of some builder, for the ranks of a group numbered from 0 and for buffers of its own. To
-*embed* it is to rename: its ranks are ranks of the whole, and each of its blocks is a `Window` of blocks of the whole.
-The phases of a rank stand one after the other in lanes of their own, the first groups of a phase waiting for the last
-ones of the phase before. So groups of a phase have the same numbers at both ends of every message, whatever the ranks
-did before, and over many segments the phases overlap.
+A phase is an ordinary plan of some builder, for the ranks of a group, numbered from 0, and for buffers of its own. To
+*embed* it is to rename: its ranks become ranks of the whole, and each of its blocks becomes a `Window` of blocks of the
+whole. The phases of a rank stand one after the other, in separate lanes. The first groups of a phase wait for the last
+groups of the phase before. Because every phase has its own lanes, both ends of a message always have the same group
+number, even if the two ranks did different things in earlier phases. Over several segments the phases overlap.
 
-Nothing here says how messages travel: a channel belongs to a pair of ranks, and a group inside a host has other pairs
-than a group across hosts. So each level uses its own transport without being told.
+A phase does not choose a transport. A channel belongs to a pair of ranks, and a group inside a host has other pairs
+than a group across hosts. So each level of hosts uses its own transport.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from unisono.errors import UsageError
 
 
 class Window(NamedTuple):
-    """Where the blocks of a phase lie: block i is `width` blocks of `buffer`, `stride` apart, from start + i·step.
+    """The blocks of the whole vector on which a phase works.
 
-    Where `edges` are given, the blocks are runs of different widths instead: block i is from edges[i] to edges[i + 1].
+    Block i of the phase is `width` blocks of `buffer`, `stride` apart, from block start + i·step on. For example,
+    `Window(INPUT, 4, 2, 2)` makes blocks 4 and 5 of INPUT block 0 of the phase, and blocks 6 and 7 block 1. If `edges`
+    is not empty, the blocks are runs of different widths: block i of the phase is blocks edges[i] to edges[i + 1] - 1.
     """
 
     buffer: Buffer
@@ -49,12 +51,12 @@ class Window(NamedTuple):
 
 
 def run_of_blocks(buffer: Buffer, start: int, width: int) -> Window:
-    """Return the window whose blocks are runs of `width` consecutive blocks, one after the other from `start`."""
+    """Return the window whose blocks are consecutive runs of `width` consecutive blocks, the first one at `start`."""
     return Window(buffer, start, width, width)
 
 
 def runs_between(buffer: Buffer, edges: tuple[int, ...]) -> Window:
-    """Return the window whose blocks are the runs between neighbouring `edges`, which ascend."""
+    """Return the window whose blocks are the runs between neighbouring `edges`, which are in ascending order."""
     widths = {after - before for before, after in pairwise(edges)}
     if len(widths) == 1:
         return run_of_blocks(buffer, edges[0], widths.pop())
@@ -66,10 +68,10 @@ class Phase:
     """A plan that a group of ranks carries out, as a phase of another plan.
 
     Attributes:
-        plan: the plan of this rank among them.
+        plan: the plan of this rank in the group.
         ranks: the members of the group, in the order of the plan's ranks.
-        input, output: where the plan's INPUT and OUTPUT lie.
-        lower: whether the results of the phase are results of the whole; otherwise they remain states.
+        input, output: the windows in which the plan's INPUT and OUTPUT lie.
+        lower: whether the phase writes final results. If not, its results remain states.
     """
 
     plan: Plan
@@ -85,17 +87,18 @@ class Phase:
 
 
 class Stage(NamedTuple):
-    """What a rank does in a phase, in `width` lanes: nothing, a `Phase`, or groups of its own."""
+    """The work of a rank in one phase: a `Phase`, a group of local steps, or nothing; it takes `width` lanes."""
 
     width: int
     work: Phase | Group | None
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of the plan of the whole: a vector of `blocks` blocks, and copies of it in SCRATCH.
+class VectorMemory:
+    """The memory of the whole plan: a vector of `blocks` blocks, and `copies` copies of it in SCRATCH.
 
-    The first `kept` of the `copies` hold what outlives a phase; all phases use the others, one after the other.
+    The first `kept` copies hold values that outlive a phase. All phases use the other copies, one phase after the
+    other.
     """
 
     blocks: int
@@ -108,28 +111,28 @@ class Memory:
 
 
 def scratch_copies(stages: Sequence[Stage], kept: int = 0) -> int:
-    """Return how many copies of the vector all stages need as SCRATCH, `kept` included."""
+    """Return how many copies of the vector all stages need as SCRATCH, including the `kept` ones."""
     return kept + max((stage.work.scratch_copies for stage in stages if isinstance(stage.work, Phase)), default=0)
 
 
-def in_sequence(stages: Sequence[Stage], memory: Memory) -> tuple[Lane, ...]:
+def in_sequence(stages: Sequence[Stage], memory: VectorMemory) -> tuple[Lane, ...]:
     """Return the lanes that carry out `stages` one after the other.
 
     Raises:
-        UsageError: a phase names blocks that no span of the whole can name.
+        UsageError: a phase uses blocks that no span of the whole vector can name.
     """
     lanes: list[Lane] = []
     ended: tuple[tuple[int, int], ...] = ()
     for width, work in stages:
         first = len(lanes)
-        own: tuple[Lane, ...] = ((work,),) if isinstance(work, Group) else embed(work, memory) if work else ()
-        lanes += [_behind(lane, ended, first) for lane in own] + [()] * (width - len(own))
-        ended = tuple((first + index, _groups(lane) - 1) for index, lane in enumerate(own) if lane) or ended
+        embedded: tuple[Lane, ...] = ((work,),) if isinstance(work, Group) else embed(work, memory) if work else ()
+        lanes += [_behind(lane, ended, first) for lane in embedded] + [()] * (width - len(embedded))
+        ended = tuple((first + index, _groups(lane) - 1) for index, lane in enumerate(embedded) if lane) or ended
     return tuple(lanes)
 
 
 def _behind(lane: Lane, ended: tuple[tuple[int, int], ...], first_lane: int) -> Lane:
-    """Return a lane of a phase whose lanes start at `first_lane`, which waits for the groups `ended`."""
+    """Return `lane`, a lane of a phase whose lanes start at `first_lane`, so that it waits for the groups `ended`."""
 
     def moved(group: Group, before: tuple[tuple[int, int], ...]) -> Group:
         return Group(group.steps, (*before, *((first_lane + other, number) for other, number in group.after)))
@@ -149,22 +152,25 @@ def _groups(lane: Lane) -> int:
     return sum(1 if isinstance(item, Group) else item.times * len(item.groups) for item in lane)
 
 
-def embed(phase: Phase, memory: Memory) -> tuple[Lane, ...]:
-    """Return the lanes of a phase with its ranks, blocks and buffers renamed to those of the whole.
+def embed(phase: Phase, memory: VectorMemory) -> tuple[Lane, ...]:
+    """Return the lanes of a phase with its ranks, blocks and buffers renamed to those of the whole plan.
 
-    A `Repeat` stays one as long as what it names advances evenly in the whole, too.
+    A `Repeat` stays a `Repeat` as long as its peers and spans advance evenly in the whole plan, too.
 
     Raises:
-        UsageError: the phase names blocks that no span of the whole can name, or its blocks are permuted.
+        UsageError: the phase uses blocks that no span of the whole vector can name, or its blocks are permuted.
     """
     if phase.plan.permutation:
-        raise UsageError(f"{_named(phase.plan)} cannot be a phase here: its blocks are permuted in memory")
+        raise UsageError(f"{_named(phase.plan)} cannot be a phase, because its blocks are permuted in memory")
     renaming = _Renaming(phase, _frames(phase, memory))
     return tuple(tuple(item for written in lane for item in renaming.items(written)) for lane in phase.plan.lanes)
 
 
 class _Frame(NamedTuple):
-    """A buffer of a phase in the whole: copies of `blocks` blocks in a window, `pitch` blocks of the whole apart."""
+    """The place of one buffer of a phase in the whole plan.
+
+    The buffer is `copies` copies of `blocks` blocks in a window. The copies are `pitch` blocks of the whole apart.
+    """
 
     window: Window
     blocks: int
@@ -174,7 +180,7 @@ class _Frame(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Return how many blocks follow evenly on each other in the whole: one, those of a copy, or all of them."""
+        """Return how many blocks are evenly spaced in the whole: one, the blocks of one copy, or all blocks."""
         if self.window.edges:
             return 1
         return self.blocks * (self.copies if self.pitch == self.blocks * self.window.step else 1)
@@ -197,7 +203,7 @@ class _Frame(NamedTuple):
         return None
 
     def _between_edges(self, span: Span, copy: int, block: int) -> Span | None:
-        """Return the span of the whole of a run of blocks of different widths, which may wrap around the end."""
+        """Return the span of the whole for a run of blocks of different widths, which may wrap around the end."""
         edges, end = self.window.edges, block + span.count
         if span.count > 1 and (span.stride != 1 or (end > self.blocks and not self.is_cyclic)):
             return None
@@ -206,34 +212,34 @@ class _Frame(NamedTuple):
         return Span(self.window.buffer, edges[block] + copy * self.pitch, count)
 
 
-def _frames(phase: Phase, memory: Memory) -> dict[Buffer, _Frame]:
-    """Return where the buffers of a phase lie; its SCRATCH is on the same blocks of copies of the whole vector."""
+def _frames(phase: Phase, memory: VectorMemory) -> dict[Buffer, _Frame]:
+    """Return the frame of each buffer of a phase. SCRATCH lies on the same blocks of copies of the whole vector."""
     windows, scratch = {Buffer.INPUT: phase.input, Buffer.OUTPUT: phase.output}, phase.plan.scratch
-    found: dict[Buffer, _Frame] = {}
+    frames: dict[Buffer, _Frame] = {}
     for buffer, window in windows.items():
         blocks = phase.plan.partition(buffer).blocks
-        found[buffer] = _Frame(window, blocks, 1, blocks * window.step, _is_whole(window, blocks, memory))
+        frames[buffer] = _Frame(window, blocks, 1, blocks * window.step, _is_whole(window, blocks, memory))
     if scratch.blocks:
         blocks = scratch.blocks // scratch.copies
         like = _shared(phase.plan) if scratch.like is None else scratch.like
         window = _in_scratch(windows[like], scratch.block, memory)
         is_whole = _is_whole(window, scratch.blocks, memory)
-        found[Buffer.SCRATCH] = _Frame(window, blocks, scratch.copies, memory.blocks, is_whole)
-    return found
+        frames[Buffer.SCRATCH] = _Frame(window, blocks, scratch.copies, memory.blocks, is_whole)
+    return frames
 
 
-def _is_whole(window: Window, blocks: int, memory: Memory) -> bool:
+def _is_whole(window: Window, blocks: int, memory: VectorMemory) -> bool:
     length = window.edges[-1] - window.edges[0] if window.edges else blocks * window.width
     return length == memory.size_of(window.buffer)
 
 
 def _shared(plan: Plan) -> Buffer:
-    """Return the buffer that has the shares of all ranks, by whose counts SCRATCH is cut; this rank may have none."""
+    """Return the buffer with the shares of all ranks, whose counts cut SCRATCH; this rank may lack that buffer."""
     return Buffer.INPUT if plan.input.blocks in (0, plan.scratch.blocks) else Buffer.OUTPUT
 
 
-def _in_scratch(window: Window, block: int | None, memory: Memory) -> Window:
-    """Return the same blocks of the vector, or the only one of them that is named, in the first copy for phases."""
+def _in_scratch(window: Window, block: int | None, memory: VectorMemory) -> Window:
+    """Return `window`, or only its block `block`, moved to the first SCRATCH copy that phases use."""
     if block is not None and window.edges:
         window = run_of_blocks(window.buffer, window.edges[block], window.edges[block + 1] - window.edges[block])
     elif block is not None:
@@ -244,31 +250,34 @@ def _in_scratch(window: Window, block: int | None, memory: Memory) -> Window:
 
 
 class _Advance(NamedTuple):
-    """A number in a `Repeat`, `first` and then `step` more each time, which jumps in the whole after each `period`."""
+    """A number of a step in a `Repeat` that changes by `step` per iteration, from `first` on.
+
+    In the whole plan it jumps after each `period`, so it advances evenly only within a period.
+    """
 
     first: int
     step: int
     period: int
 
-    def iterations_left(self, iteration: int) -> int:
-        """Return how many iterations there are from this one until the number has jumped."""
-        gone = (self.first + iteration * self.step) % self.period
-        return -(-(self.period - gone) // self.step) if self.step > 0 else gone // -self.step + 1
+    def iterations_until_jump(self, iteration: int) -> int:
+        """Return how many iterations, from this one on, are in the same period."""
+        position = (self.first + iteration * self.step) % self.period
+        return -(-(self.period - position) // self.step) if self.step > 0 else position // -self.step + 1
 
 
 class _Renaming:
-    """Names in a phase and in the whole."""
+    """Translates the ranks and blocks of a phase to those of the whole plan."""
 
     def __init__(self, phase: Phase, frames: dict[Buffer, _Frame]) -> None:
         self._phase = phase
         self._frames = frames
         ranks = phase.ranks
         distance = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        # The distance from each member of the group to the next, or 0 if that is not always the same.
+        # The distance from each member of the group to the next, or 0 if the members are not evenly spaced.
         self._distance = distance if all(b - a == distance for a, b in pairwise(ranks)) else 0
 
     def items(self, written: Group | Repeat) -> Iterator[Group | Repeat]:
-        """Yield what an item of a lane is in the whole."""
+        """Yield the items of the whole plan for one item of a lane of the phase."""
         if isinstance(written, Group):
             yield self._group(written, 0)
             return
@@ -277,19 +286,19 @@ class _Renaming:
             yield from (Repeat(times, groups),) if times > 1 else groups
 
     def _runs(self, repeat: Repeat) -> Iterator[tuple[int, int]]:
-        """Yield (first, number) of the runs of iterations in which all that the steps name advances evenly."""
+        """Yield (first, number) of each run of iterations in which peers and spans advance evenly in the whole plan."""
         advances = [advance for group in repeat.groups for step in group.steps for advance in self._advances(step)]
         first = 0
         while first < repeat.times:
-            number = min((advance.iterations_left(first) for advance in advances), default=repeat.times)
+            number = min((advance.iterations_until_jump(first) for advance in advances), default=repeat.times)
             number = min(number, repeat.times - first)
             yield first, number
             first += number
 
     def _advances(self, step: Step) -> Iterator[_Advance]:
-        """Yield the numbers that advance in a step, and where they jump in the whole."""
+        """Yield the numbers of a step that change with the iteration, with the periods after which they jump."""
         if isinstance(step, (Send, Recv, RecvReduce)) and step.peer_advance:
-            # Where the ranks of a group are not evenly spaced, every one is a jump.
+            # If the ranks of the group are not evenly spaced, every iteration jumps.
             yield _Advance(step.peer, step.peer_advance, len(self._phase.ranks) if self._distance else 1)
         for span in _spans(step).values():
             if span.advance:
@@ -299,21 +308,24 @@ class _Renaming:
 
     def _group(self, group: Group, iteration: int) -> Group:
         steps = [renamed for step in group.steps for renamed in self._steps(step, iteration)]
-        return Group(tuple(step for step in steps if not _is_vain(step)), group.after)
+        return Group(tuple(step for step in steps if not _is_copy_to_itself(step)), group.after)
 
     def _steps(self, step: Step, iteration: int) -> Sequence[Step]:
-        """Return what a step is in the whole; what is local is done block by block if one step cannot name them all."""
+        """Return the steps of the whole plan for one step.
+
+        A local step is split block by block if no span of the whole can name all its blocks.
+        """
         renamed = self._renamed(step, iteration)
         if renamed is not None:
             return (renamed,)
         parts = [self._renamed(part, iteration) for part in _by_block(step)]
-        found = [part for part in parts if part is not None]
-        if not found:
+        steps = [part for part in parts if part is not None]
+        if not steps:
             raise UsageError(
-                f"{_named(self._phase.plan)} cannot be a phase here: one of its messages has blocks that do "
-                "not follow each other in the whole vector"
+                f"{_named(self._phase.plan)} cannot be a phase here: one of its messages has blocks that are not "
+                "consecutive in the whole vector; choose another algorithm for this phase"
             )
-        return found
+        return steps
 
     def _renamed(self, step: Step, iteration: int) -> Step | None:
         changes: dict[str, Any] = {}
@@ -343,7 +355,7 @@ def _named(plan: Plan) -> str:
 
 
 def _spans(step: Step) -> dict[str, Span]:
-    """Return the spans of a step by name; the sources of a `Reduce` have numbers."""
+    """Return the spans of a step by name. The sources of a `Reduce` are named "0", "1", …."""
     if isinstance(step, Send):
         return {"src": step.src}
     if isinstance(step, Recv):
@@ -353,12 +365,13 @@ def _spans(step: Step) -> dict[str, Span]:
     if isinstance(step, Reduce):
         return {"dst": step.dst, **{str(index): source for index, source in enumerate(step.sources)}}
     raise UsageError(
-        f"a phase cannot use mapped memory, as {type(step).__name__} does: it knows no names in that of peers"
+        f"a phase cannot use mapped memory, but this one has a {type(step).__name__} step: a phase can rename blocks "
+        "of its own rank only; choose an algorithm that sends messages"
     )
 
 
 def _by_block(step: Step) -> Iterator[Step]:
-    """Yield a local step block by block; nothing for a message."""
+    """Yield a local step split into one step per block. Yield nothing for a message."""
     if not isinstance(step, (Copy, Reduce)):
         return
     for index in range(step.dst.count):
@@ -372,6 +385,9 @@ def _by_block(step: Step) -> Iterator[Step]:
             yield replace(step, dst=block(step.dst), sources=tuple(map(block, step.sources)))
 
 
-def _is_vain(step: Step) -> bool:
-    """Return whether a step copies blocks to where they are, because two buffers of the phase are one of the whole."""
+def _is_copy_to_itself(step: Step) -> bool:
+    """Return whether a step copies blocks onto themselves.
+
+    This happens when two buffers of the phase are the same buffer of the whole plan.
+    """
     return isinstance(step, Copy) and step.dst == step.src and not step.lower

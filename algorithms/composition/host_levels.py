@@ -1,10 +1,10 @@
-"""Hosts: how ranks are grouped, level by level, and which of them meet at which level.
+"""How ranks are grouped into hosts, level by level, and which ranks form a group at each level.
 
-`hosts` is a tuple of hosts, each a tuple of ranks, such as ((0, 1), (2, 3, 4)). Where there are more levels, what is in
-a tuple are tuples again: racks of hosts of ranks. Levels are counted from the outermost one, which is level 0.
+`hosts` is a tuple of hosts, each a tuple of ranks, such as ((0, 1), (2, 3, 4)). With more levels, the tuples are nested
+deeper: racks of hosts of ranks. Level 0 is the outermost level.
 
-What is the same for all ranks is found out once for each `hosts`, by operations on whole tuples, because there may be
-many thousands of ranks; the groups of one rank are found without looking at those of others.
+There may be many thousands of ranks. Facts about all ranks are therefore computed once for each `hosts` and cached. The
+groups of one rank are computed without those of the other ranks.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from unisono.algorithms.builders.arguments import check_supported
 from unisono.errors import UsageError
 from unisono.records import record
 
-# Ranks, or tuples of hosts; a type cannot say "any number of levels" where it is also to be hashed and unpacked.
+# A tuple of ranks, or of tuples that are hosts themselves. The type is `Any` because the nesting has any depth.
 Hosts: TypeAlias = tuple[Any, ...]
 
-# For each level, the group in which a rank meets others there; an empty one where it has no place.
+# For each level, the group of ranks that a rank belongs to at that level; an empty group if there is none.
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @record
 class Levels:
-    """Hosts that name every rank once.
+    """The levels of hosts that name every rank once.
+
+    A *part* of a host is a host of the next level or, on the innermost level, a rank.
 
     Attributes:
-        hosts: as they were given.
+        hosts: the tuple of hosts.
         size: number of ranks.
-        sizes: for each level, how many parts its hosts have, without duplicates.
-        widest: for each level, how many ranks the largest part of a host has.
-        is_ascending: whether every host has consecutive ranks and all are named in ascending order.
-        unequal: None if all hosts of a level have equally many parts, or what is said of those that have not.
+        sizes: for each level, the numbers of parts of its hosts, without duplicates.
+        widest: for each level, the number of ranks in the largest part of a host.
+        is_ascending: whether every host has consecutive ranks and all ranks are named in ascending order.
+        unequal: None if all hosts of a level have the same number of parts, else the reason for a refusal.
     """
 
     hosts: Hosts
@@ -49,13 +51,16 @@ class Levels:
 
 @lru_cache(maxsize=16)
 def equal_hosts(size: int) -> Hosts:
-    """Return the grouping for want of a better one: equal runs of ranks, as many per host as divide √size best."""
+    """Return the default grouping: equal runs of consecutive ranks.
+
+    The number of ranks per host is the largest divisor of `size` that is at most √size.
+    """
     per_host = next(number for number in range(isqrt(size), 0, -1) if size % number == 0)
     return tuple(tuple(range(first, first + per_host)) for first in range(0, size, per_host))
 
 
 def ranks_of(host: Hosts | int) -> tuple[int, ...]:
-    """Return all ranks in a host, in the order in which they are named."""
+    """Return all ranks in a host, in the order in which the host names them."""
     if not isinstance(host, tuple):
         return (host,)
     return tuple(chain.from_iterable(map(ranks_of, host))) if _has_parts(host) else host
@@ -63,36 +68,38 @@ def ranks_of(host: Hosts | int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def levels_of(hosts: Hosts | None, size: int) -> Levels:
-    """Return the levels of `hosts`, by default of `equal_hosts`.
+    """Return the levels of `hosts`. None stands for `equal_hosts`.
 
     Raises:
-        UsageError: `hosts` does not name every rank once, or one of them is empty.
+        UsageError: `hosts` does not name every rank once, or a host is empty.
     """
-    found = equal_hosts(size) if hosts is None else hosts
-    nodes: list[Hosts] = [(found,)]  # the hosts of each level
-    parts: Hosts = found
+    outermost = equal_hosts(size) if hosts is None else hosts
+    nodes: list[Hosts] = [(outermost,)]  # the hosts of each level
+    parts: Hosts = outermost
     unequal: str | None = None
     are_mixed = False
     while nodes[-1]:
         parts = tuple(chain.from_iterable(nodes[-1]))
         inner = tuple(part for part in parts if isinstance(part, tuple)) if _has_parts(parts) else ()
         are_mixed = are_mixed or 0 < len(inner) < len(parts)
-        # A rank beside hosts is a host of no parts.
+        # A rank beside hosts counts as a host without parts.
         numbers = {*map(len, nodes[-1]), *((0,) if are_mixed else ())}
         if len(numbers) > 1 and unequal is None:
             unequal = f"it needs equally many ranks on every host, not {' and '.join(map(str, sorted(numbers)))}"
         nodes.append(inner)
     sizes = tuple(frozenset(map(len, hosts_of_level)) for hosts_of_level in nodes[:-1])
-    # Unless some ranks stand beside hosts, the parts of the innermost level are all of them.
-    ranks = ranks_of(found) if are_mixed else parts
+    # Unless some ranks stand beside hosts, the parts of the innermost level are all ranks.
+    ranks = ranks_of(outermost) if are_mixed else parts
     is_ascending = ranks == tuple(range(size))
     if any(0 in numbers for numbers in sizes) or not (is_ascending or _names_every_rank(ranks, size)):
-        raise UsageError(f"the hosts must name each of the ranks 0 to {size - 1} once, and none may be empty: {found}")
-    return Levels(found, size, sizes, _widest(nodes), is_ascending, unequal)
+        raise UsageError(
+            f"the hosts must name each of the ranks 0 to {size - 1} once, and none may be empty: {outermost}"
+        )
+    return Levels(outermost, size, sizes, _widest(nodes), is_ascending, unequal)
 
 
 def _widest(nodes: list[Hosts]) -> tuple[int, ...]:
-    """Return, for the hosts of each level, how many ranks their largest part has; in the innermost ones, one."""
+    """Return, for the hosts of each level, the number of ranks in their largest part; on the innermost level, 1."""
     innermost = max(map(len, nodes[-2]))
     outer = [max(len(ranks_of(host)) for host in hosts_of_level) for hosts_of_level in nodes[1:-2]]
     return (*outer, innermost, 1)[-len(nodes) + 1 :]
@@ -109,7 +116,7 @@ def _names_every_rank(ranks: tuple[int, ...], size: int) -> bool:
 
 @lru_cache(maxsize=16)
 def runs_of_ranks(hosts: Hosts | None, size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, by default of `equal_hosts`.
+    """Return the ranks of each outermost host. None stands for `equal_hosts`.
 
     Raises:
         UsageError: `hosts` does not name every rank once, or not in ascending order.
@@ -120,22 +127,26 @@ def runs_of_ranks(hosts: Hosts | None, size: int) -> tuple[tuple[int, ...], ...]
 
 
 def two_levels_of(hosts: Hosts | None, size: int) -> Levels:
-    """Return the levels of the outermost hosts alone, whatever is in them; raises as `runs_of_ranks`."""
+    """Return the levels of the outermost hosts alone, without the hosts inside them; raises as `runs_of_ranks`."""
     return levels_of(runs_of_ranks(hosts, size), size)
 
 
 def needs_runs(levels: Levels) -> str | None:
-    """Return None if hosts have consecutive ranks, or what is said if they have not."""
+    """Return None if hosts have consecutive ranks, else the reason for a refusal."""
     return None if levels.is_ascending else "it needs hosts of consecutive ranks, in ascending order"
 
 
 def needs_equal(levels: Levels) -> str | None:
-    """Return None if hosts have equally many ranks, or what is said if they have not."""
+    """Return None if all hosts have the same number of ranks, else the reason for a refusal."""
     return levels.unequal
 
 
 def led_by(levels: Levels, rank: int, root: int | None = None) -> Groups:
-    """Return the groups in which the leaders of the parts of a host meet: the root where it is, or the first ranks."""
+    """Return the groups of leaders to which `rank` belongs, one for each level.
+
+    The group of a host consists of one leader for each part: the root if it is in that part, else the first rank of the
+    part.
+    """
     above_root = () if root is None else _path(levels, root)
     groups: list[tuple[int, ...]] = []
     for level, (host, _) in enumerate(_path(levels, rank)):
@@ -147,7 +158,7 @@ def led_by(levels: Levels, rank: int, root: int | None = None) -> Groups:
 
 
 def in_lanes(levels: Levels, rank: int) -> Groups:
-    """Return the groups in which the ranks meet that have the same place in each part of a host.
+    """Return the groups of the ranks with the same position in each part of a host, one group for each level.
 
     Raises:
         UsageError: hosts are not equal.
@@ -157,14 +168,14 @@ def in_lanes(levels: Levels, rank: int) -> Groups:
     groups: list[tuple[int, ...]] = []
     for level, (host, _) in enumerate(path):
         members = host
-        for _, place in path[level + 1 :]:
-            members = tuple(part[place] for part in members)
+        for _, number in path[level + 1 :]:
+            members = tuple(part[number] for part in members)
         groups.append(members)
     return _for_all_levels(groups, levels)
 
 
 def end_of(levels: Levels, rank: int, level: int) -> int:
-    """Return what comes after the last rank of the host that a rank is in at a level; hosts are runs of ranks."""
+    """Return the number after the last rank of the host of `rank` at `level`, where hosts are runs of ranks."""
     last: Hosts | int = _path(levels, rank)[level][0]
     while isinstance(last, tuple):
         last = last[-1]
@@ -182,14 +193,14 @@ def _first_rank(host: Hosts | int) -> int:
 
 
 def _path(levels: Levels, rank: int) -> list[tuple[Hosts, int]]:
-    """Return the hosts that a rank is in, from the outermost one, each with the number of the part that it is in."""
-    found: list[tuple[Hosts, int]] = []
+    """Return the hosts that contain `rank`, the outermost first, each with the number of the part that contains it."""
+    path: list[tuple[Hosts, int]] = []
     part: Hosts | int = levels.hosts
     while isinstance(part, tuple):
         if levels.is_ascending:
             number = bisect_right(part, rank, key=_first_rank) - 1
         else:
             number = next(number for number, inner in enumerate(part) if rank in ranks_of(inner))
-        found.append((part, number))
+        path.append((part, number))
         part = part[number]
-    return found
+    return path

@@ -1,4 +1,4 @@
-"""Teams: groups of ranks with the algorithm of a phase, and the parts of vectors that phases work on."""
+"""Groups of ranks with the algorithm of a phase, and the ranges of blocks on which phases work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.composition.embedding import (
-    Memory,
     Phase,
     Stage,
+    VectorMemory,
     Window,
     in_sequence,
     run_of_blocks,
@@ -24,12 +24,13 @@ from unisono.errors import NoAlgorithmError, UsageError
 
 
 class Method(NamedTuple):
-    """An algorithm for the groups of a level, with the blocks and the lanes that suffice for each of them.
+    """An algorithm for the groups of one level, with the blocks and lanes that suffice for the plans of all groups.
 
     Attributes:
-        algorithm: what is registered.
-        params: the parameters of its builder.
-        blocks, lanes: of the plans of all groups, together and at most.
+        algorithm: the registered algorithm.
+        params: the parameters for its builder.
+        blocks: the least common multiple of the numbers of blocks of the plans.
+        lanes: the largest number of lanes of a plan.
     """
 
     algorithm: Algorithm
@@ -39,11 +40,11 @@ class Method(NamedTuple):
 
 
 def method(collective: str, name: str, sizes: frozenset[int], *, by_shares: bool = False) -> Method:
-    """Return the algorithm called `name`, for groups of `sizes` ranks; `by_shares`: whose shares differ in length.
+    """Return the algorithm with this name, for groups of `sizes` ranks. `by_shares`: shares differ in length.
 
     Raises:
-        NoAlgorithmError: there is no such algorithm, or it does not support a group.
-        UsageError: it does not take such parameters.
+        NoAlgorithmError: there is no such algorithm, or it does not support the size of a group.
+        UsageError: the algorithm does not take these parameters.
     """
     algorithm, params = algorithm_named(collective, name)
     if by_shares and not algorithm.varying:
@@ -66,83 +67,88 @@ def _for_groups(algorithm: Algorithm, name: str, params: tuple[tuple[str, Any], 
 
 
 def inner_methods(collective: str, names: Names, levels: Levels, *, by_shares: bool = False) -> list[Method]:
-    """Return the algorithms of the levels below the outermost one, from the outside.
+    """Return the algorithms of the levels inside the outermost hosts, the outer levels first.
 
     Raises:
         NoAlgorithmError, UsageError: as `method`.
-        UsageError: there are not as many names as levels.
+        UsageError: the number of names is not the number of these levels.
     """
     names = inner_names(collective, names, levels)
-    found = zip(names, levels.sizes[1:], strict=True)
-    return [method(collective, name, sizes, by_shares=by_shares) for name, sizes in found]
+    by_level = zip(names, levels.sizes[1:], strict=True)
+    return [method(collective, name, sizes, by_shares=by_shares) for name, sizes in by_level]
 
 
-class Part(NamedTuple):
-    """`length` consecutive blocks of a vector, of `buffer`."""
+class BlockRange(NamedTuple):
+    """`length` consecutive blocks of a vector in `buffer`, from block `first` on."""
 
     first: int
     length: int
     buffer: Buffer = Buffer.INPUT
 
-    def share(self, shares: int, number: int) -> Part:
-        """Return one of so many equal shares."""
+    def share(self, shares: int, number: int) -> BlockRange:
+        """Return share `number` of `shares` equal shares of the range."""
         length = self.length // shares
         return self._replace(first=self.first + number * length, length=length)
 
-    def within(self, buffer: Buffer) -> Part:
-        """Return the same part of `buffer`."""
+    def within(self, buffer: Buffer) -> BlockRange:
+        """Return the same range in another buffer."""
         return self._replace(buffer=buffer)
 
     def span(self) -> Span:
-        """Return the span of all its blocks."""
+        """Return the span of all blocks of the range."""
         return Span(self.buffer, self.first, self.length)
 
     def cut(self, blocks: int) -> Window:
-        """Return the window of a buffer of so many equal blocks; of none, if its plan does not use it.
+        """Return the range as a window of `blocks` equal blocks. If `blocks` is 0, the plan does not use the window.
 
         Raises:
-            UsageError: it cannot be cut into so many.
+            UsageError: the length of the range is not a multiple of `blocks`.
         """
         if blocks and self.length % blocks:
-            raise UsageError(f"no phase can cut a vector of {self.length} shares into {blocks} equal blocks")
+            raise UsageError(
+                f"no phase can cut a vector of {self.length} shares into {blocks} equal blocks: choose another "
+                "algorithm for this phase"
+            )
         return run_of_blocks(self.buffer, self.first, self.length // max(blocks, 1))
 
 
 class PhaseGroup(NamedTuple):
-    """A group with the algorithm of its phase, and one of its members, `rank`, whose part is looked at."""
+    """The group of ranks that carries out a phase, seen by its member `rank`."""
 
-    used: Method
-    group: tuple[int, ...]
+    method: Method
+    members: tuple[int, ...]
     rank: int
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the rank has nobody to do anything with."""
-        return len(self.group) < 2
+        """Return whether the group has fewer than two members, so that there is nothing to do."""
+        return len(self.members) < 2
 
     def plan(self, root: int | None = None) -> Plan:
-        """Return the rank's plan; `root` is a member, or None for the first one."""
-        place = 0 if root is None else self.group.index(root)
-        return self.used.algorithm.build(len(self.group), self.group.index(self.rank), place, **self.used.params)
+        """Return the plan of this rank. `root` is a member; None means the first member."""
+        root_index = 0 if root is None else self.members.index(root)
+        return self.method.algorithm.build(
+            len(self.members), self.members.index(self.rank), root_index, **self.method.params
+        )
 
     def idle(self) -> Stage:
-        """Return the stage in which the rank does nothing."""
-        return Stage(self.used.lanes, None)
+        """Return a stage in which the rank does nothing. It takes as many lanes as the phase."""
+        return Stage(self.method.lanes, None)
 
     def leader(self, root: int | None) -> int:
-        """Return the leader of the group: the root if it is a member, or else the first one."""
-        return root if root is not None and root in self.group else self.group[0]
+        """Return the leader of the group: the root if it is a member, else the first member."""
+        return root if root is not None and root in self.members else self.members[0]
 
     def between(self, source: Window, target: Window, *, lower: bool = False) -> Stage:
-        """Return the stage that has the blocks of its INPUT in `source` and those of its OUTPUT in `target`."""
-        return Stage(self.used.lanes, Phase(self.plan(), self.group, source, target, lower))
+        """Return the stage with the blocks of INPUT in the window `source` and the blocks of OUTPUT in `target`."""
+        return Stage(self.method.lanes, Phase(self.plan(), self.members, source, target, lower))
 
-    def stage(self, source: Part, target: Part, root: int | None = None, *, lower: bool = False) -> Stage:
-        """Return the stage that has its INPUT in `source` and its OUTPUT in `target`; `root` as in `plan`."""
+    def stage(self, source: BlockRange, target: BlockRange, root: int | None = None, *, lower: bool = False) -> Stage:
+        """Return the stage with INPUT in the range `source` and OUTPUT in the range `target`; `root` as in `plan`."""
         plan = self.plan(root)
         return Stage(
-            self.used.lanes,
-            Phase(plan, self.group, source.cut(plan.input.blocks), target.cut(plan.output.blocks), lower),
+            self.method.lanes,
+            Phase(plan, self.members, source.cut(plan.input.blocks), target.cut(plan.output.blocks), lower),
         )
 
 
@@ -157,7 +163,10 @@ def composed(
     output: Partition,
     kept: int = 0,
 ) -> Plan:
-    """Return the plan of `stages`, whose SCRATCH is copies of the vector, of which `kept` outlive a stage."""
+    """Return the plan that runs `stages` one after the other.
+
+    SCRATCH consists of copies of the vector; the first `kept` copies hold values that outlive a stage.
+    """
     copies = scratch_copies(stages, kept)
     like, vector = (Buffer.INPUT, input) if input.blocks >= output.blocks else (Buffer.OUTPUT, output)
     return Plan(
@@ -168,5 +177,5 @@ def composed(
         input=input,
         output=output,
         scratch=scratch_like(like, vector, copies) if copies else Partition(0),
-        lanes=in_sequence(stages, Memory(vector.blocks, copies, kept)),
+        lanes=in_sequence(stages, VectorMemory(vector.blocks, copies, kept)),
     )

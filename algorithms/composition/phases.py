@@ -1,4 +1,4 @@
-"""Compositions as declared: algorithms of phases inside hosts and across them, and what the phases cost."""
+"""Compositions as data: phases, the algorithms that may run each phase, and the cost of the whole."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import field
 from typing import Any, TypeAlias
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost
+from unisono.algorithms.catalogue.flat import flat_algorithms_of
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.records import record
 
-# An algorithm with parameters of its builder or without, "knomial(radix=3)" or "ring", for all levels, or one for each
-# level, from the outermost one that uses it.
+# The algorithm of a phase, with parameters of its builder or without, such as "knomial(radix=3)" or "ring". One name is
+# for all levels of hosts; a tuple has one name for each level that the phase runs at, the outermost level first.
 Names: TypeAlias = str | tuple[str, ...]
 
-# What a phase is told by the composition, not by its name.
-_TOLD = ("size", "rank", "root", "varying", "hosts")
+# The arguments of a builder that the composition passes, so that the name of a phase must not set them.
+_SET_BY_COMPOSITION = ("size", "rank", "root", "varying", "hosts")
 
 
 @record
@@ -25,13 +26,14 @@ class PhaseKind:
     """A phase that a composition declares.
 
     Attributes:
-        parameter: the parameter of the builder that names its algorithms.
-        collective: what they carry out.
-        is_inside: whether it runs inside hosts, at each level, and not across them.
-        algorithms: those that the tuner chooses among; the first one is the default.
-        fraction: of the vector, what groups of `size` ranks at `level` work on: a function of (levels, level, size).
-        times: how often it runs.
-        by_all: whether all ranks of a host send to other hosts at once, and not one of them.
+        parameter: the parameter of the composition's builder that names the algorithm of this phase.
+        collective: the collective that the phase carries out.
+        is_inside: whether the phase runs inside hosts, at every level, or else across the outermost hosts.
+        algorithms: the algorithms among which the tuner chooses; the first one is the default.
+        fraction: the fraction of the vector on which a group of `size` ranks at `level` works, as a function of
+            (levels, level, size).
+        times: how often the phase runs.
+        by_all: whether all ranks of a host send to other hosts at the same time, or else one of them.
     """
 
     parameter: str
@@ -43,7 +45,9 @@ class PhaseKind:
     by_all: bool = False
 
     def cost(self, levels: Levels, names: Names) -> Cost | None:
-        """Return the cost: of each level, that of its most expensive group. None if an algorithm declares none.
+        """Return the cost of the phase: at each level, the cost of its most expensive group, added up over the levels.
+
+        Return None if one of the algorithms declares no cost.
 
         Raises:
             NoAlgorithmError, UsageError: as `algorithm_named` and `inner_names`.
@@ -68,29 +72,30 @@ class PhaseKind:
 
 
 def total(costs: Iterable[Cost | None]) -> Cost | None:
-    """Return the cost of doing one after the other; None if one of them is not known."""
-    known, unknown = list[Cost](), False
+    """Return the cost of phases that run one after the other; None if one of the costs is None."""
+    declared, is_complete = list[Cost](), True
     for cost in costs:
-        unknown = unknown or cost is None
-        known += [] if cost is None else [cost]
-    if unknown:
+        is_complete = is_complete and cost is not None
+        declared += [] if cost is None else [cost]
+    if not is_complete:
         return None
     return Cost(
-        rounds=sum(cost.rounds for cost in known),
-        sent=sum(cost.sent for cost in known),
-        reduced=sum(cost.reduced for cost in known),
+        rounds=sum(cost.rounds for cost in declared),
+        sent=sum(cost.sent for cost in declared),
+        reduced=sum(cost.reduced for cost in declared),
     )
 
 
 @record
 class Composition(Algorithm):
-    """An algorithm whose builder takes `hosts`, and the algorithms of its phases by name.
+    """An algorithm made of phases. Its builder takes `hosts` and, for each phase, the name of an algorithm.
 
     Attributes:
-        phases: in the order in which they run.
-        levels: the levels of hosts that it looks at.
-        between: what is done between the phases, as a function of the levels; it takes no messages.
-        needs: None if it can run on these hosts, or the reason why it cannot.
+        phases: the phases in the order in which they run.
+        levels: a function of (hosts, size) that returns the levels of hosts that the algorithm uses.
+        between: the cost of the local work between the phases, which sends no messages, as a function of the levels.
+        needs: a function of the levels that returns None if the algorithm can run on these hosts, or else the reason
+            why it cannot.
     """
 
     cost: Callable[..., Cost] | None = field(init=False, compare=False, repr=False)
@@ -103,9 +108,9 @@ class Composition(Algorithm):
         object.__setattr__(self, "cost", lambda size, **params: self.cost_of(size, params))
 
     def cost_of(self, size: int, params: Mapping[str, Any]) -> Cost | None:
-        """Return the sum of the costs of the phases on their parts of the vector.
+        """Return the sum of the costs of the phases; None if a phase declares no cost.
 
-        It is a bound where the busiest ranks of the phases need not be the same. None if a phase declares no cost.
+        The sum is an upper bound, because the busiest rank of one phase need not be the busiest rank of the next.
         """
         levels = self.levels(params.get("hosts"), size)
         names = {phase: params.get(phase.parameter, phase.algorithms[0]) for phase in self.phases}
@@ -113,45 +118,46 @@ class Composition(Algorithm):
 
 
 def algorithm_named(collective: str, name: str) -> tuple[Algorithm, Mapping[str, Any]]:
-    """Return the algorithm that a phase names, and the parameters of its builder.
+    """Return the algorithm of a phase, by a name such as "knomial(radix=3)", and the parameters for its builder.
 
     Raises:
         NoAlgorithmError: there is no such algorithm, or it is composed of phases itself.
-        UsageError: it does not take such parameters.
+        UsageError: the algorithm does not take these parameters.
     """
-    # The registry lists the compositions, which are made with this: it can be asked only when all of them are there.
-    from unisono.algorithms.catalogue.registry import algorithms_of
-
-    plain, params = _parsed(name)
-    found = {each.name: each for each in algorithms_of(collective).values() if not isinstance(each, Composition)}
-    if plain not in found:
-        raise NoAlgorithmError(f"no phase can be {collective} {name!r}: it can be {', '.join(found)}")
-    if told := ", ".join(each for each in params if each in _TOLD):
-        raise UsageError(f"no phase can be {collective} {name!r}: a phase is told its {told}")
+    algorithm_name, params = _parsed(name)
+    algorithms = flat_algorithms_of(collective)
+    if algorithm_name not in algorithms:
+        raise NoAlgorithmError(f"no phase can be {collective} {name!r}: it can be {', '.join(algorithms)}")
+    if reserved := ", ".join(param for param in params if param in _SET_BY_COMPOSITION):
+        raise UsageError(f"no phase can be {collective} {name!r}: the composition itself sets {reserved}")
+    algorithm = algorithms[algorithm_name]
     if params:
         try:
-            found[plain].check_parameters(params)
+            algorithm.check_parameters(params)
         except UsageError as error:
             raise UsageError(f"no phase can be {collective} {name!r}: {error}") from None
-    return found[plain], params
+    return algorithm, params
 
 
 def _parsed(name: str) -> tuple[str, Mapping[str, Any]]:
     try:
-        found = parsed(name)
+        variant = parsed(name)
     except ValueError as error:
         raise UsageError(f"no phase can be {name!r}: name {error}") from None
-    return found.algorithm, dict(found.params)
+    return variant.algorithm, dict(variant.params)
 
 
 def inner_names(collective: str, names: Names, levels: Levels) -> tuple[str, ...]:
-    """Return the name of the algorithm of each level below the outermost one, from the outside.
+    """Return the name of the algorithm for each level inside the outermost hosts, the outer levels first.
 
     Raises:
-        UsageError: there are not as many names as levels.
+        UsageError: the number of names is not the number of these levels.
     """
     inner = len(levels.sizes) - 1
     of_levels = (names,) * inner if isinstance(names, str) else names
     if len(of_levels) != inner:
-        raise UsageError(f"{len(of_levels)} algorithms of {collective} are named for {inner} levels inside hosts")
+        raise UsageError(
+            f"{len(of_levels)} algorithms of {collective} are named for {inner} levels inside hosts: name one for all "
+            "levels, or one for each level"
+        )
     return of_levels

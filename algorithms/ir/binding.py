@@ -1,4 +1,8 @@
-"""Binding a plan's blocks to elements: pure integer functions that every executor follows to the letter."""
+"""From blocks to elements: the offset and length of each block of a plan, once the element counts are known.
+
+All functions are pure integer arithmetic. Every executor must compute the same numbers, because both ends of a message
+derive its length from them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ class Shape:
     """The element counts of one call on one rank.
 
     Attributes:
-        elements: number of elements of INPUT and of OUTPUT, for partitions by `Counts.OWN`.
+        elements: the number of elements of INPUT and of OUTPUT, for partitions with `Counts.OWN`.
         counts: for each other kind of `Counts`, the list of counts.
     """
 
@@ -23,7 +27,7 @@ class Shape:
 
 
 def split(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Return (offset, length) of one of `parts` near-equal parts; the first (length mod parts) are one longer."""
+    """Return (offset, length) of one of `parts` nearly equal parts. The first (length mod parts) are one longer."""
     quotient, remainder = divmod(length, parts)
     return part * quotient + min(part, remainder), quotient + (part < remainder)
 
@@ -45,18 +49,18 @@ def bounds(plan: Plan, buffer: Buffer, shape: Shape) -> list[tuple[int, int]]:
 def _copies(original: list[tuple[int, int]], partition: Partition) -> list[tuple[int, int]]:
     if partition.block is not None:
         original = [(0, original[partition.block][1])]
-    whole = sum(length for _, length in original)
-    return [(copy * whole + offset, length) for copy in range(partition.copies) for offset, length in original]
+    total = sum(length for _, length in original)
+    return [(copy * total + offset, length) for copy in range(partition.copies) for offset, length in original]
 
 
 def pieces(
     plan: Plan, span: Span, block_bounds: Sequence[tuple[int, int]], segment: int, segments: int
 ) -> list[tuple[int, int]]:
-    """Return (offset, length) in elements of what `span` covers in a segment, by block, without empty pieces."""
-    found = []
+    """Return (offset, length) in elements of the blocks of `span` in one segment, in order, without empty pieces."""
+    nonempty = []
     for block in plan.physical_blocks(span):
         offset, length = block_bounds[block]
         start, part = split(length, segments, segment)
         if part:
-            found.append((offset + start, part))
-    return found
+            nonempty.append((offset + start, part))
+    return nonempty

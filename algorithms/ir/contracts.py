@@ -1,6 +1,6 @@
-"""Contracts: what each collective is, as data: how INPUT and OUTPUT are cut, and which ranks have them.
+"""The contract of each collective, as data: how INPUT and OUTPUT are cut, and which ranks have them.
 
-What each block of OUTPUT holds in the end is in `algorithms.families`, for those who prove it.
+`verifier.block_meaning` says what each block of OUTPUT must hold in the end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Cut(enum.Enum):
 
 @record
 class Contract:
-    """What a collective is.
+    """The contract of a collective.
 
     Attributes:
-        input, output: how they are cut; None if there is no OUTPUT.
+        input, output: how INPUT and OUTPUT are cut; None if there is no OUTPUT.
         reduces: whether contributions are combined and the result is lowered.
-        input_at_root, output_at_root: whether only the root has one.
-        varying: the counts of INPUT and OUTPUT in the collective's form with counts of its own, where it has one; a
-            SHARE then has the rank's own count.
-        synchronizes: whether no rank may end before it has heard of all others.
+        input_at_root, output_at_root: whether only the root has an INPUT or OUTPUT.
+        varying: the kinds of counts of INPUT and OUTPUT in the vector form of the collective, such as allgatherv; None
+            if it has no such form. A SHARE then has the rank's own count.
+        synchronizes: whether a rank may end only after it has heard from all other ranks, directly or through others.
     """
 
     input: Cut
@@ -66,5 +66,5 @@ CONTRACTS: dict[str, Contract] = {
     "barrier": Contract(Cut.TOKEN, None, synchronizes=True),
 }
 
-# The calls with a share of its own length for each rank, by the name of the call → the collective that carries it out.
+# Vector calls, in which each rank's share has its own length: name of the call → collective that carries it out.
 VECTOR_CALLS = {f"{name}v": name for name, contract in CONTRACTS.items() if contract.varying is not None}

@@ -1,4 +1,4 @@
-"""Drawings of schedules: the plans of some ranks side by side, group by group as run, as text and as arrows."""
+"""Schedules as text and as arrows: the plans of some ranks side by side, one row for each group as run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unisono.algorithms.ir.plan import (
 _LEGEND: dict[type, str] = {
     Send: "→1 o2: send o2 to rank 1",
     Recv: "←1 o2: receive o2 from rank 1",
-    RecvReduce: "⊕1 o2=i2: set o2 to i2 ∘ what rank 1 sends; ⊕1 o2: to o2 ∘ that; 1⊕ o2: to that ∘ o2",
+    RecvReduce: "⊕1 o2=i2: set o2 to i2 ∘ m, where m is received from rank 1; ⊕1 o2: to o2 ∘ m; 1⊕ o2: to m ∘ o2",
     Copy: "o2=i2: copy i2 to o2",
     Reduce: "o2=i2∘s2: combine i2 and s2 into o2",
     Read: "o2=1.i2: copy i2 of rank 1, which is mapped, to o2",
@@ -39,7 +39,7 @@ _LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
 
 
 class Row(NamedTuple):
-    """An instance of a group: what each of the plans does in it, in their order."""
+    """One row of a schedule: an instance of a group, with the steps of each plan, in the order of the plans."""
 
     lane: int
     group: int
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Data that goes from one rank to another; `combines`: into a reduction there."""
+    """Data that goes from rank `source` to rank `target`. `combines`: the target combines it with other data."""
 
     source: int
     target: int
@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
 
 def rows(plans: Sequence[Plan], segments: int = 1) -> list[Row]:
-    """Return what `plans` of one algorithm do over `segments` segments, in canonical order; groups are as run."""
+    """Return the rows of a schedule: `plans` of one algorithm run over `segments` segments, in canonical order."""
     lanes = [[list(plan.groups(lane)) for plan in plans] for lane in range(max(len(plan.lanes) for plan in plans))]
     instances = [
         (group + segment, segment, lane, group)
@@ -71,7 +71,7 @@ def rows(plans: Sequence[Plan], segments: int = 1) -> list[Row]:
 
 
 def legend(schedule: Sequence[Row]) -> list[str]:
-    """Return what explains the lines of the steps that there are in a schedule."""
+    """Return the lines that explain the symbols in `schedule`: one line for each kind of step that occurs."""
     steps = [step for row in schedule for group in row.groups for step in group.steps]
     kinds = {type(step) for step in steps}
     lowered = ["↓: lowered to results"] if any(getattr(step, "lower", False) for step in steps) else []
@@ -83,7 +83,7 @@ def _at(groups: Sequence[Group], number: int) -> Group:
 
 
 def lines(plan: Plan, group: Group) -> list[str]:
-    """Return a line of text for what `group` of `plan` waits for, and for each of its steps, as `legend` explains."""
+    """Return the lines of text for one group: the groups that it waits for, then its steps as `legend` explains."""
     waits = [f"after lane {lane}, {number}" for lane, number in group.after]
     return waits + [_line(plan, step) for step in group.steps]
 
@@ -94,14 +94,18 @@ def _line(plan: Plan, step: Step) -> str:
 
 
 def _text(plan: Plan, span: Span) -> str:
-    """Return the name of a span, of a peer's memory too: buffers are cut alike, unless this rank has no such buffer."""
-    own = plan.partition(span.buffer).blocks
-    blocks = plan.physical_blocks(span) if own else span.blocks(span.start + span.count * span.stride)
+    """Return the name of a span, such as ``o2``.
+
+    The span may lie in a peer's memory. Buffers of peers are cut like those of this rank; a buffer that this rank lacks
+    is numbered without wrapping around.
+    """
+    has_buffer = plan.partition(span.buffer).blocks > 0
+    blocks = plan.physical_blocks(span) if has_buffer else span.blocks(span.start + span.count * span.stride)
     return _LETTERS[span.buffer] + ranges(blocks)
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers with those that follow each other drawn together.
+    """Return numbers as text, with each run of consecutive numbers written as a range.
 
     >>> ranges([6, 7, 0, 1, 4])
     '6-7,0-1,4'
@@ -123,7 +127,7 @@ def _receive_and_reduce(step: RecvReduce, name: _Name) -> str:
     return f"{sender} {name(step.dst)}" + ("" if step.dst == step.src else f"={name(step.src)}")
 
 
-# What is written for each kind of step, given a function that names spans.
+# Kind of step → function of (step, function that names spans) that returns the text of the step.
 _TEXTS: dict[type, Callable[[Any, _Name], str]] = {
     Send: lambda step, name: f"→{step.peer} {name(step.src)}",
     Recv: lambda step, name: f"←{step.peer} {name(step.dst)}",
@@ -139,14 +143,14 @@ _TEXTS: dict[type, Callable[[Any, _Name], str]] = {
 
 
 def moves(plans: Sequence[Plan], row: Row) -> list[Move]:
-    """Return what goes from rank to rank in a row of `rows(plans)`, once, whichever end of it is among `plans`."""
-    found: dict[tuple[int, int], bool] = {}
+    """Return the moves in one row of `rows(plans)`. A move whose two ends are both among `plans` is returned once."""
+    combining: dict[tuple[int, int], bool] = {}
     for plan, group in zip(plans, row.groups, strict=True):
         for step in group.steps:
             for move in _MOVES.get(type(step), _nothing)(step, plan.rank):
-                known = found.get((move.source, move.target), False)
-                found[move.source, move.target] = known or move.combines
-    return [Move(source, target, combines) for (source, target), combines in found.items()]
+                already = combining.get((move.source, move.target), False)
+                combining[move.source, move.target] = already or move.combines
+    return [Move(source, target, combines) for (source, target), combines in combining.items()]
 
 
 def _nothing(step: Any, rank: int) -> list[Move]:

@@ -1,6 +1,6 @@
-"""Plans as arrays of 64-bit integers: what the native core interprets.
+"""Encodes a plan as an array of 64-bit integers, which the native core decodes and interprets.
 
-The array is a header of 19 words, then tables, one after the other::
+The array is a header of 19 words, followed by these tables::
 
     version size rank lanes items groups dependencies steps operands permutation
     input.blocks input.counts output.blocks output.counts scratch.blocks scratch.counts
@@ -14,7 +14,7 @@ The array is a header of 19 words, then tables, one after the other::
     operand     peer (-1: own), buffer, start, count, stride, advance
     permutation one word per block
 
-Counts refer to tables by index; the reader checks every one of them.
+A table refers to another by the index of its first row and the number of rows. The decoder checks every index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks read of each other's memory: that must lie where the others can map it, and nothing else need."""
+"""Which memory of a rank its peers read. Only this memory must lie where peers can map it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.algorithms.ir.plan import Buffer, Plan, Read, ReadReduce, Span, Ste
 
 
 class Reading(NamedTuple):
-    """A span of the memory of rank `owner`, which rank `reader` reads once."""
+    """One read: rank `reader` reads `span` of the memory of rank `owner`."""
 
     reader: int
     owner: int
@@ -17,7 +17,7 @@ class Reading(NamedTuple):
 
 
 def readings(plans: Sequence[Plan]) -> list[Reading]:
-    """Return what the plans of all ranks, in their order, read of other ranks' memory."""
+    """Return all reads of other ranks' memory. `plans` has the plans of all ranks, in the order of ranks."""
     return [
         Reading(plan.rank, owner, span)
         for plan in plans
@@ -30,11 +30,11 @@ def readings(plans: Sequence[Plan]) -> list[Reading]:
 
 
 def exposed_blocks(plans: Sequence[Plan]) -> list[frozenset[tuple[Buffer, int]]]:
-    """Return by rank the blocks of its memory that other ranks read: the buffer, and the index in memory."""
-    found: list[set[tuple[Buffer, int]]] = [set() for _ in plans]
+    """Return for each rank the blocks of its memory that other ranks read, as (buffer, index in memory)."""
+    exposed: list[set[tuple[Buffer, int]]] = [set() for _ in plans]
     for _, owner, span in readings(plans):
-        found[owner].update((span.buffer, block) for block in plans[owner].physical_blocks(span))
-    return [frozenset(blocks) for blocks in found]
+        exposed[owner].update((span.buffer, block) for block in plans[owner].physical_blocks(span))
+    return [frozenset(blocks) for blocks in exposed]
 
 
 def _read_by(step: Step) -> Iterator[tuple[int, Span]]:

@@ -1,33 +1,36 @@
-"""Plans: what one rank does in a collective, as frozen data.
+"""Plans: frozen data that describes what one rank does in a collective.
 
 Theory of operation
 -------------------
-A plan knows no bytes. Its operands are *blocks* of three buffers, INPUT, OUTPUT and SCRATCH, each cut by its own
-`Partition`; the lengths of the blocks are bound when the collective is called (`algorithms.binding`). A `Span` names
-some blocks of a buffer, start, start + stride, …, modulo the number of blocks.
+A plan contains no numbers of bytes. Its operands are *blocks* of three buffers, INPUT, OUTPUT and SCRATCH. A
+`Partition` cuts each buffer into blocks, whose lengths are known only when the collective is called (`ir.binding`). A
+`Span` names some blocks of a buffer: start, start + stride, …, modulo the number of blocks.
 
-A plan has one or more *lanes*, which run side by side. A lane runs its groups in order. The steps of a group are
-posted together, and the group ends when all of them have ended; therefore no step of a group may write what another
-one of it reads or writes, and the source of a `Send` is frozen until its group ends. A group may also wait for groups
-of other lanes (`after`). `Repeat` runs a few groups many times, advancing peers and blocks each time, which keeps ring
-and pairwise plans a few rows long at any number of ranks.
+A plan has one or more *lanes*, which run side by side. A lane runs its *groups* in order. The steps of a group are
+posted together, and the group ends when all of them have ended. Therefore no step of a group may write memory that
+another step of the group reads or writes. The source of a `Send`, for example, must stay unchanged until its group
+ends. A group may also wait for groups of other lanes (`after`). A `Repeat` runs a few groups many times, and advances
+peers and blocks each time. It keeps ring and pairwise plans a few rows long at any number of ranks.
 
-*Segments.* A plan may be run over S segments: segment s of a block is the s-th of S near-equal parts of it, so
-segments never touch each other's elements. Group g of segment s starts when group g - 1 of segment s and group g of
-segment s - 1 have ended (and the groups in `after`, of segment s). Instances (g, s) are posted in *canonical order*: by
-(g + s, s).
+*Segments.* A plan may run over S segments. Segment s of a block is the s-th of S nearly equal parts of it, so two
+segments never share an element. Group g of segment s starts when three conditions hold: group g - 1 of segment s has
+ended, group g of segment s - 1 has ended, and the groups in `after` have ended for segment s. The instances (g, s) are
+posted in *canonical order*: by (g + s, s). For example, 2 groups and 3 segments give (0, 0), (1, 0), (0, 1), (1, 1),
+(0, 2), (1, 2).
 
-*Message identity.* A message between two ranks is known by (communicator, sequence, lane, group, segment), where
-`group` counts groups as run (a Repeat of 3 groups run 10 times has 30). Hence a group sends at most one message to a
-peer and receives at most one from it, and both ends of a message stand in groups of the same number; a rank that has
-nothing to do in between has empty groups there. Messages between two ranks on one lane are posted by both sides in
-canonical order, so an executor may send them down a first-in-first-out channel without looking at identities at all. A
-message of zero bytes is sent by neither side.
+*Message identity.* Five numbers identify a message between two ranks: (communicator, sequence, lane, group, segment).
+`group` counts groups as run, so a Repeat of 3 groups that runs 10 times counts as 30. Two rules follow. First, a group
+sends at most one message to a peer and receives at most one from it. Second, both ends of a message have the same group
+number; a rank that has nothing to do in between has empty groups. Both sides post the messages between two ranks on one
+lane in canonical order, so a first-in-first-out channel carries them without looking at the numbers. A message of zero
+bytes is not sent at all.
 
-*Operations.* Elements of INPUT are contributions; partial results are states; a step marked `lower` turns the state
-that it writes into results (`unisono.operations`). Each element of the result of a reduction is lowered exactly once.
+*Operations.* The elements of INPUT are contributions, and partial results are states. A step marked `lower` turns the
+state that it writes into a result (`unisono.operations`). Each element of the result of a reduction is lowered exactly
+once.
 
-The plan of one rank is built without the others: `build(size, rank, root=0, **params) -> Plan`, pure and deterministic.
+The plan of one rank is built without the plans of the others: `build(size, rank, root=0, **params) -> Plan` is pure and
+deterministic.
 """
 
 from __future__ import annotations
@@ -49,22 +52,24 @@ class Buffer(enum.IntEnum):
 
 
 class Counts(enum.IntEnum):
-    """What element counts a partition needs at call time."""
+    """The element counts that a partition needs when the collective is called."""
 
-    OWN = 0  # the number of elements of this rank's own buffer, which all ranks agree on
-    SEND = 1  # one count per peer: what this rank sends to each
-    RECEIVE = 2  # one count per peer: what this rank receives from each
-    RANKS = 3  # one count per rank, known to all ranks
+    OWN = 0  # the number of elements of this rank's own buffer, on which all ranks agree
+    SEND = 1  # one count per peer: the elements that this rank sends to it
+    RECEIVE = 2  # one count per peer: the elements that this rank receives from it
+    RANKS = 3  # one count per rank, which all ranks know
 
 
 @record
 class Partition:
     """How a buffer is cut into blocks.
 
-    `Counts.OWN`: `blocks` near-equal parts of the bound buffer; the first (count mod blocks) are one element longer.
-    The other kinds of `counts`: block i has the i-th of those counts. With `like`, this (scratch) buffer is `copies`
-    times the partition of another buffer, one after the other; `blocks` is then the number over all copies. With
-    `block`, it is copies of that block (by its index in memory) of the other buffer alone.
+    With `Counts.OWN`, the buffer has `blocks` nearly equal parts; the first (elements mod blocks) are one element
+    longer. With other `counts`, block i has the i-th count as its length.
+
+    A SCRATCH buffer may set `like`. It then consists of `copies` copies of the partition of another buffer, one after
+    the other, and `blocks` is the number of blocks of all copies. If `block` is set too, SCRATCH consists of copies of
+    that one block of the other buffer, named by its index in memory.
     """
 
     blocks: int
@@ -75,22 +80,22 @@ class Partition:
 
 
 def even(blocks: int) -> Partition:
-    """Return the partition into `blocks` near-equal parts."""
+    """Return the partition into `blocks` nearly equal parts."""
     return Partition(blocks)
 
 
 def shares(size: int, varying: bool) -> Partition:
-    """Return the partition into one block per rank: equal ones or, if `varying`, by the counts of the ranks."""
+    """Return the partition into one block per rank: equal blocks or, if `varying`, by the counts of the ranks."""
     return Partition(size, Counts.RANKS) if varying else even(size)
 
 
 def scratch_like(buffer: Buffer, partition: Partition, copies: int = 1) -> Partition:
-    """Return a scratch partition of `copies` times the `partition` of `buffer`; block b of copy c is c·blocks + b."""
+    """Return a SCRATCH partition: `copies` copies of the `partition` of `buffer`. Block b of copy c is c·blocks + b."""
     return Partition(partition.blocks * copies, partition.counts, buffer, copies)
 
 
 def scratch_like_block(buffer: Buffer, partition: Partition, block: int, copies: int) -> Partition:
-    """Return a scratch partition of `copies` blocks as long as `block` of the `partition` of `buffer`."""
+    """Return a SCRATCH partition of `copies` blocks, each as long as one `block` of the `partition` of `buffer`."""
     return Partition(copies, partition.counts, buffer, copies, block)
 
 
@@ -98,7 +103,7 @@ def scratch_like_block(buffer: Buffer, partition: Partition, block: int, copies:
 class Span:
     """`count` blocks of a buffer: (start + i·stride) modulo the number of its blocks, for i = 0 … count - 1.
 
-    Inside a `Repeat`, `advance` is added to `start` at each further iteration.
+    Inside a `Repeat`, each iteration after the first adds `advance` to `start`.
     """
 
     buffer: Buffer
@@ -108,11 +113,11 @@ class Span:
     advance: int = 0
 
     def at(self, iteration: int) -> Span:
-        """Return the span of the given iteration of the enclosing `Repeat`."""
+        """Return the span in iteration `iteration` of the enclosing `Repeat`, counted from 0."""
         return replace(self, start=self.start + iteration * self.advance, advance=0) if self.advance else self
 
     def blocks(self, total: int) -> list[int]:
-        """Return the logical indices of the blocks, where the buffer has `total` blocks."""
+        """Return the logical indices of the blocks in a buffer that has `total` blocks."""
         return [(self.start + i * self.stride) % total for i in range(self.count)]
 
 
@@ -172,7 +177,7 @@ class Copy:
 
 @record
 class Reduce:
-    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once. `dst` may be the same as a source or differ from all."""
+    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once. `dst` may be one of the sources."""
 
     dst: Span
     sources: tuple[Span, ...]
@@ -191,7 +196,7 @@ class Read:
 
 @record
 class ReadReduce:
-    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once, where a source is (peer, span of the peer's memory)."""
+    """Set dst = sources[0] ∘ sources[1] ∘ …, rounded once. A source is (peer, span of the peer's mapped memory)."""
 
     dst: Span
     sources: tuple[tuple[int, Span], ...]
@@ -210,7 +215,7 @@ class Write:
 
 @record
 class Signal:
-    """Raise this rank's flag at `peer`, after everything that was read or written in earlier groups."""
+    """Raise this rank's flag at `peer`, after all reads and writes of earlier groups."""
 
     peer: int
     peer_advance: int = 0
@@ -218,7 +223,7 @@ class Signal:
 
 @record
 class Wait:
-    """Wait for the next flag of `peer`."""
+    """Wait for the next flag from `peer`."""
 
     peer: int
     peer_advance: int = 0
@@ -232,7 +237,7 @@ Step: TypeAlias = MessageStep | LocalStep | MappedStep
 
 @record
 class Group:
-    """Steps posted together; `after` names (lane, group as run) that must have ended before, in other lanes."""
+    """Steps that are posted together, after the groups (lane, group as run) in `after` of other lanes have ended."""
 
     steps: tuple[Step, ...]
     after: tuple[tuple[int, int], ...] = ()
@@ -240,7 +245,7 @@ class Group:
 
 @record
 class Repeat:
-    """`groups` run `times` times; each further time, peers and spans advance by their own `advance`."""
+    """Groups that run `times` times. Each iteration after the first moves peers and spans on by their own `advance`."""
 
     times: int
     groups: tuple[Group, ...]
@@ -251,13 +256,13 @@ Lane: TypeAlias = tuple[Group | Repeat, ...]
 
 @record
 class Plan:
-    """What rank `rank` of `size` does in `collective`, by `algorithm`.
+    """The plan of rank `rank` among `size` ranks, for `collective` by `algorithm`.
 
     Attributes:
         input, output, scratch: the partitions; a buffer that the plan does not use has 0 blocks.
-        lanes: see the module's theory of operation.
-        permutation: if not empty, block i of a span is block permutation[i] of memory, for every buffer of that many
-            blocks.
+        lanes: see "Theory of operation" in this module.
+        permutation: if not empty, block i of a span is block permutation[i] of memory. This applies to every buffer
+            that has as many blocks as the permutation.
     """
 
     collective: str
@@ -282,7 +287,7 @@ class Plan:
         return [self.permutation[block] for block in blocks] if len(self.permutation) == total else blocks
 
     def groups(self, lane: int) -> Iterator[Group]:
-        """Yield the groups of a lane as run: repeats unrolled, peers (modulo size) and spans advanced."""
+        """Yield the groups of a lane as run: repeats are unrolled, with peers (modulo size) and spans advanced."""
         for item in self.lanes[lane]:
             if isinstance(item, Group):
                 yield item
@@ -311,16 +316,21 @@ class Plan:
         return replace(step, **changes)  # type: ignore[arg-type]
 
 
+def as_written(item: Group | Repeat) -> tuple[int, tuple[Group, ...]]:
+    """Return how many times the groups of an item of a lane run, and these groups."""
+    return (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
+
+
 def peers(plan: Plan) -> list[tuple[int, int]]:
-    """Return the (lane, peer) pairs that the messages and flags of `plan` use, sorted, without duplicates."""
-    found = {
+    """Return the (lane, peer) pairs between which `plan` passes messages or flags, sorted, without duplicates."""
+    pairs = {
         (lane, step.peer)
         for lane in range(len(plan.lanes))
         for group in plan.groups(lane)
         for step in group.steps
         if isinstance(step, (Send, Recv, RecvReduce, Signal, Wait))
     }
-    return sorted(found)
+    return sorted(pairs)
 
 
 def canonical_order(groups: int, segments: int) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,11 @@
-"""Families: the plans of all ranks of a collective, what it promises of each block, and what the blocks mean.
+"""The meaning of blocks: which data each block of a collective holds, and how long each block is.
 
-A collective is described by its contract, and by what each block of OUTPUT holds in the end. What a block is *about*
-(its `Origin`) and how long it is (its `Length`) are two things: in an alltoall, every block is about other data and all
-are equally long; with counts per rank, the length of a block is that of its rank's count wherever the block travels.
-Two lengths are the same object of proof only if they are equal for all counts.
+A `PlanSet` is the plans of all ranks of one collective. Its contract says how buffers are cut, and its `Promise`s say
+what each block of OUTPUT must hold in the end.
+
+The data that a block is about (its `Origin`) and its length (its `Length`) are separate. In an alltoall, every block is
+about different data, but all blocks are equally long. With counts per rank, a block has the length of its rank's count,
+wherever it travels. Two lengths are the same only if they are equal for all possible counts.
 """
 
 from __future__ import annotations
@@ -19,21 +21,24 @@ ALL_RANKS = -1
 
 
 class Origin(NamedTuple):
-    """What a block is about: block `block` of the INPUT of `rank`, or of all ranks' INPUTs, which are combined."""
+    """The data that a block is about: block `block` of the INPUT of `rank`, or of the INPUTs of all ranks combined."""
 
     rank: int
     block: int
 
 
 class Promise(NamedTuple):
-    """What a block of OUTPUT holds in the end: `origin`, with contributions of `ranks` (bits); of none: untouched."""
+    """The required content of a block of OUTPUT in the end: data of `origin` with the contributions of `ranks`.
+
+    `ranks` is a set of ranks as bits. If it is empty, no step may write the block.
+    """
 
     origin: Origin
     ranks: int
 
 
 class Length(NamedTuple):
-    """The length of a block: equal lengths are equal for all element counts, different ones may differ."""
+    """The length of a block. Two equal `Length`s are equal for all element counts; two different ones may differ."""
 
     kind: str
     first: int = 0
@@ -72,7 +77,7 @@ def _own_share_of_each_rank(size: int, rank: int, root: int, block: int) -> Prom
     return Promise(Origin(block, rank), 1 << block)
 
 
-# What a block of OUTPUT holds, as a function of (size, rank, root, block).
+# Collective → function of (size, rank, root, block) that returns what the block of OUTPUT must hold.
 PROMISES: dict[str, Callable[[int, int, int, int], Promise]] = {
     "allreduce": _all_ranks,
     "reduce": _all_ranks,
@@ -89,11 +94,11 @@ PROMISES: dict[str, Callable[[int, int, int, int], Promise]] = {
 
 
 class PlanSet:
-    """The plans of all ranks of one collective, in the order of ranks, and what their blocks mean.
+    """The plans of all ranks of one collective, in the order of ranks, and the meaning of their blocks.
 
     Raises:
         PlanError: the plans are not of one collective that the verifier knows, or their buffers are not cut as the
-            collective demands and in the same way on all ranks.
+            collective demands and alike on all ranks.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -107,7 +112,7 @@ class PlanSet:
             for plan in plans
             for buffer in (Buffer.INPUT, Buffer.OUTPUT)
         )
-        self._of_all_ranks: list[Origin] = []  # what INPUT is about where all ranks' are combined, the same on each
+        self._combined_origins: list[Origin] = []  # the origins of INPUT in a reduction, which all ranks share
         self.blocks = max(1, *(max(plan.input.blocks, plan.output.blocks) for plan in plans))
         for plan in plans:
             self._check_buffer(plan, Buffer.INPUT, self.contract.input, self.contract.has_input(plan.rank, self.root))
@@ -117,46 +122,46 @@ class PlanSet:
             _check_scratch(plan)
 
     def origins(self, rank: int) -> Sequence[Origin]:
-        """Return what each block of INPUT is about."""
+        """Return the origin of each block of INPUT."""
         blocks = range(self.plans[rank].input.blocks)
         if not self.contract.reduces:
             return [Origin(rank, block) for block in blocks]
-        if not self._of_all_ranks:
-            self._of_all_ranks = [Origin(ALL_RANKS, block) for block in blocks]
-        return self._of_all_ranks
+        if not self._combined_origins:
+            self._combined_origins = [Origin(ALL_RANKS, block) for block in blocks]
+        return self._combined_origins
 
     def promise(self, rank: int, block: int) -> Promise:
         """Return what a block of OUTPUT must hold in the end."""
         return self._promise(self.size, rank, self.root, block)
 
     def length_numbers(self) -> list[list[int]]:
-        """Return the lengths of the cells of every rank as numbers, equal for equal lengths."""
+        """Return, for every rank, a number for the length of each cell. Equal lengths have equal numbers."""
         numbers: dict[Length, int] = {}
-        known: dict[object, list[int]] = {}
-        found: list[list[int]] = []
+        cache: dict[object, list[int]] = {}
+        numbers_of_ranks: list[list[int]] = []
         for rank in range(self.size):
             of_rank: list[int] = []
             for buffer in Buffer:
                 facts = self._facts_of_lengths(rank, buffer)
-                if facts not in known:
-                    known[facts] = [numbers.setdefault(length, len(numbers)) for length in self._lengths(rank, buffer)]
-                of_rank += known[facts]
-            found.append(of_rank)
-        return found
+                if facts not in cache:
+                    cache[facts] = [numbers.setdefault(length, len(numbers)) for length in self._lengths(rank, buffer)]
+                of_rank += cache[facts]
+            numbers_of_ranks.append(of_rank)
+        return numbers_of_ranks
 
     def lengths(self, rank: int) -> list[Length]:
         """Return the length of each cell of a rank."""
         return [length for buffer in Buffer for length in self._lengths(rank, buffer)]
 
     def parts(self) -> int:
-        """Return how many blocks of the plans make up the vector that costs are multiples of."""
+        """Return the number of blocks in the vector of which costs are multiples."""
         return self.size if self.contract.input in (Cut.SHARE, Cut.SHARES) else self._blocks(self.contract.input)
 
     def homes(self, rank: int) -> list[int]:
-        """Return, for each cell of a rank, the cell whose memory it is in place: the cell itself, or one of OUTPUT.
+        """Return, for each cell of a rank, the cell of the same memory in a call in place: itself, or a cell of OUTPUT.
 
-        In place, INPUT is OUTPUT; where one of them is one share of what the other holds of all ranks, it is block
-        `rank` of the other.
+        In place, INPUT is OUTPUT. If one buffer is the share of one rank and the other holds the shares of all ranks,
+        the first one is block `rank` of the other.
         """
         plan = self.plans[rank]
         inputs, outputs = plan.input.blocks, plan.output.blocks
@@ -169,7 +174,7 @@ class PlanSet:
         return homes
 
     def _facts_of_lengths(self, rank: int, buffer: Buffer) -> tuple[object, ...]:
-        """Return all that the lengths of the blocks of a buffer depend on, of which many ranks have the same."""
+        """Return all facts that determine the lengths of the blocks of a buffer. They are equal on many ranks."""
         partition = self.plans[rank].partition(buffer)
         whole_of = buffer if partition.like is None else partition.like
         whole = self.plans[rank].partition(whole_of)
@@ -196,7 +201,8 @@ class PlanSet:
     def _own_length(self, rank: int, cut: Cut, block: int) -> Length:
         """Return the length of a block of a buffer that is cut evenly.
 
-        The shares of a reduce_scatter are parts of a vector of any length; elsewhere shares are equally long.
+        In a reduce_scatter, the shares are parts of a vector of any length. In other collectives, all shares are
+        equally long.
         """
         if cut is Cut.VECTOR or cut is Cut.TOKEN:
             return Length("part", self.blocks, block)
@@ -207,38 +213,38 @@ class PlanSet:
         return Length("share")
 
     def _blocks(self, cut: Cut) -> int:
-        """Return the number of blocks of a buffer that is cut like this."""
+        """Return the number of blocks of a buffer with this cut."""
         return {Cut.VECTOR: self.blocks, Cut.TOKEN: 1, Cut.SHARE: 1, Cut.SHARES: self.size}[cut]
 
     def _check_buffer(self, plan: Plan, buffer: Buffer, cut: Cut | None, present: bool) -> None:
-        found, expected = plan.partition(buffer), Partition(0)
+        actual, expected = plan.partition(buffer), Partition(0)
         if cut is not None and present:
             counts = Counts.OWN
             if cut is Cut.SHARES and self.varying and self.contract.varying is not None:
                 counts = self.contract.varying[buffer]
             expected = Partition(self._blocks(cut), counts)
-        if found != expected:
+        if actual != expected:
             raise PlanError(
-                f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(found)}, "
+                f"rank {plan.rank}: {plan.collective} with an {buffer.name} of {_describe(actual)}, "
                 f"expected {_describe(expected)}"
             )
 
 
 def are_proved_by(plans: Sequence[Plan], proved: Sequence[Plan]) -> bool:
-    """Return whether `plans` are right because the plans of `proved` are.
+    """Return whether the proof of `proved` also proves `plans`.
 
-    So it is if all ranks do the same and blocks that are equally long in `proved` are equally long in `plans`.
+    It does if all ranks take the same steps, and blocks that are equally long in `proved` are equally long in `plans`.
 
     Raises:
         PlanError: as `PlanSet`.
     """
-    families = PlanSet(plans), PlanSet(proved)
+    plan_sets = PlanSet(plans), PlanSet(proved)
     if any(_without_counts(one) != _without_counts(other) for one, other in zip(plans, proved, strict=True)):
         return False
-    becomes: dict[int, int] = {}
+    length_of: dict[int, int] = {}  # length in `proved` → length in `plans`
     return all(
-        becomes.setdefault(length_proved, length) == length
-        for lengths in zip(*(family.length_numbers() for family in families), strict=True)
+        length_of.setdefault(length_proved, length) == length
+        for lengths in zip(*(plan_set.length_numbers() for plan_set in plan_sets), strict=True)
         for length, length_proved in zip(*lengths, strict=True)
     )
 
@@ -249,7 +255,7 @@ def _without_counts(plan: Plan) -> tuple[object, ...]:
 
 
 def _check_belong_together(plans: Sequence[Plan]) -> None:
-    """Check that the plans are one per rank of one collective that the verifier knows."""
+    """Check that the plans are those of all ranks of one collective that the verifier knows."""
     for rank, plan in enumerate(plans):
         facts = (plan.collective, plan.algorithm, plan.size, plan.root, plan.rank)
         expected = (plans[0].collective, plans[0].algorithm, len(plans), plans[0].root, rank)
@@ -258,18 +264,20 @@ def _check_belong_together(plans: Sequence[Plan]) -> None:
     if not plans:
         raise PlanError("there are no plans")
     if plans[0].collective not in CONTRACTS:
-        raise PlanError(f"the verifier does not know the collective {plans[0].collective!r}: {', '.join(CONTRACTS)}")
+        raise PlanError(
+            f"the verifier does not know the collective {plans[0].collective!r}; it knows {', '.join(CONTRACTS)}"
+        )
     if not 0 <= plans[0].root < len(plans):
-        raise PlanError(f"the root {plans[0].root} is none of {len(plans)} ranks")
+        raise PlanError(f"the root {plans[0].root} is out of range: there are {len(plans)} ranks")
 
 
 def _check_scratch(plan: Plan) -> None:
-    """Check that the lengths of the blocks of SCRATCH are those of counts or of another buffer."""
+    """Check that SCRATCH takes its lengths from counts or from another buffer."""
     scratch = plan.scratch
     if not scratch.blocks:
         return
     if scratch.like is None and scratch.counts is Counts.OWN:
-        raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own; cut it like INPUT or OUTPUT")
+        raise PlanError(f"rank {plan.rank}: SCRATCH has no counts of its own: cut it like INPUT or OUTPUT")
     one = plan.size if scratch.like is None else plan.partition(scratch.like).blocks
     if scratch.block is not None:
         if scratch.like is None or not 0 <= scratch.block < one:

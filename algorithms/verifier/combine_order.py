@@ -1,8 +1,9 @@
-"""The order in which contributions are combined, derived from the plans of all ranks and compared with the declaration.
+"""The order in which contributions are combined: derives it from the plans of all ranks and checks the declaration.
 
-Two algorithms that combine by the same expression give the same bits. An expression is known by a number: that of a
-contribution is its rank, that of a combination is negative, and equal combinations have equal numbers. What is combined
-in one step is rounded once, so that it is another expression than the same contributions step after step.
+Two algorithms that combine by the same expression give the same bits. An expression is a number: the number of a
+contribution is its rank, the number of a combination is negative, and equal combinations have equal numbers. Values
+that are combined in one step are rounded once. So this is a different expression from the same values combined in
+several steps.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from unisono.errors import PlanError
 
 
 class Expressions:
-    """All combinations that occur, by number."""
+    """The numbers of all combinations that occur."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._operands: list[tuple[int, ...]] = []
 
     def together(self, operands: Sequence[int]) -> int:
-        """Return the combination of all operands at once, in this order; of one, that operand itself."""
+        """Return the combination of all operands in one step, in this order; of one operand, the operand itself."""
         return self._numbered(tuple(operands)) if len(operands) > 1 else operands[0]
 
     def lowered_apart(self, operand: int) -> int:
-        """Return a combination that is lowered, as an average is divided, in a later step, which rounds once more."""
+        """Return a combination that a later step lowers, which rounds once more, as the division of an average does."""
         return self._numbered((operand,))
 
     def in_sequence(self, operands: Sequence[int]) -> int:
@@ -47,7 +48,7 @@ class Expressions:
         return level[0]
 
     def text(self, number: int) -> str:
-        """Return an expression as people write it.
+        """Return an expression as text.
 
         >>> expressions = Expressions()
         >>> expressions.text(expressions.in_pairs([0, 1, 2])), expressions.text(expressions.in_sequence([0, 1, 2]))
@@ -68,7 +69,7 @@ class Expressions:
         return self._numbers[operands]
 
 
-# What a result is in the orders that are proved.
+# Order → the expression of a result, for each order that is proved.
 _EXPECTED: dict[str, Callable[[Expressions, Sequence[int]], int]] = {
     "rank": Expressions.in_sequence,
     "at_once": Expressions.together,
@@ -77,12 +78,13 @@ _EXPECTED: dict[str, Callable[[Expressions, Sequence[int]], int]] = {
 
 
 def check_order(algorithm: Algorithm, size: int) -> None:
-    """Check that `algorithm` combines in the order that it declares, on `size` ranks, which it must support.
+    """Check that `algorithm` combines contributions in the order that it declares, on `size` ranks.
 
-    Its plans must have been proved. The order "fixed" promises nothing that plans could break.
+    The algorithm must support `size` ranks, and its plans must have been proved. The order "fixed" has nothing to
+    check.
 
     Raises:
-        PlanError: it combines in another order; shows the first result that is.
+        PlanError: the order is another one; the message shows the first result that differs.
     """
     if algorithm.order not in _EXPECTED:
         return
@@ -93,45 +95,45 @@ def check_order(algorithm: Algorithm, size: int) -> None:
 
 
 def _check(order: str, plans: Sequence[Plan]) -> None:
-    family, expressions = PlanSet(plans), Expressions()
-    memory = _evaluate(family, expressions)
+    plan_set, expressions = PlanSet(plans), Expressions()
+    memory = _evaluate(plan_set, expressions)
     for plan in plans:
         first = first_cell(plan, Buffer.OUTPUT)
         for block in range(plan.output.blocks):
-            ranks = family.promise(plan.rank, block).ranks
+            ranks = plan_set.promise(plan.rank, block).ranks
             if not ranks:
                 continue
-            expected = _EXPECTED[order](expressions, [rank for rank in range(family.size) if ranks >> rank & 1])
-            found = memory[plan.rank][first + block]
-            if found != expected:
-                name = f"rank {plan.rank}: block {block} of OUTPUT is {expressions.text(found)}"
-                raise PlanError(f"{name}, and in the order {order!r} it is {expressions.text(expected)}")
+            expected = _EXPECTED[order](expressions, [rank for rank in range(plan_set.size) if ranks >> rank & 1])
+            actual = memory[plan.rank][first + block]
+            if actual != expected:
+                name = f"rank {plan.rank}: block {block} of OUTPUT is {expressions.text(actual)}"
+                raise PlanError(f"{name}, but the declared order {order!r} demands {expressions.text(expected)}")
 
 
-def _evaluate(family: PlanSet, expressions: Expressions) -> list[dict[int, int]]:
-    """Return the expression in every cell of every rank that something has been written to, when all have ended."""
-    programs = unroll(family.plans, family.length_numbers())
-    memory = [dict.fromkeys(range(plan.input.blocks), plan.rank) for plan in family.plans]
-    # A prefix has no average, and no other lowering rounds.
-    lowering_rounds = len({family.promise(plan.rank, 0).ranks for plan in family.plans}) == 1
+def _evaluate(plan_set: PlanSet, expressions: Expressions) -> list[dict[int, int]]:
+    """Return, for each rank, the expression in every written cell after all ranks have ended."""
+    unrolled_plans = unroll(plan_set.plans, plan_set.length_numbers())
+    memory = [dict.fromkeys(range(plan.input.blocks), plan.rank) for plan in plan_set.plans]
+    # Only the lowering of an average rounds, and scans have no average. In a scan, the promised ranks differ.
+    lowering_rounds = len({plan_set.promise(plan.rank, 0).ranks for plan in plan_set.plans}) == 1
 
     def read(operand: Operand) -> list[int]:
         return [memory[operand.owner][cell] for cell in operand.cells]
 
     def write(action: Action, operands: Sequence[list[int]]) -> None:
         target = action.writes[0]
-        results = [expressions.together(each) for each in zip(*operands, strict=True)]
+        results = [expressions.together(values) for values in zip(*operands, strict=True)]
         if lowering_rounds and len(operands) == 1 and getattr(action.step, "lower", False):
-            results = [expressions.lowered_apart(each) if each < 0 else each for each in results]
+            results = [expressions.lowered_apart(result) if result < 0 else result for result in results]
         memory[target.owner].update(zip(target.cells, results, strict=True))
 
-    for event in run(programs):
+    for event in run(unrolled_plans):
         if not isinstance(event, Delivered):
-            for action in programs[event.rank].lanes[event.lane][event.group].alone:
+            for action in unrolled_plans[event.rank].lanes[event.lane][event.group].unpaired:
                 write(action, [read(operand) for operand in action.reads])
         elif not isinstance(event.receiving.step, Wait):
-            sent, own = read(event.sending.reads[0]), [read(operand) for operand in event.receiving.reads]
+            sent, local = read(event.sending.reads[0]), [read(operand) for operand in event.receiving.reads]
             step = event.receiving.step
             received_last = isinstance(step, RecvReduce) and not step.received_first
-            write(event.receiving, [*own, sent] if received_last else [sent, *own])
+            write(event.receiving, [*local, sent] if received_last else [sent, *local])
     return memory

@@ -1,12 +1,12 @@
-"""Liveness: how many blocks of SCRATCH hold, at the same time, a value that is still to be read.
+"""Liveness: how many blocks of SCRATCH hold, at the same time, a value that is read later.
 
-Time is that of *canonical progress*, in one segment: a group starts as soon as all that it waits for has ended, and
-takes one unit from when the other ends of its messages have started, too. Where no group comes `after` one of another
-lane, that is to say: all ranks run group g of all lanes together, from g to g + 1.
+Time is that of *canonical progress*, in one segment. A group starts as soon as the groups that it waits for have ended.
+It takes one unit from the moment when the other ends of its messages have started, too. If no group comes `after` a
+group of another lane, all ranks together run group g of all lanes from time g to g + 1.
 
-The steps of a group run together, so a value takes its block from the start of the group that writes it to the end of
-the last one that reads it, be it a peer that reads it. A value that nothing reads takes none; nor does a block that is
-written again while it is being read take two.
+The steps of a group run together. So a value occupies its block from the start of the group that writes it to the end
+of the last group that reads it, including groups of peers. A value that nothing reads occupies no block. A block that
+is overwritten while it is read still counts once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.algorithms.verifier.vector_clocks import moments
 
 
 class _Use(NamedTuple):
-    """Cells of SCRATCH are read, or written, by a group; in one moment they are read first."""
+    """A group reads or writes cells of SCRATCH, from `start` to `end`. At the same moment, reads sort before writes."""
 
     start: int
     writes: bool
@@ -30,20 +30,22 @@ class _Use(NamedTuple):
     cells: tuple[int, ...]
 
 
-def scratch_high_water(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> int:
-    """Return the most blocks of SCRATCH of one rank that hold a value still to be read, at the same time."""
-    if not any(program.plan.scratch.blocks for program in programs):
+def scratch_high_water(unrolled_plans: Sequence[UnrolledPlan], events: Sequence[Event]) -> int:
+    """Return the most blocks of SCRATCH of one rank that hold, at the same time, a value that is read later."""
+    if not any(unrolled.plan.scratch.blocks for unrolled in unrolled_plans):
         return 0
-    return max(_most_at_a_time(_lives(uses)) for uses in _uses(programs, events))
+    return max(_most_at_a_time(_lives(uses)) for uses in _uses(unrolled_plans, events))
 
 
-def _uses(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> list[list[_Use]]:
-    """Return all that is done to the SCRATCH of each rank, in the order of time."""
-    started, ended = moments(programs, events, shortest=1)
-    first = [first_cell(program.plan, Buffer.SCRATCH) for program in programs]
-    uses: list[list[_Use]] = [[] for _ in programs]
-    for program in programs:
-        for rows, starts, ends in zip(program.lanes, started[program.plan.rank], ended[program.plan.rank], strict=True):
+def _uses(unrolled_plans: Sequence[UnrolledPlan], events: Sequence[Event]) -> list[list[_Use]]:
+    """Return the uses of the SCRATCH of each rank, in the order of time."""
+    started, ended = moments(unrolled_plans, events, shortest=1)
+    first = [first_cell(unrolled.plan, Buffer.SCRATCH) for unrolled in unrolled_plans]
+    uses: list[list[_Use]] = [[] for _ in unrolled_plans]
+    for unrolled in unrolled_plans:
+        for rows, starts, ends in zip(
+            unrolled.lanes, started[unrolled.plan.rank], ended[unrolled.plan.rank], strict=True
+        ):
             for row, start, end in zip(rows, starts, ends, strict=True):
                 for action in row.actions:
                     for writes, operands in ((False, action.reads), (True, action.writes)):
@@ -54,7 +56,7 @@ def _uses(programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> list[lis
 
 
 def _lives(uses: Iterable[_Use]) -> Iterator[tuple[int, int]]:
-    """Yield from when to when a block is taken, by one value or by several without a gap."""
+    """Yield (from, to) for each period in which a block is occupied, by one value or by several without a gap."""
     taken: dict[int, tuple[int, int]] = {}
     for start, writes, end, cells in uses:
         for cell in cells:

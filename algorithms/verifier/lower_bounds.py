@@ -1,11 +1,12 @@
-"""Lower bounds on the cost of each collective, which no plan can be below.
+"""Lower bounds on the cost of each collective, in the terms of `Cost`.
 
-For p ranks, in the terms of `Cost`. In every collective some rank's contribution is wanted by all, or all contributions
-by some rank. If no rank sends or receives more than k messages at a time, each round multiplies the ranks that know, or
-are known, by k + 1 at most, hence ⌈log_(k+1) p⌉ rounds. What the busiest rank sends and combines is at
-least the average over all ranks: of 2(p - 1) vectors sent and p - 1 combined in an allreduce, and so on (Patarasuk and
-Yuan, JPDC 69(2), 2009; Chan et al., 2007). Reading or writing a peer's memory counts as sending, and flags are not
-limited in number.
+Rounds: in every collective, the contribution of one rank must reach all p ranks, or the contributions of all ranks must
+reach one rank. If no rank sends or receives more than k messages at a time, each round multiplies the number of ranks
+reached by at most k + 1. Hence at least ⌈log_(k+1) p⌉ rounds are needed.
+
+Volume: the busiest rank sends and combines at least the average over all ranks. All ranks together send, for example,
+2(p - 1) vectors in an allreduce and combine p - 1 (Patarasuk and Yuan, JPDC 69(2), 2009; Chan et al., 2007). Reading or
+writing a peer's memory counts as sending, and the number of flags is not limited.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 
 class Bound(NamedTuple):
-    """The least that the busiest of p ranks sends and combines, as functions of p."""
+    """The least volume that the busiest of p ranks sends and combines, as functions of p."""
 
     sent: Callable[[int], Fraction]
     reduced: Callable[[int], Fraction]
@@ -50,7 +51,7 @@ BOUNDS: dict[str, Bound] = {
 
 
 def least_rounds(size: int, ports: int) -> int:
-    """Return the least number of rounds, where a rank sends, and receives, at most `ports` messages at a time."""
+    """Return the least number of rounds if a rank sends, and receives, at most `ports` messages at a time."""
     power, reached = 0, 1
     while reached < size:
         power, reached = power + 1, reached * (ports + 1)

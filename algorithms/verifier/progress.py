@@ -1,17 +1,18 @@
-"""Progress: match the messages of all ranks' programs, run them without data, and see whether they end.
+"""Progress: runs the plans of all ranks without data, and checks that every message has two ends and that the run ends.
 
-A message is a rendezvous: neither side's step ends before the other side's is posted. A flag is one-sided: `Signal`
-ends at once, and its `Wait` when it has been raised. Every lane posts its (group, segment) instances in canonical
-order, and messages between two ranks on a lane are matched first in, first out. There is no choice in this system (no
-wildcard, no shared credit), so all maximal runs are the same but for the order of independent events: one run decides.
-A buffer in a link can only make a step end earlier, so what ends here ends at every capacity.
+A message is a rendezvous here: neither side's step ends before the other side has posted its step. A flag is one-sided:
+`Signal` ends at once, and its `Wait` ends when the flag has been raised. Every lane posts its (group, segment)
+instances in canonical order. Messages between two ranks on a lane are matched first in, first out. Nothing in this
+system is a choice: there is no wildcard and no shared credit. All complete runs are therefore equal, except for the
+order of independent events, and one run decides. Buffering in a link can only make a step end earlier, so a plan that
+ends here ends with any amount of buffering.
 
-Mostly there is nothing to run. If both ends of every message stand in groups of the same number, and no group comes
-`after` one of another lane, then all ranks together can run group 0 of a lane to its end, then group 1, and so on.
+Most plans need no run at all: those in which both ends of every message have the same group number, and no group comes
+`after` a group of another lane. All ranks together can then run group 0 of a lane to its end, then group 1, and so on.
 
-What ends with one segment ends with any number. As both ends of a message are in the same group, an instance waits for
-instances of earlier segments and, in its own segment, for those that its group waits for in a run of one segment. None
-of the two leads back to itself, so no instance waits for itself.
+A plan that ends with one segment ends with any number of segments. Both ends of a message are in the same group. So an
+instance waits only for instances of earlier segments and, in its own segment, for the instances that its group waits
+for in a run of one segment. Neither kind of wait leads back to the instance itself.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import NamedTuple, TypeAlias
 
 from unisono.algorithms.ir.plan import Recv, RecvReduce, Send, Signal, Wait, canonical_order
 from unisono.algorithms.verifier.error_pictures import cycle
-from unisono.algorithms.verifier.unrolled import FLAGS, RECEIVING, SENDING, Action, Place, UnrolledPlan
+from unisono.algorithms.verifier.unrolled import FLAGS, RECEIVING, SENDING, Action, StepLocation, UnrolledPlan
 from unisono.errors import PlanError
 
 
 class Posted(NamedTuple):
-    """A group starts: what it waited for has ended, and its steps are posted."""
+    """An event: a group starts. The groups that it waited for have ended, and its steps are posted."""
 
     rank: int
     lane: int
@@ -35,7 +36,7 @@ class Posted(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """A message is moved, or a flag seen: both its steps have been posted, and the receiver's has not ended."""
+    """An event: a message arrives or a flag is seen. Both steps are posted; the receiver's step has not ended."""
 
     lane: int
     group: int
@@ -47,12 +48,12 @@ class Delivered(NamedTuple):
 
 Event: TypeAlias = Posted | Delivered
 
-# Where messages, or flags, are sent and where they are received, by (sender, receiver).
+# (sender, receiver) → the step that sends the message or flag, and the same for the step that receives it.
 _Ends: TypeAlias = tuple[dict[tuple[int, int], Action], dict[tuple[int, int], Action]]
 
 
 class _Channel(NamedTuple):
-    """Where the messages, or the flags, of one lane from one rank to another are matched."""
+    """The messages, or the flags, of one lane from one rank to another, which are matched in order."""
 
     lane: int
     sender: int
@@ -75,47 +76,49 @@ class _Instance(NamedTuple):
 _Post: TypeAlias = tuple[_Instance, Action]
 
 
-def run(programs: Sequence[UnrolledPlan], segments: int = 1) -> list[Event]:
+def run(unrolled_plans: Sequence[UnrolledPlan], segments: int = 1) -> list[Event]:
     """Return the events of one segment, in a possible order.
 
-    With one segment, plans that need no run are not run; see above.
+    With one segment, plans that need no run are not run, as explained above.
 
     Raises:
-        PlanError: a message has one end only, the two ends of a message do not agree on its group and segment, or ranks
-            wait for each other in a cycle, which is named.
+        PlanError: a message has only one end, or its two ends differ in group or segment, or ranks wait for each other
+            in a cycle, which the message shows.
     """
-    events = _in_step(programs)
+    events = _in_step(unrolled_plans)
     if (
         events is None
         or segments > 1
-        or any(row.after for program in programs for rows in program.lanes for row in rows)
+        or any(row.after for unrolled in unrolled_plans for rows in unrolled.lanes for row in rows)
     ):
-        _check_pairs(programs)
-        run_ = _Run(programs, segments)
+        _check_pairs(unrolled_plans)
+        run_ = _Run(unrolled_plans, segments)
         run_.go()
         events = run_.events
     return events
 
 
-def _in_step(programs: Sequence[UnrolledPlan]) -> list[Event] | None:
-    """Return the events of running lane by lane and group by group; None if ends of messages are apart."""
+def _in_step(unrolled_plans: Sequence[UnrolledPlan]) -> list[Event] | None:
+    """Return the events of a run lane by lane, group by group; None if two ends of a message have different groups."""
     events: list[Event] = []
-    for lane in range(max(len(program.lanes) for program in programs)):
-        running = [program for program in programs if lane < len(program.lanes)]
-        for group in range(max(len(program.lanes[lane]) for program in running)):
-            matched = _match([program for program in running if group < len(program.lanes[lane])], lane, group, events)
+    for lane in range(max(len(unrolled.lanes) for unrolled in unrolled_plans)):
+        running = [unrolled for unrolled in unrolled_plans if lane < len(unrolled.lanes)]
+        for group in range(max(len(unrolled.lanes[lane]) for unrolled in running)):
+            matched = _match(
+                [unrolled for unrolled in running if group < len(unrolled.lanes[lane])], lane, group, events
+            )
             if not matched:
                 return None
     return events
 
 
-def _match(programs: Sequence[UnrolledPlan], lane: int, group: int, events: list[Event]) -> bool:
-    """Append the events of one group of all ranks; return whether its messages have two ends each."""
+def _match(unrolled_plans: Sequence[UnrolledPlan], lane: int, group: int, events: list[Event]) -> bool:
+    """Append the events of one group of all ranks. Return whether each of its messages has two ends in this group."""
     messages: _Ends = ({}, {})
     flags: _Ends = ({}, {})
     sides = {Send: messages[0], Recv: messages[1], RecvReduce: messages[1], Signal: flags[0], Wait: flags[1]}
-    for program in programs:
-        rank, row = program.plan.rank, program.lanes[lane][group]
+    for unrolled in unrolled_plans:
+        rank, row = unrolled.plan.rank, unrolled.lanes[lane][group]
         events.append(Posted(rank, lane, group))
         for action in row.actions:
             kind = type(action.step)
@@ -125,8 +128,8 @@ def _match(programs: Sequence[UnrolledPlan], lane: int, group: int, events: list
             ends = (rank, action.peer) if kind in SENDING else (action.peer, rank)
             if ends in side:
                 direction = "sends to" if kind in SENDING else "receives from"
-                raise program.place(lane, group, action).error(
-                    f"the group {direction} rank {action.peer} twice; one message is all it may"
+                raise unrolled.location(lane, group, action).error(
+                    f"the group {direction} rank {action.peer} twice; a group may do so only once"
                 )
             side[ends] = action
     for sent, received in (messages, flags):
@@ -139,32 +142,32 @@ def _match(programs: Sequence[UnrolledPlan], lane: int, group: int, events: list
     return True
 
 
-def _check_pairs(programs: Sequence[UnrolledPlan]) -> None:
-    """Check that as many messages are received as are sent, on every channel; name the first that is not."""
-    sent: dict[_Channel, list[Place]] = defaultdict(list)
-    received: dict[_Channel, list[Place]] = defaultdict(list)
-    for program in programs:
-        for lane, rows in enumerate(program.lanes):
+def _check_pairs(unrolled_plans: Sequence[UnrolledPlan]) -> None:
+    """Check that every channel has as many receives as sends. The error names the first channel that has not."""
+    sent: dict[_Channel, list[StepLocation]] = defaultdict(list)
+    received: dict[_Channel, list[StepLocation]] = defaultdict(list)
+    for unrolled in unrolled_plans:
+        for lane, rows in enumerate(unrolled.lanes):
             for number, row in enumerate(rows):
                 for index, action in enumerate(row.actions):
-                    if (channel := _channel(program.plan.rank, lane, action)) is not None:
+                    if (channel := _channel(unrolled.plan.rank, lane, action)) is not None:
                         side = sent if type(action.step) in SENDING else received
-                        side[channel].append(Place(program.plan.rank, lane, number, index))
+                        side[channel].append(StepLocation(unrolled.plan.rank, lane, number, index))
     for channel in sorted(sent.keys() | received.keys()):
         _check_pair_counts(channel, sent[channel], received[channel])
 
 
-def _check_pair_counts(channel: _Channel, sent: list[Place], received: list[Place]) -> None:
+def _check_pair_counts(channel: _Channel, sent: list[StepLocation], received: list[StepLocation]) -> None:
     if len(sent) == len(received):
         return
     more, fewer = (sent, received) if len(sent) > len(received) else (received, sent)
-    matched = {place.group for place in fewer}
-    place = next(place for place in more if place.group not in matched)
-    what = "flags" if channel.flags else "messages"
-    counts = f"{len(sent)} {what} sent, {len(received)} received in this lane"
+    matched = {location.group for location in fewer}
+    location = next(location for location in more if location.group not in matched)
+    kind = "flag" if channel.flags else "message"
+    counts = f"{len(sent)} {kind}s sent, {len(received)} received in this lane"
     if more is sent:
-        raise place.error(f"rank {channel.receiver} does not receive what this sends to it ({counts})")
-    raise place.error(f"rank {channel.sender} does not send what this receives from it ({counts})")
+        raise location.error(f"rank {channel.receiver} does not receive the {kind} that this step sends ({counts})")
+    raise location.error(f"rank {channel.sender} does not send the {kind} that this step receives ({counts})")
 
 
 def _channel(rank: int, lane: int, action: Action) -> _Channel | None:
@@ -175,16 +178,18 @@ def _channel(rank: int, lane: int, action: Action) -> _Channel | None:
 
 
 class _Run:
-    """A run of programs that have passed `_check_pairs`; `events` are those of segment 0."""
+    """A run of plans that have passed `_check_pairs`. `events` are the events of segment 0."""
 
-    def __init__(self, programs: Sequence[UnrolledPlan], segments: int) -> None:
-        self.programs = programs
+    def __init__(self, unrolled_plans: Sequence[UnrolledPlan], segments: int) -> None:
+        self.unrolled_plans = unrolled_plans
         self.events: list[Event] = []
-        self._orders = [[list(canonical_order(len(rows), segments)) for rows in program.lanes] for program in programs]
-        self._posted = [[0] * len(program.lanes) for program in programs]
-        self._undelivered: dict[_Instance, int] = {}  # messages left, of each instance posted and not ended
+        self._orders = [
+            [list(canonical_order(len(rows), segments)) for rows in unrolled.lanes] for unrolled in unrolled_plans
+        ]
+        self._posted = [[0] * len(unrolled.lanes) for unrolled in unrolled_plans]
+        self._undelivered: dict[_Instance, int] = {}  # posted instance that has not ended → messages to be delivered
         self._ended: set[_Instance] = set()
-        self._awake = deque(range(len(programs)))
+        self._awake = deque(range(len(unrolled_plans)))
         self._channels: dict[_Channel, tuple[deque[_Post], deque[_Post]]] = defaultdict(lambda: (deque(), deque()))
 
     def go(self) -> None:
@@ -201,7 +206,7 @@ class _Run:
                         raise self._cycle(instance)
 
     def _actions(self, instance: _Instance) -> Sequence[Action]:
-        return self.programs[instance.rank].lanes[instance.lane][instance.group].actions
+        return self.unrolled_plans[instance.rank].lanes[instance.lane][instance.group].actions
 
     def _next(self, rank: int, lane: int) -> _Instance | None:
         """Return the instance that the lane posts next."""
@@ -209,9 +214,9 @@ class _Run:
         return _Instance(rank, lane, *order[posted]) if posted < len(order) else None
 
     def _unmet(self, instance: _Instance) -> _Instance | None:
-        """Return an instance that must end before this one starts, and has not ended."""
+        """Return an instance that has not ended and must end before this one starts; None if there is none."""
         rank, lane, group, segment = instance
-        needed = [_Instance(rank, *before, segment) for before in self.programs[rank].predecessors(lane, group)]
+        needed = [_Instance(rank, *before, segment) for before in self.unrolled_plans[rank].predecessors(lane, group)]
         if segment:
             needed.append(_Instance(rank, lane, group, segment - 1))
         return next((other for other in needed if other not in self._ended), None)
@@ -235,7 +240,7 @@ class _Run:
         (source, send), (target, receive) = sending, receiving
         if source[2:] != target[2:]:
             sent, received = (
-                self.programs[post[0].rank].place(*post[0][1:3], post[1]) for post in (sending, receiving)
+                self.unrolled_plans[post[0].rank].location(*post[0][1:3], post[1]) for post in (sending, receiving)
             )
             raise sent.error(
                 f"the message is received by {received} (segments {source.segment} and {target.segment}): "
@@ -255,7 +260,7 @@ class _Run:
             self._awake.append(instance.rank)
 
     def _cycle(self, instance: _Instance) -> PlanError:
-        """Return the error that shows the cycle which `instance` is in, or waits for."""
+        """Return the error that shows the cycle of instances that `instance` is in or waits for."""
         path: list[_Instance] = []
         while instance not in path:
             path.append(instance)
@@ -263,10 +268,10 @@ class _Run:
         return PlanError(f"waiting cycle:{cycle([str(member) for member in path[path.index(instance) :]])}")
 
     def _waits_for(self, instance: _Instance) -> _Instance:
-        """Return what an instance that has not ended waits for."""
+        """Return the instance that an instance waits for, where the latter has not ended."""
         if instance not in self._undelivered:
             head = self._next(instance.rank, instance.lane)
-            assert head is not None, "an instance that is not posted leaves its lane with a next one"
+            assert head is not None, "a lane with an instance that is not posted has a next instance"
             return self._unmet(instance) or head
         for action in self._actions(instance):
             channel = _channel(instance.rank, instance.lane, action)
@@ -277,7 +282,7 @@ class _Run:
         raise AssertionError("an instance that has not ended has a message that is not delivered")
 
     def _next_on(self, channel: _Channel, rank: int) -> _Instance:
-        """Return the next instance that `rank` posts on `channel`; as messages come in pairs, there is one."""
+        """Return the next instance that `rank` posts on `channel`. There is one, because messages come in pairs."""
         lane = channel.lane
         for group, segment in self._orders[rank][lane][self._posted[rank][lane] :]:
             instance = _Instance(rank, lane, group, segment)

@@ -1,11 +1,11 @@
-"""Symbolic execution: what every block holds at the end, as expressions over contributions instead of numbers.
+"""Symbolic execution: which contributions every block holds at the end, without computing with numbers.
 
-The value of a block is (origin, ranks, lowered): which data it is about, whose contributions are in it (an integer with
-bit r set if that of rank r is), and whether it is a result already. Only values of one origin and of disjoint ranks may
-be combined, so that "contains all ranks" means "contains each exactly once".
+The value of a block is (origin, ranks, lowered): the data that it is about, the ranks whose contributions it holds, and
+whether it is a final result. `ranks` is an integer in which bit r stands for rank r. Only values of the same origin and
+of disjoint sets of ranks may be combined. So a value that holds all ranks holds each of them exactly once.
 
-A value is known by the number of the expression that computes it, and equal expressions have equal numbers, so each
-combination is judged once, however often it is made, and memory is lists of small integers.
+Each value has a number, and equal expressions have equal numbers. So each combination is checked only once, however
+often it occurs, and the memory of a rank is a list of small integers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unisono.algorithms.ir.plan import Buffer, Plan, RecvReduce, Wait
 from unisono.algorithms.verifier.block_meaning import Origin, PlanSet, Promise
 from unisono.algorithms.verifier.error_pictures import contributions
 from unisono.algorithms.verifier.progress import Delivered, Event, Posted
-from unisono.algorithms.verifier.unrolled import Action, Operand, Place, UnrolledPlan, cell_name, first_cell
+from unisono.algorithms.verifier.unrolled import Action, Operand, StepLocation, UnrolledPlan, cell_name, first_cell
 from unisono.errors import PlanError
 
-NOTHING = 0  # the number of what a block holds before anything is written to it
+UNWRITTEN = 0  # the number of the value of a block to which nothing has been written
 
 
 class _RefusedError(Exception):
-    """Why values cannot be combined, lowered or moved, before it is known where; and a picture of it."""
+    """The reason why values cannot be combined, lowered or moved, with a picture. The caller adds the location."""
 
     def __init__(self, problem: str, picture: str = "") -> None:
         super().__init__(problem)
@@ -31,7 +31,7 @@ class _RefusedError(Exception):
 
 
 class Values:
-    """All values that occur: by number, their `origins`, their `ranks`, and whether they are `lowered`.
+    """All values of an execution. The lists `origins`, `ranks` and `lowered` are indexed by the number of a value.
 
     `commutative` says whether operands may change places.
     """
@@ -40,13 +40,13 @@ class Values:
         self.origins = [Origin(0, 0)]
         self.ranks = [0]
         self.lowered = [False]
-        self.combined: dict[tuple[int, ...], int] = {}  # the numbers of combinations made before, by operands
+        self.combined: dict[tuple[int, ...], int] = {}  # operands → number of their combination
         self._size = size
         self._commutative = commutative
         self._results: dict[int, int] = {}
 
     def contributions(self, origins: Sequence[Origin], rank: int) -> list[int]:
-        """Return the values of blocks of the INPUT of a rank, of which each is about another origin."""
+        """Return the values of the blocks of a rank's INPUT, one for each origin."""
         first = len(self.origins)
         self.origins += origins
         self.ranks += [1 << rank] * len(origins)
@@ -54,7 +54,7 @@ class Values:
         return list(range(first, len(self.origins)))
 
     def combine(self, operands: tuple[int, ...]) -> int:
-        """Return the combination of the operands, in this order, which is not one of those made before."""
+        """Return the combination of the operands in this order. Callers look it up in `combined` first."""
         origin, ranks = self.origins[operands[0]], 0
         for operand in operands:
             of_operand = self.ranks[operand]
@@ -66,14 +66,14 @@ class Values:
             ):
                 raise self._refusal(origin, ranks, operand)
             ranks |= of_operand
-        # Two operands give the same bits in either order; more are combined in theirs and rounded once.
-        turned = self.combined.get(operands[::-1]) if len(operands) == 2 else None
-        number = self._add(origin, ranks, lowered=False) if turned is None else turned
+        # Two operands give the same bits in either order. Three or more do not: they are combined in their order.
+        swapped = self.combined.get(operands[::-1]) if len(operands) == 2 else None
+        number = self._add(origin, ranks, lowered=False) if swapped is None else swapped
         self.combined[operands] = number
         return number
 
     def lower(self, number: int) -> int:
-        """Return the value lowered."""
+        """Return the lowered value."""
         if self.lowered[number]:
             raise _RefusedError(f"lowers {describe(self.origins[number])} a second time")
         if number not in self._results:
@@ -87,7 +87,7 @@ class Values:
         return len(self.origins) - 1
 
     def _refusal(self, origin: Origin, ranks: int, operand: int) -> _RefusedError:
-        """Return why a value cannot be combined with what has the contributions of `ranks` to `origin`."""
+        """Return the reason why `operand` cannot be combined with a value that holds `ranks` of `origin`."""
         others = self.ranks[operand]
         if self.origins[operand] != origin:
             return _RefusedError(f"combines {describe(self.origins[operand])} with {describe(origin)}")
@@ -105,37 +105,38 @@ class Values:
 
 
 class Execution:
-    """One symbolic execution of all ranks' programs.
+    """One symbolic execution of the plans of all ranks.
 
     Args:
-        family: what the blocks of the plans mean.
-        programs: one per rank, in order.
-        events: what happens, in a possible order; with programs that are free of hazards, any order gives the same.
-        in_place: whether the execution must be the same with INPUT and OUTPUT as the same memory.
-        commutative: whether operands may change places; otherwise only neighbouring ranks combine, in their order.
+        plan_set: the meaning of the blocks of the plans.
+        unrolled_plans: the unrolled plan of each rank, in order.
+        events: the events in a possible order. If the plans are free of hazards, every order gives the same values.
+        in_place: whether the execution must give the same values with INPUT and OUTPUT as the same memory.
+        commutative: whether operands may change places. If not, only neighbouring runs of ranks combine, in their
+            order.
 
     Raises:
-        PlanError: a step reads what was never written, or what is overwritten in place, combines what must not be
-            combined, lowers twice, or writes a block of another length; or, in `check`, the result is not what the
-            collective promises.
+        PlanError: a step reads a block that was never written or that is overwritten in place, combines values that
+            must not be combined, lowers a value twice, or writes to a block of another length. Or, in `check`, the
+            result is not what the collective promises.
     """
 
     def __init__(
         self,
-        family: PlanSet,
-        programs: Sequence[UnrolledPlan],
+        plan_set: PlanSet,
+        unrolled_plans: Sequence[UnrolledPlan],
         events: Sequence[Event],
         *,
         in_place: bool,
         commutative: bool,
     ) -> None:
-        self._family = family
-        self._programs = programs
+        self._plan_set = plan_set
+        self._unrolled_plans = unrolled_plans
         self._events = events
-        self._values = Values(family.size, commutative=commutative)
-        self._homes = [family.homes(rank) for rank in range(family.size)] if in_place else None
-        self._inputs = [program.plan.input.blocks for program in programs]
-        self._memory = [self._at_the_start(program.plan) for program in programs]
+        self._values = Values(plan_set.size, commutative=commutative)
+        self._homes = [plan_set.homes(rank) for rank in range(plan_set.size)] if in_place else None
+        self._inputs = [unrolled.plan.input.blocks for unrolled in unrolled_plans]
+        self._memory = [self._at_the_start(unrolled.plan) for unrolled in unrolled_plans]
         for event in events:
             if isinstance(event, Posted):
                 self._post(event)
@@ -145,12 +146,12 @@ class Execution:
     def check(self) -> bool:
         """Check that every rank's OUTPUT holds what the collective promises.
 
-        Return whether ranks that are promised the same compute it by the same expression.
+        Return whether ranks that are promised the same result compute it by the same expression.
         """
-        values, reduces, same = self._values, self._family.contract.reduces, True
+        values, reduces, same = self._values, self._plan_set.contract.reduces, True
         expressions: dict[Promise, int] = {}
         for rank, block, number in self._outputs():
-            promise = self._family.promise(rank, block)
+            promise = self._plan_set.promise(rank, block)
             origin, ranks = promise
             if values.ranks[number] != ranks or (
                 ranks and (values.origins[number] != origin or values.lowered[number] != reduces)
@@ -160,41 +161,41 @@ class Execution:
         return same
 
     def _broken(self, rank: int, block: int, number: int, promise: Promise) -> PlanError:
-        """Return how a block of OUTPUT that holds the value of this number breaks what is promised of it."""
+        """Return the error for a block of OUTPUT that holds value `number` instead of the promised one."""
         name, origin = f"block {block} of OUTPUT", self._values.origins[number]
         ranks, lowered = self._values.ranks[number], self._values.lowered[number]
-        if number == NOTHING:
+        if number == UNWRITTEN:
             return PlanError(f"rank {rank}: {name} is never written")
         if not promise.ranks:
-            problem = f"{name} is written, and is to be left untouched"
+            problem = f"{name} is written, but no step may write it"
         elif origin != promise.origin:
             problem = f"{name} holds {describe(origin)}, not {describe(promise.origin)}"
         elif missing := promise.ranks & ~ranks:
-            problem = f"{name} is left without the contribution of rank {lowest(missing)}"
+            problem = f"{name} lacks the contribution of rank {lowest(missing)}"
         elif surplus := ranks & ~promise.ranks:
-            problem = f"{name} has the contribution of rank {lowest(surplus)} too many"
+            problem = f"{name} has the contribution of rank {lowest(surplus)}, which does not belong there"
         elif lowered:
-            problem = f"{name} is lowered, and this collective combines nothing: take lower=True out of its steps"
+            problem = f"{name} is lowered, but this collective combines nothing: remove lower=True from its steps"
         else:
-            problem = f"{name} is complete, but not lowered: give lower=True to the step that completes it"
+            problem = f"{name} is complete, but not lowered: add lower=True to the step that completes it"
         return self._error(rank, block, problem)
 
     def _at_the_start(self, plan: Plan) -> list[int]:
-        """Return the memory of a rank before it has done anything."""
-        empty = [NOTHING] * (plan.output.blocks + plan.scratch.blocks)
-        return self._values.contributions(self._family.origins(plan.rank), plan.rank) + empty
+        """Return the memory of a rank before its first step."""
+        empty = [UNWRITTEN] * (plan.output.blocks + plan.scratch.blocks)
+        return self._values.contributions(self._plan_set.origins(plan.rank), plan.rank) + empty
 
     def _outputs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (rank, block, value) of every block of OUTPUT."""
-        for program in self._programs:
-            plan = program.plan
+        for unrolled in self._unrolled_plans:
+            plan = unrolled.plan
             first = first_cell(plan, Buffer.OUTPUT)
             for block in range(plan.output.blocks):
                 yield plan.rank, block, self._memory[plan.rank][first + block]
 
     def _post(self, event: Posted) -> None:
         rank, lane, group = event
-        for action in self._programs[rank].lanes[lane][group].alone:
+        for action in self._unrolled_plans[rank].lanes[lane][group].unpaired:
             operands = [self._read(event, action, read) for read in action.reads]
             self._write(event, action, operands, action.reads)
 
@@ -203,14 +204,14 @@ class Execution:
         source, target, step = sending.reads[0], receiving.writes[0], receiving.step
         sent = self._read(event, sending, source)
         if len(sent) != len(target.cells):
-            raise self._place(event, receiving).error(
+            raise self._location(event, receiving).error(
                 f"receives {len(target.cells)} blocks of the {len(sent)} that are sent"
             )
         if type(step) is RecvReduce:
-            of_rank = receiving.reads[0]
-            own = self._read(event, receiving, of_rank)
-            operands = (sent, own) if step.received_first else (own, sent)
-            self._write(event, receiving, operands, (source, of_rank))
+            local = receiving.reads[0]
+            local_values = self._read(event, receiving, local)
+            operands = (sent, local_values) if step.received_first else (local_values, sent)
+            self._write(event, receiving, operands, (source, local))
         else:
             self._write(event, receiving, (sent,), (source,))
 
@@ -218,37 +219,38 @@ class Execution:
         owner, cells, _ = operand
         memory = self._memory[owner]
         values = [memory[cell] for cell in cells] if len(cells) > 1 else [memory[cells[0]]]
-        if NOTHING in values:
-            name = cell_name(self._programs[owner].plan, cells[values.index(NOTHING)])
-            place = self._place(event, action)
-            whose = "" if owner == place.rank else f" of rank {owner}"
-            raise place.error(f"reads {name}{whose}, which nothing was written to")
+        if UNWRITTEN in values:
+            name = cell_name(self._unrolled_plans[owner].plan, cells[values.index(UNWRITTEN)])
+            location = self._location(event, action)
+            whose = "" if owner == location.rank else f" of rank {owner}"
+            raise location.error(f"reads {name}{whose}, to which nothing has been written")
         if self._homes is not None and cells[0] < self._inputs[owner]:
             self._check_not_overwritten(event, action, operand)
         return values
 
     def _check_not_overwritten(self, event: Event, action: Action, operand: Operand) -> None:
-        """Check that INPUT can still be read in place: that OUTPUT there is not written yet, or to the same value."""
+        """Check that INPUT can be read in place: OUTPUT there is not written yet, or holds the same value."""
         assert self._homes is not None
         memory, homes = self._memory[operand.owner], self._homes[operand.owner]
         for cell in operand.cells:
-            if memory[homes[cell]] not in (NOTHING, memory[cell]):
-                plan = self._programs[operand.owner].plan
-                raise self._place(event, action).error(
-                    f"reads {cell_name(plan, cell)}, which in place has become {cell_name(plan, homes[cell])} before"
+            if memory[homes[cell]] not in (UNWRITTEN, memory[cell]):
+                plan = self._unrolled_plans[operand.owner].plan
+                raise self._location(event, action).error(
+                    f"reads {cell_name(plan, cell)}, which in place has been overwritten as "
+                    f"{cell_name(plan, homes[cell])}"
                 )
 
     def _write(self, event: Event, action: Action, operands: Sequence[list[int]], sources: Sequence[Operand]) -> None:
-        """Combine the operands, block by block, lower the results if that is said, and write them."""
+        """Combine the operands block by block, lower the results if the step says so, and write them."""
         target, results = action.writes[0], operands[0]
         try:
             if len(operands) > 1:
-                found, combine = self._values.combined.get, self._values.combine
-                results = [found(together) or combine(together) for together in zip(*operands, strict=True)]
+                look_up, combine = self._values.combined.get, self._values.combine
+                results = [look_up(values) or combine(values) for values in zip(*operands, strict=True)]
             if getattr(action.step, "lower", False):
                 results = [self._values.lower(result) for result in results]
         except _RefusedError as error:
-            raise self._place(event, action).error(error.problem, error.picture) from None
+            raise self._location(event, action).error(error.problem, error.picture) from None
         for source in sources:
             if source.lengths != target.lengths:
                 raise self._other_length(event, action, target, source)
@@ -257,48 +259,53 @@ class Execution:
             memory[cell] = result
 
     def _other_length(self, event: Event, action: Action, target: Operand, source: Operand) -> PlanError:
-        """Return the error that names the first blocks of two operands whose lengths may differ."""
+        """Return the error that names the first two blocks of two operands whose lengths may differ."""
         differ = [one != other for one, other in zip(target.lengths, source.lengths, strict=True)].index(True)
-        to, of = target.cells[differ], source.cells[differ]
-        written = f"{cell_name(self._programs[source.owner].plan, of)} of rank {source.owner}"
-        over = f"{cell_name(self._programs[target.owner].plan, to)} of rank {target.owner}"
-        return self._place(event, action).error(f"writes {written} to {over}, which may be of another length")
+        source_name = (
+            f"{cell_name(self._unrolled_plans[source.owner].plan, source.cells[differ])} of rank {source.owner}"
+        )
+        target_name = (
+            f"{cell_name(self._unrolled_plans[target.owner].plan, target.cells[differ])} of rank {target.owner}"
+        )
+        return self._location(event, action).error(
+            f"writes {source_name} to {target_name}, which may have a different length"
+        )
 
-    def _place(self, event: Event, action: Action) -> Place:
-        """Return the place of a step that takes part in an event."""
+    def _location(self, event: Event, action: Action) -> StepLocation:
+        """Return the location of a step that takes part in an event."""
         receiving = isinstance(event, Delivered) and action is event.receiving
         rank = event.rank if isinstance(event, Posted) else event.receiver if receiving else event.sender
-        return self._programs[rank].place(event.lane, event.group, action)
+        return self._unrolled_plans[rank].location(event.lane, event.group, action)
 
     def _error(self, rank: int, block: int, problem: str) -> PlanError:
-        """Return an error about a block of OUTPUT, which names the step that wrote it last and shows all ranks'."""
-        promise = self._family.promise(rank, block)
+        """Return an error about a block of OUTPUT; it names the step that wrote it last and shows all ranks."""
+        promise = self._plan_set.promise(rank, block)
         rows = {
             f"rank {other}": (self._values.ranks[number], promise.ranks)
             for other, of_other, number in self._outputs()
-            if of_other == block and self._family.promise(other, block) == promise
+            if of_other == block and self._plan_set.promise(other, block) == promise
         }
-        picture = contributions(f"contributions to block {block} of OUTPUT, by rank", rows, self._family.size)
+        picture = contributions(f"contributions to block {block} of OUTPUT, by rank", rows, self._plan_set.size)
         return self._last_writer(rank, block).error(problem, picture)
 
-    def _last_writer(self, rank: int, block: int) -> Place:
-        cell = first_cell(self._programs[rank].plan, Buffer.OUTPUT) + block
+    def _last_writer(self, rank: int, block: int) -> StepLocation:
+        cell = first_cell(self._unrolled_plans[rank].plan, Buffer.OUTPUT) + block
         for event in reversed(self._events):
             if isinstance(event, Posted):
-                candidates = self._programs[event.rank].lanes[event.lane][event.group].alone
+                candidates = self._unrolled_plans[event.rank].lanes[event.lane][event.group].unpaired
             else:
                 candidates = (event.receiving,)
             for action in candidates:
                 if any(write.owner == rank and cell in write.cells for write in action.writes):
-                    return self._place(event, action)
+                    return self._location(event, action)
         raise AssertionError("a block that holds something was written")
 
 
 def describe(origin: Origin) -> str:
-    """Return what data is called in errors."""
+    """Return the name of data for errors, such as "block 2 of rank 1"."""
     return f"block {origin.block}" + ("" if origin.rank < 0 else f" of rank {origin.rank}")
 
 
 def lowest(ranks: int) -> int:
-    """Return the lowest rank of a set of ranks that is not empty."""
+    """Return the lowest rank of a non-empty set of ranks."""
     return (ranks & -ranks).bit_length() - 1

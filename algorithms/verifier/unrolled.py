@@ -1,8 +1,8 @@
-"""Programs: the plans of all ranks unrolled for analysis, with a check that each step makes sense on its own.
+"""Unrolled plans: the plans of all ranks as flat lists of actions, with a check that each step is valid on its own.
 
-The memory of a rank is numbered: its *cells* are the blocks of INPUT, then those of OUTPUT, then those of SCRATCH. A
-step as run is an `Action`, which names the cells that it reads and writes, in its own rank's memory or, for mapped
-memory, in a peer's.
+The memory of a rank is numbered. Its *cells* are the blocks of INPUT, then the blocks of OUTPUT, then the blocks of
+SCRATCH. A step as run is an `Action`. It names the cells that it reads and writes, in the memory of its own rank or,
+with mapped memory, of a peer.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from unisono.algorithms.ir.plan import (
     Recv,
     RecvReduce,
     Reduce,
-    Repeat,
     Send,
     Signal,
     Span,
     Step,
     Wait,
     Write,
+    as_written,
 )
 from unisono.errors import PlanError
 
 
-class Place(NamedTuple):
-    """Where in a set of plans something stands; `group` and `step` count from 0, groups as run."""
+class StepLocation(NamedTuple):
+    """The position of a step in the plans. `group` and `step` count from 0, and groups count as run."""
 
     rank: int
     lane: int
@@ -46,12 +46,12 @@ class Place(NamedTuple):
         return f"rank {self.rank}, lane {self.lane}, group {self.group}, step {self.step}"
 
     def error(self, problem: str, picture: str = "") -> PlanError:
-        """Return the error that says what is wrong here, and shows it."""
+        """Return the error that reports `problem` at this location, followed by a picture."""
         return PlanError(f"{self}: {problem}{picture}")
 
 
 class Operand(NamedTuple):
-    """Cells of the memory of rank `owner`, in the order of the span that names them, with their lengths as numbers."""
+    """Cells of the memory of rank `owner`, in the order of their span, each with the number of its length."""
 
     owner: int
     cells: tuple[int, ...]
@@ -59,7 +59,7 @@ class Operand(NamedTuple):
 
 
 class Action(NamedTuple):
-    """A step as run; `peer` is `NO_PEER` where the step has none."""
+    """A step as run. `peer` is `NO_PEER` if the step has no peer."""
 
     step: Step
     peer: int
@@ -71,15 +71,16 @@ class Row(NamedTuple):
     """A group as run.
 
     Attributes:
-        actions: its steps.
-        alone: those of them that are neither messages nor flags.
-        after: what it waits for in other lanes.
-        moved: whether it is an earlier group of which everything in its own rank's memory has moved on by as many
-            blocks, in buffers of equally many. What is the same memory there is the same memory here.
+        actions: the steps.
+        unpaired: the steps that are neither messages nor flags, so that no step of another rank belongs to them.
+        after: the groups of other lanes that must have ended before.
+        moved: whether this group is an earlier group shifted. All its spans of its own rank's memory are shifted by the
+            same number of blocks, in buffers with equally many blocks. So two of its spans overlap exactly if the spans
+            of the earlier group do.
     """
 
     actions: tuple[Action, ...]
-    alone: tuple[Action, ...]
+    unpaired: tuple[Action, ...]
     after: tuple[tuple[int, int], ...]
     moved: bool
 
@@ -89,7 +90,7 @@ RECEIVING = frozenset((Recv, RecvReduce, Wait))
 FLAGS = frozenset((Signal, Wait))
 MAPPED = frozenset((Read, ReadReduce, Write, Signal, Wait))
 REDUCING = frozenset((RecvReduce, Reduce, ReadReduce))
-_ALONE = frozenset((Copy, Reduce, Read, ReadReduce, Write))
+_UNPAIRED = frozenset((Copy, Reduce, Read, ReadReduce, Write))
 
 NO_PEER = -1
 
@@ -108,7 +109,7 @@ def _nothing(step: Any, rank: int) -> Sequence[tuple[int, Span]]:
     return ()
 
 
-# What each kind of step reads and writes, as (rank whose memory it is, span).
+# Kind of step → (the spans that it reads, the spans that it writes), each as (rank whose memory it is, span).
 _SPANS: dict[type, tuple[_Spans, _Spans]] = {
     Send: (_source, _nothing),
     Recv: (_nothing, _target),
@@ -125,23 +126,18 @@ _SPANS: dict[type, tuple[_Spans, _Spans]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnrolledPlan:
-    """A plan with its lanes unrolled: `lanes[lane][group]`, groups as run."""
+    """A plan with its lanes unrolled: `lanes[lane][group]` is a group as run."""
 
     plan: Plan
     lanes: tuple[tuple[Row, ...], ...]
 
-    def place(self, lane: int, group: int, action: Action) -> Place:
-        """Return the place of an action of a group."""
-        return Place(self.plan.rank, lane, group, self.lanes[lane][group].actions.index(action))
+    def location(self, lane: int, group: int, action: Action) -> StepLocation:
+        """Return the location of an action of a group."""
+        return StepLocation(self.plan.rank, lane, group, self.lanes[lane][group].actions.index(action))
 
     def predecessors(self, lane: int, group: int) -> list[tuple[int, int]]:
-        """Return the (lane, group) of the groups that must have ended before this group starts, in its segment."""
+        """Return the (lane, group) of each group that must have ended before this group starts, in its segment."""
         return [*self.lanes[lane][group].after, *([(lane, group - 1)] if group else [])]
-
-
-def as_written(item: Group | Repeat) -> tuple[int, tuple[Group, ...]]:
-    """Return how many times the groups of an item of a lane are run, and the groups."""
-    return (item.times, item.groups) if isinstance(item, Repeat) else (1, (item,))
 
 
 def is_mapped(plan: Plan) -> bool:
@@ -151,28 +147,28 @@ def is_mapped(plan: Plan) -> bool:
 
 
 def first_cell(plan: Plan, buffer: Buffer) -> int:
-    """Return the number of the cell of block 0 of a buffer; plan.scratch is the last buffer."""
+    """Return the cell of block 0 of a buffer."""
     return (0, plan.input.blocks, plan.input.blocks + plan.output.blocks)[buffer]
 
 
 def block_of(plan: Plan, cell: int) -> tuple[Buffer, int]:
-    """Return the buffer of a cell, and the index of its block there."""
+    """Return the buffer of a cell, and the index of its block in that buffer."""
     buffer = max(buffer for buffer in Buffer if plan.partition(buffer).blocks and first_cell(plan, buffer) <= cell)
     return buffer, cell - first_cell(plan, buffer)
 
 
 def cell_name(plan: Plan, cell: int) -> str:
-    """Return what a cell is called in errors."""
+    """Return the name of a cell for errors, such as "block 2 of OUTPUT"."""
     buffer, block = block_of(plan, cell)
     return f"block {block} of {buffer.name}"
 
 
 def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[UnrolledPlan]:
-    """Return the programs of the plans of all ranks, where `lengths` numbers the lengths of the cells of each rank.
+    """Return the unrolled plans of all ranks. `lengths` has, for each rank, the number of each cell's length.
 
     Raises:
-        PlanError: a step makes no sense whatever the others do: it names a rank or blocks that do not exist, its
-            operands do not have equally many blocks, or it writes an INPUT.
+        PlanError: a step is wrong whatever the other ranks do: it names a rank or blocks that do not exist, its
+            operands have different numbers of blocks, or it writes to INPUT.
     """
     for plan in plans:
         if sorted(plan.permutation) != list(range(len(plan.permutation))):
@@ -182,15 +178,15 @@ def unroll(plans: Sequence[Plan], lengths: Sequence[Sequence[int]]) -> list[Unro
 
 
 def _unrolled(plan: Plan, operands: Sequence[_Operands]) -> UnrolledPlan:
-    program = UnrolledPlan(plan, tuple(tuple(_rows(plan, lane, operands)) for lane in range(len(plan.lanes))))
-    for lane, rows in enumerate(program.lanes):
+    unrolled = UnrolledPlan(plan, tuple(tuple(_rows(plan, lane, operands)) for lane in range(len(plan.lanes))))
+    for lane, rows in enumerate(unrolled.lanes):
         for number, row in enumerate(rows):
             for other, group in row.after:
-                if other == lane or not 0 <= other < len(program.lanes) or not 0 <= group < len(program.lanes[other]):
-                    raise Place(plan.rank, lane, number, 0).error(
-                        f"the group comes after group {group} of lane {other}, which is not in another lane"
+                if other == lane or not 0 <= other < len(unrolled.lanes) or not 0 <= group < len(unrolled.lanes[other]):
+                    raise StepLocation(plan.rank, lane, number, 0).error(
+                        f"the group waits for group {group} of lane {other}, which is not a group of another lane"
                     )
-    return program
+    return unrolled
 
 
 def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]:
@@ -199,7 +195,7 @@ def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]
     for item in plan.lanes[lane]:
         times, groups = as_written(item)
         runs = [
-            _runs(group, Place(plan.rank, lane, number + offset, 0), operands, times)
+            _runs(group, StepLocation(plan.rank, lane, number + offset, 0), operands, times)
             for offset, group in enumerate(groups)
         ]
         for iteration in zip(*runs, strict=True):
@@ -207,15 +203,15 @@ def _rows(plan: Plan, lane: int, operands: Sequence[_Operands]) -> Iterator[Row]
         number += times * len(groups)
 
 
-def _runs(group: Group, first: Place, operands: Sequence[_Operands], times: int) -> Iterator[Row]:
-    """Return a group that runs first at `first`, as run so many times."""
+def _runs(group: Group, first: StepLocation, operands: Sequence[_Operands], times: int) -> Iterator[Row]:
+    """Return all iterations of one group; the first one is at `first`."""
     steps = [_WrittenStep(step, first, index, operands) for index, step in enumerate(group.steps)]
     columns = [step.run(times) for step in steps]
-    alone = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _ALONE]
+    unpaired = [column for column, step in zip(columns, group.steps, strict=True) if type(step) in _UNPAIRED]
     moves_alike = times > 1 and len({move for step in steps for move in step.moves()}) <= 1
     rows = zip(
         zip(*columns, strict=True) if columns else repeat((), times),
-        zip(*alone, strict=True) if alone else repeat((), times),
+        zip(*unpaired, strict=True) if unpaired else repeat((), times),
         repeat(group.after, times),
         chain((False,), repeat(moves_alike)),
         strict=False,
@@ -224,9 +220,9 @@ def _runs(group: Group, first: Place, operands: Sequence[_Operands], times: int)
 
 
 class _WrittenStep:
-    """A step as written: the step `index` of a group that runs first at `first`."""
+    """A step as the plan has it: step `index` of a group whose first iteration is at `first`."""
 
-    def __init__(self, step: Step, first: Place, index: int, operands: Sequence[_Operands]) -> None:
+    def __init__(self, step: Step, first: StepLocation, index: int, operands: Sequence[_Operands]) -> None:
         self._step = step
         self._first, self._index = first, index
         self._operands = operands
@@ -237,7 +233,7 @@ class _WrittenStep:
         self._check()
 
     def run(self, times: int) -> list[Action]:
-        """Return the step as run, in so many iterations."""
+        """Return the actions of the step, one for each of `times` iterations."""
         size, rank = len(self._operands), self._first.rank
         peers = [self._peer] * times
         if self._peer_advance:
@@ -252,14 +248,14 @@ class _WrittenStep:
         return list(map(Action._make, zip(*columns, strict=False)))
 
     def moves(self) -> Iterator[tuple[int, int]]:
-        """Yield, for what is in the memory of the rank itself, how far each iteration moves it, in how many blocks."""
+        """Yield (blocks that an iteration moves on by, blocks of the buffer) for each span of the rank's own memory."""
         for owner, span in (*self._reads, *self._writes):
             if owner == self._first.rank:
                 blocks = self._operands[owner].blocks(span)
                 yield span.advance % blocks, blocks
 
     def _named(self, spans: Sequence[tuple[int, Span]], peers: Sequence[int]) -> Iterable[tuple[Operand, ...]]:
-        """Return the operands that spans are in each iteration, where the peer is the one given."""
+        """Return the operands of `spans` in each iteration, given the peer of each iteration."""
         columns = [
             self._operands[owner].named(span, len(peers))
             if owner == self._first.rank or not self._peer_advance
@@ -269,59 +265,61 @@ class _WrittenStep:
         return zip(*columns, strict=True) if columns else repeat(())
 
     def _check(self) -> None:
-        """Check that the ranks and blocks exist, that operands have equally many, and that no INPUT is written."""
+        """Check that ranks and blocks exist, that operands have equally many blocks, and that INPUT is not written."""
         size, spans = len(self._operands), (*self._reads, *self._writes)
         if self._peer != NO_PEER and not 0 <= self._peer < size:
             raise self._error(f"rank {self._peer} cannot be the peer of rank {self._first.rank} of {size}")
         for owner, span in spans:
             if not 0 <= owner < size:
-                raise self._error(f"rank {owner} is none of {size}")
+                raise self._error(f"rank {owner} is out of range: there are {size} ranks")
             blocks, count = self._operands[owner].blocks(span), span.count
             if not 0 < count <= blocks or (count > 1 and len(set(span.blocks(blocks))) < count):
                 raise self._error(f"{span} does not name different blocks of the {blocks} of {span.buffer.name}")
         if len(spans) > 1 and len({span.count for _, span in spans}) > 1:
-            raise self._error(f"operands have {' and '.join(str(span.count) for _, span in spans)} blocks")
+            raise self._error(
+                f"operands have different numbers of blocks: {' and '.join(str(span.count) for _, span in spans)}"
+            )
         if not self._reads and isinstance(self._step, (Reduce, ReadReduce)):
-            raise self._error("reduces nothing")
+            raise self._error("has no sources: a reduction needs at least one")
         for _, span in self._writes:
             if span.buffer is Buffer.INPUT:
-                raise self._error("writes INPUT")
+                raise self._error("writes INPUT, which no step may write")
 
     def _error(self, problem: str) -> PlanError:
         return self._first._replace(step=self._index).error(problem)
 
 
 class _Operands:
-    """The operands that spans of the memory of one rank are; each is made once, however often it is named."""
+    """The operands for all spans of the memory of one rank. Each operand is created once."""
 
     def __init__(self, plan: Plan, lengths: Sequence[int]) -> None:
         self._rank = plan.rank
         self._lengths = lengths
         self._cells = [_cells(plan, buffer) for buffer in Buffer]
-        # By buffer, count and stride, and then by start.
-        self._known: dict[tuple[int, int, int], dict[int, Operand]] = defaultdict(dict)
+        # (buffer, count, stride) → start → operand
+        self._cache: dict[tuple[int, int, int], dict[int, Operand]] = defaultdict(dict)
 
     def blocks(self, span: Span) -> int:
         """Return the number of blocks of the buffer of a span."""
         return len(self._cells[span.buffer])
 
     def named(self, span: Span, times: int) -> list[Operand]:
-        """Return the operand that `span` is in each iteration."""
+        """Return the operand of `span` in each of `times` iterations."""
         blocks = len(self._cells[span.buffer])
         if not span.advance % blocks:
             return [self.at(span, 0)] * times
         starts = [(span.start + iteration * span.advance) % blocks for iteration in range(times)]
-        known = self._known[span.buffer, span.count, span.stride]
-        known.update({start: self._operand(span, start) for start in set(starts) - known.keys()})
-        return [known[start] for start in starts]
+        operands = self._cache[span.buffer, span.count, span.stride]
+        operands.update({start: self._operand(span, start) for start in set(starts) - operands.keys()})
+        return [operands[start] for start in starts]
 
     def at(self, span: Span, iteration: int) -> Operand:
-        """Return the operand that `span` is in an iteration."""
+        """Return the operand of `span` in one iteration."""
         start = (span.start + iteration * span.advance) % len(self._cells[span.buffer])
-        known = self._known[span.buffer, span.count, span.stride]
-        if start not in known:
-            known[start] = self._operand(span, start)
-        return known[start]
+        operands = self._cache[span.buffer, span.count, span.stride]
+        if start not in operands:
+            operands[start] = self._operand(span, start)
+        return operands[start]
 
     def _operand(self, span: Span, start: int) -> Operand:
         of_buffer, lengths = self._cells[span.buffer], self._lengths
@@ -334,7 +332,7 @@ class _Operands:
 
 
 def _cells(plan: Plan, buffer: Buffer) -> list[int]:
-    """Return the cells of the blocks of a buffer as spans name them."""
+    """Return the cells of the blocks of a buffer, in the order in which spans number the blocks."""
     blocks, first = plan.partition(buffer).blocks, first_cell(plan, buffer)
     if not blocks:
         return []

@@ -1,17 +1,20 @@
 """The verifier: proves, before anything runs, that the plans of all ranks carry out their collective.
 
-What is proved, in this order, each by its own module:
-- the buffers are cut as the collective demands, alike on all ranks (`algorithms.contracts`);
-- every step makes sense on its own (`algorithms.program`);
-- the ranks make progress to the end with rendezvous messages, hence at every capacity (`algorithms.progress`);
-- no two steps of a rank that may run at the same time conflict (`algorithms.hazards`), nor do those of different ranks
-  on mapped memory (`algorithms.sharing`);
-- every element of the result has every contribution exactly once and is lowered exactly once (`algorithms.symbolic`);
-- a barrier holds every rank until all have come; the cost is the declared one, and possible (`algorithms.bounds`).
+The proof has these parts, in this order, each in its own module:
 
-Hazards and results are proved for INPUT and OUTPUT apart and, where that is declared, for both as the same memory. The
-proof is for blocks of any length. `verify_sizes` is for algorithms, `verify` for a builder alone, `verify_plans` for
-plans from anywhere.
+- the buffers are cut as the collective demands, and alike on all ranks (`verifier.block_meaning`);
+- every step is valid on its own (`verifier.unrolled`);
+- the plans end without a deadlock if every message is a rendezvous, and so with any amount of buffering
+  (`verifier.progress`);
+- no two steps of a rank that may run at the same time conflict (`verifier.hazards`), and no two steps of different
+  ranks conflict on mapped memory (`verifier.mapped_hazards`);
+- every element of the result has every contribution exactly once and is lowered exactly once (`verifier.symbolic`);
+- in a barrier, no rank ends before all ranks have come (`verifier.vector_clocks`);
+- the cost is the declared one, and is not below what is possible (`verifier.lower_bounds`).
+
+Hazards and results are proved for separate INPUT and OUTPUT and, if `in_place` is declared, also for INPUT and OUTPUT
+as the same memory. The proof holds for blocks of any length. Use `verify_sizes` for an algorithm, `verify` for a
+builder alone, and `verify_plans` for any plans.
 """
 
 from __future__ import annotations
@@ -28,43 +31,57 @@ from typing import Any, NamedTuple
 
 from unisono.algorithms.catalogue.algorithm import Algorithm, Build
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.algorithms.ir.plan import Buffer, Copy, Plan, Read, ReadReduce, Recv, RecvReduce, Reduce, Send, Write
+from unisono.algorithms.ir.plan import (
+    Buffer,
+    Copy,
+    Plan,
+    Read,
+    ReadReduce,
+    Recv,
+    RecvReduce,
+    Reduce,
+    Send,
+    Write,
+    as_written,
+)
 from unisono.algorithms.verifier.block_meaning import PlanSet, are_proved_by
 from unisono.algorithms.verifier.hazards import check_hazards
 from unisono.algorithms.verifier.liveness import scratch_high_water
 from unisono.algorithms.verifier.lower_bounds import BOUNDS, least_rounds
-from unisono.algorithms.verifier.mapped_hazards import check_sharing
+from unisono.algorithms.verifier.mapped_hazards import check_mapped_hazards
 from unisono.algorithms.verifier.progress import Event, run
 from unisono.algorithms.verifier.symbolic import Execution
-from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, UnrolledPlan, as_written, is_mapped, unroll
+from unisono.algorithms.verifier.unrolled import RECEIVING, SENDING, UnrolledPlan, is_mapped, unroll
 from unisono.algorithms.verifier.vector_clocks import Clocks, count_rounds, queue_depth
 from unisono.errors import PlanError
 
-# Up to so many ranks, all roots and 1, 2 and 3 segments are run too, and the depth of queues is found out.
-_FEW = 8
-_MANY = 32
+_FEW = 8  # up to this number of ranks, every root is tried, with 1, 2 and 3 segments
+_MANY = 32  # up to this number of ranks, the report has the depth of queues
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the verifier found out about plans that are right.
+    """The quantities that the verifier measured in plans that it has proved.
+
+    A multiple of the vector is exact, as a fraction.
 
     Attributes:
         messages: number of messages of all ranks together, in one segment.
-        rounds: latencies on the longest chain of messages and flags that wait for each other, in one segment.
-        sent: what the rank that sends most sends, as a multiple of the vector, exactly; reading or writing a peer's
-            memory counts as sending.
-        reduced: what the rank that combines most combines, as a multiple of the vector, exactly.
-        most_messages: of the rank that sends most of them, in one segment.
-        stored: what the rank that writes most to SCRATCH writes there, as a multiple of the vector, exactly.
-        scratch_blocks: blocks of SCRATCH in the rank that has most, as declared.
-        scratch_live: most blocks of SCRATCH of a rank that hold a value still to be read at a time, when the plans run
-            as `algorithms.liveness` says.
-        same_bits: whether all ranks that are to get the same compute it by the same expression, up to the order of the
-            two operands of a pairwise combination.
-        ports: messages and flags that a rank has under way at most at a time, in either direction, in one segment.
-        queue: messages that a link may have to hold at most, in one segment; None for more than 32 ranks.
-        mapped: whether mapped memory is needed.
+        rounds: latencies on the longest chain of messages and flags that depend on each other, in one segment.
+        sent: elements that the busiest sender sends, as a multiple of the vector; reading or writing a peer's memory
+            counts as sending.
+        reduced: elements that the busiest rank combines, as a multiple of the vector.
+        most_messages: messages of the rank that sends the most messages, in one segment.
+        stored: elements that the rank with the most writes to SCRATCH writes there, as a multiple of the vector.
+        scratch_blocks: blocks of SCRATCH that the plans declare, on the rank with the most.
+        scratch_live: the most blocks of SCRATCH of one rank that hold, at the same time, a value that is read later, if
+            the plans run as `verifier.liveness` says.
+        same_bits: whether all ranks that must get the same result compute it by the same expression. Swapping the two
+            operands of a pairwise combination does not count as a difference.
+        ports: the most messages and flags of one rank that are under way at the same time, in either direction, in one
+            segment.
+        queue: the most messages that a link may have to hold, in one segment; None for more than 32 ranks.
+        mapped: whether the plans need mapped memory.
     """
 
     messages: int
@@ -91,11 +108,12 @@ def verify(build: Build, size: int, root: int = 0, segments: int = 1, **params: 
 
 
 def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> dict[int, Report]:
-    """Prove `algorithm` for those of `sizes` that it supports; return a report for each.
+    """Prove `algorithm` for those of `sizes` that it supports, and return a report for each.
 
-    A few ranks are tried with every root and with 1, 2 and 3 segments, more with two roots and one segment: progress
-    with one is progress with any number (`algorithms.progress`). A builder with the parameter `varying` is tried with
-    counts that vary, which proves it for equal ones if the ranks do the same.
+    Up to 8 ranks, every root is tried, each with 1, 2 and 3 segments. For more ranks, two roots and one segment are
+    tried, because progress with one segment implies progress with any number (`verifier.progress`). If the builder has
+    the parameter `varying`, the plans with varying counts are proved first. This also proves the plans for equal shares
+    if their steps are the same.
 
     Raises:
         PlanError: as `verify_algorithm`.
@@ -104,9 +122,9 @@ def verify_sizes(algorithm: Algorithm, sizes: Iterable[int], **params: Any) -> d
     for size in sizes:
         if algorithm.supports(size) is None:
             with _paused_collector():
-                found = _prove_size(algorithm, size, params)
-            _check_cost(algorithm, size, params, found, exactly=algorithm.is_cost_exact)
-            reports[size] = found[0]
+                reports_of_size = _prove_size(algorithm, size, params)
+            _check_cost(algorithm, size, params, reports_of_size, exactly=algorithm.is_cost_exact)
+            reports[size] = reports_of_size[0]
     return reports
 
 
@@ -122,7 +140,7 @@ def _prove_size(algorithm: Algorithm, size: int, params: Mapping[str, Any]) -> l
 def _prove_forms(
     algorithm: Algorithm, size: int, root: int, segments: int, params: Mapping[str, Any]
 ) -> Iterator[Report]:
-    """Yield a report for each form of an algorithm that has to be proved by itself."""
+    """Yield a report for each form of an algorithm, with varying counts or equal ones, that needs its own proof."""
     proved: list[Plan] = []
     for form in ({"varying": True}, {}) if "varying" in signature(algorithm.build).parameters else ({},):
         plans = [algorithm.build(size, rank, root, **form, **params) for rank in range(size)]
@@ -138,10 +156,10 @@ def _roots(algorithm: Algorithm, size: int) -> Iterable[int]:
 
 
 def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: int = 1, **params: Any) -> Report:
-    """Prove that `algorithm` does what it declares with `size` ranks: its plans, its cost, its bits.
+    """Prove that `algorithm` does what it declares on `size` ranks: its plans, its cost, the same bits.
 
     Raises:
-        NoAlgorithmError: the algorithm declares that it cannot run with so many ranks.
+        NoAlgorithmError: the algorithm declares that it does not support `size` ranks.
         PlanError: as `verify_plans`, or a declaration is wrong.
     """
     algorithm.check_supports(size)
@@ -150,7 +168,7 @@ def verify_algorithm(algorithm: Algorithm, size: int, root: int = 0, segments: i
 
 
 def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, params: Mapping[str, Any]) -> Report:
-    """Prove that `plans`, which an algorithm has built with `params`, do what it declares."""
+    """Prove that `plans`, which the algorithm has built with `params`, do what the algorithm declares."""
     size = len(plans)
     names = (algorithm.collective, algorithm.name)
     if (plans[0].collective, plans[0].algorithm) != names:
@@ -159,9 +177,12 @@ def _verify_built(algorithm: Algorithm, plans: Sequence[Plan], segments: int, pa
     report = verify_plans(plans, segments, in_place=algorithm.in_place, commutative=algorithm.commutative_only)
     _check_cost(algorithm, size, params, [report], exactly=algorithm.is_cost_exact and not _is_rooted(algorithm))
     if algorithm.same_bits and not report.same_bits:
-        raise PlanError(f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, as declared")
+        raise PlanError(
+            f"{' '.join(names)} on {size} ranks: the ranks do not all get the same bits, and same_bits=False is not "
+            "declared"
+        )
     if report.mapped and not algorithm.mapped:
-        raise PlanError(f"{' '.join(names)} on {size} ranks: mapped memory is needed, which is not declared")
+        raise PlanError(f"{' '.join(names)} on {size} ranks: the plans need mapped memory: declare mapped=True")
     return report
 
 
@@ -173,17 +194,17 @@ def _is_rooted(algorithm: Algorithm) -> bool:
 def _check_cost(
     algorithm: Algorithm, size: int, params: Mapping[str, Any], reports: Sequence[Report], *, exactly: bool
 ) -> None:
-    """Check the declared cost, if there is one, which is that of the most expensive root.
+    """Check the declared cost, if there is one. It is the cost of the most expensive root.
 
-    No report may cost more or, all told, less.
-
-    The declared fractions are floats, sums of rounded ones where an algorithm has phases.
+    No report may have a higher cost. If `exactly`, the highest cost of the reports must be the declared one. The
+    comparison allows rounding, because declared costs are floats, and the cost of a composition is a sum of rounded
+    floats.
     """
     cost = algorithm.cost_of(size, params)
     if cost is None:
         return
-    said = {"most_messages": cost.most_messages != 0, "stored": cost.stored is not None}
-    for term in ("rounds", "sent", "reduced", *(name for name, is_said in said.items() if is_said)):
+    optional = {"most_messages": cost.most_messages != 0, "stored": cost.stored is not None}
+    for term in ("rounds", "sent", "reduced", *(name for name, is_declared in optional.items() if is_declared)):
         value, declared = float(max(getattr(report, term) for report in reports)), getattr(cost, term)
         if not isclose(value, declared) and (exactly or value > declared):
             name = f"{algorithm.collective} {algorithm.name} on {size} ranks"
@@ -193,14 +214,14 @@ def _check_cost(
 def verify_plans(
     plans: Sequence[Plan], segments: int = 1, *, in_place: bool = True, commutative: bool = True
 ) -> Report:
-    """Prove that `plans`, one per rank in order, carry out their collective when run over `segments` segments.
+    """Prove that `plans`, one for each rank in order, carry out their collective when run over `segments` segments.
 
-    `in_place`: also with INPUT and OUTPUT as the same memory. `commutative`: the operation is; otherwise contributions
-    must be combined in the order of ranks.
+    `in_place`: also prove it for INPUT and OUTPUT as the same memory. `commutative`: the operation is commutative. If
+    not, contributions must be combined in the order of ranks.
 
     Raises:
-        PlanError: they do not; names the first rank, lane, group and step and the contribution at fault, or the ranks
-            that wait for each other.
+        PlanError: the plans are wrong. The message names the first rank, lane, group and step and the contribution at
+            fault, or the ranks that wait for each other.
     """
     with _paused_collector():
         report = _prove(plans, segments, in_place=in_place, commutative=commutative)
@@ -209,20 +230,23 @@ def verify_plans(
 
 
 def _prove(plans: Sequence[Plan], segments: int, *, in_place: bool, commutative: bool) -> Report:
-    """Prove all but the bounds; what it makes on the way is gone when it returns, before a collector could walk it."""
-    family = PlanSet(plans)
-    programs = unroll(plans, family.length_numbers())
-    events = run(programs, segments)
-    check_hazards(family, programs, events, in_place=in_place)
-    check_sharing(family, programs, events, in_place=in_place)
-    same_bits = Execution(family, programs, events, in_place=in_place, commutative=commutative).check()
-    _check_synchronization(family, programs, events)
-    return _report(family, programs, events, same_bits=same_bits)
+    """Prove all but the bounds.
+
+    The intermediate data is freed when this returns, before the garbage collector resumes and would walk it.
+    """
+    plan_set = PlanSet(plans)
+    unrolled_plans = unroll(plans, plan_set.length_numbers())
+    events = run(unrolled_plans, segments)
+    check_hazards(plan_set, unrolled_plans, events, in_place=in_place)
+    check_mapped_hazards(plan_set, unrolled_plans, events, in_place=in_place)
+    same_bits = Execution(plan_set, unrolled_plans, events, in_place=in_place, commutative=commutative).check()
+    _check_synchronization(plan_set, unrolled_plans, events)
+    return _report(plan_set, unrolled_plans, events, same_bits=same_bits)
 
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Pause the cyclic garbage collector: a proof makes millions of tuples, none in a cycle, for it to walk in vain."""
+    """Pause the cyclic garbage collector. A proof makes millions of tuples without a cycle; walking them is slow."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -232,39 +256,41 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _report(family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event], *, same_bits: bool) -> Report:
-    loads = [_load(plan) for plan in family.plans]
+def _report(
+    plan_set: PlanSet, unrolled_plans: Sequence[UnrolledPlan], events: Sequence[Event], *, same_bits: bool
+) -> Report:
+    loads = [_load(plan) for plan in plan_set.plans]
     return Report(
         messages=sum(load.messages for load in loads),
-        rounds=count_rounds(programs, events),
-        sent=Fraction(max(load.sent for load in loads), family.parts()),
-        reduced=Fraction(max(load.reduced for load in loads), family.parts()),
+        rounds=count_rounds(unrolled_plans, events),
+        sent=Fraction(max(load.sent for load in loads), plan_set.parts()),
+        reduced=Fraction(max(load.reduced for load in loads), plan_set.parts()),
         most_messages=max(load.messages for load in loads),
-        stored=Fraction(max(load.stored for load in loads), family.parts()),
-        scratch_blocks=max(plan.scratch.blocks for plan in family.plans),
-        scratch_live=scratch_high_water(programs, events),
+        stored=Fraction(max(load.stored for load in loads), plan_set.parts()),
+        scratch_blocks=max(plan.scratch.blocks for plan in plan_set.plans),
+        scratch_live=scratch_high_water(unrolled_plans, events),
         same_bits=same_bits,
         ports=max(load.ports for load in loads),
-        queue=queue_depth(programs, events) if family.size <= _MANY else None,
-        mapped=any(map(is_mapped, family.plans)),
+        queue=queue_depth(unrolled_plans, events) if plan_set.size <= _MANY else None,
+        mapped=any(map(is_mapped, plan_set.plans)),
     )
 
 
-def _check_synchronization(family: PlanSet, programs: Sequence[UnrolledPlan], events: Sequence[Event]) -> None:
-    """Check that every rank has heard of all others before it ends, if the collective promises that."""
-    if not family.contract.synchronizes:
+def _check_synchronization(plan_set: PlanSet, unrolled_plans: Sequence[UnrolledPlan], events: Sequence[Event]) -> None:
+    """Check that no rank ends before it has heard from all other ranks, if the collective promises this."""
+    if not plan_set.contract.synchronizes:
         return
-    clocks = Clocks(programs, events, flags_only=False)
+    clocks = Clocks(unrolled_plans, events, flags_only=False)
     for rank, clock in enumerate(clocks.final):
-        for other in range(family.size):
+        for other in range(plan_set.size):
             if other != rank and not clocks.has_heard(clock, other):
-                raise PlanError(f"rank {rank}: ends without having heard of rank {other}")
+                raise PlanError(f"rank {rank}: ends before it has heard from rank {other}")
 
 
 def _check_bounds(plan: Plan, report: Report) -> None:
-    """Check that the cost is possible: if it is not, something is not counted."""
+    """Check that the cost is not below what is possible. If it is, the verifier has failed to count something."""
     bound = BOUNDS[plan.collective]
-    # A flag is raised without waiting for anyone, so those of many groups may be under way at the same time.
+    # A flag is raised without waiting, so the flags of many groups may be under way at the same time.
     ports = plan.size - 1 if report.mapped else report.ports
     least = {
         "rounds": least_rounds(plan.size, ports),
@@ -273,11 +299,17 @@ def _check_bounds(plan: Plan, report: Report) -> None:
     }
     for term, value in least.items():
         if getattr(report, term) < value:
-            raise PlanError(f"{plan.collective} on {plan.size} ranks: {term} is {getattr(report, term)}, below {value}")
+            raise PlanError(
+                f"{plan.collective} on {plan.size} ranks: {term} is {getattr(report, term)}, below the least possible "
+                f"{value}"
+            )
 
 
 class _Load(NamedTuple):
-    """What one rank does: messages, blocks sent, combined and stored, most messages and flags at a time in one way."""
+    """The load of one rank: messages, blocks sent, combined and stored, and the most messages and flags under way.
+
+    `ports` counts the messages and flags that are under way at the same time in the busier of the two directions.
+    """
 
     messages: int
     sent: int
@@ -287,7 +319,7 @@ class _Load(NamedTuple):
 
 
 def _load(plan: Plan) -> _Load:
-    """Return what the rank of a plan does; what is repeated does as much each time."""
+    """Return the load of the rank of a plan. Every iteration of a `Repeat` has the same load."""
     messages = sent = reduced = stored = 0
     ports: Counter[bool] = Counter()
     for lane in plan.lanes:
@@ -309,7 +341,7 @@ def _load(plan: Plan) -> _Load:
     return _Load(messages, sent, reduced, stored, max(ports.values(), default=0))
 
 
-# How many blocks a step of each kind moves between a rank and a peer, other than by receiving them.
+# Kind of step → function of (step, rank) that returns the blocks that the step sends, reads or writes at a peer.
 _SENT: dict[type, Callable[[Any, int], int]] = {
     Send: lambda step, rank: step.src.count,
     Read: lambda step, rank: step.src.count,
@@ -317,10 +349,10 @@ _SENT: dict[type, Callable[[Any, int], int]] = {
     ReadReduce: lambda step, rank: sum(span.count for owner, span in step.sources if owner != rank),
 }
 
-# Steps that write to the memory of their rank.
+# The kinds of steps that write to the memory of their own rank.
 _STORING = (Recv, RecvReduce, Copy, Reduce, Read, ReadReduce)
 
-# How many blocks a step of each kind combines with others.
+# Kind of step → function that returns the number of pairwise combinations of blocks.
 _REDUCED: dict[type, Callable[[Any], int]] = {
     RecvReduce: lambda step: step.dst.count,
     Reduce: lambda step: (len(step.sources) - 1) * step.dst.count,

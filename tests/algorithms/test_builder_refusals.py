@@ -33,8 +33,8 @@ PARAMETERS = [
     if type(parameter.default) is int
 ]
 OUT_OF_RANGE = [
-    ((0, 0, 0), "a plan is for at least one rank, not 0"),
-    ((-2, 0, 0), "a plan is for at least one rank, not -2"),
+    ((0, 0, 0), "the number of ranks is 0, but must be at least 1"),
+    ((-2, 0, 0), "the number of ranks is -2, but must be at least 1"),
     ((4, 4, 0), "rank 4 is out of range: there are 4 ranks"),
     ((4, -1, 0), "rank -1 is out of range: there are 4 ranks"),
     ((4, 0, 4), "root 4 is out of range: there are 4 ranks"),
@@ -98,7 +98,7 @@ def test_a_radix_below_two_and_a_window_or_lanes_below_one_are_refused(
     capsys: pytest.CaptureFixture[str], algorithm: Algorithm, name: str
 ) -> None:
     for value in (LEAST[name] - 1, -3):
-        message = f"{name} is {value}, and must be at least {LEAST[name]}"
+        message = f"{name} is {value}, but must be at least {LEAST[name]}"
         with pytest.raises(UsageError) as caught:
             algorithm.build(4, 0, 0, **{name: value})
         assert str(caught.value) == message
@@ -188,7 +188,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ('"allreduse", "mine"', 1, "no algorithm carries out 'allreduse': there are allreduce, "),
         ('"allreduce", "ring"', 2, "allreduce has an algorithm 'ring' already; it has direct, "),
-        ('"allreduce", "mine", sizes=[0]', 2, "sizes are numbers of ranks, as [2, 4, 8], not [0]"),
+        ('"allreduce", "mine", sizes=[0]', 2, "sizes must be numbers of ranks such as [2, 4, 8], not [0]"),
         (
             '"allreduce", "mine", order="ranks"',
             2,

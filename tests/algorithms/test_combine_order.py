@@ -88,7 +88,7 @@ def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> N
     direct = find("allreduce", "direct")
     check_order(direct, 3)
     with pytest.raises(
-        PlanError, match=rf"rank 0: block 0 of OUTPUT is 0∘1∘2, and in the order '{other}' it is \(0∘1\)∘2"
+        PlanError, match=rf"rank 0: block 0 of OUTPUT is 0∘1∘2, but the declared order '{other}' demands \(0∘1\)∘2"
     ):
         check_order(replace(direct, order=other), 3)
 
@@ -96,7 +96,9 @@ def test_combining_at_once_rounds_otherwise_than_step_by_step(other: Order) -> N
 @pytest.mark.parametrize("name", ["direct", "balanced_tree"])
 def test_what_is_lowered_after_the_last_combination_is_rounded_once_more(name: str) -> None:
     plans = [lowered_later(plan) for plan in flat_plans(find("allreduce", name), 2)]
-    with pytest.raises(PlanError, match=r"rank 0: block 0 of OUTPUT is lowered \(0∘1\), and in the order .* it is 0∘1"):
+    with pytest.raises(
+        PlanError, match=r"rank 0: block 0 of OUTPUT is lowered \(0∘1\), but the declared order .* demands 0∘1"
+    ):
         check_order(replace(find("allreduce", name), build=lambda size, rank, root: plans[rank]), 2)
 
 
@@ -104,7 +106,7 @@ def test_an_order_that_is_right_for_powers_of_two_only_is_wrong() -> None:
     doubling = replace(find("allreduce", "recursive_doubling"), order="canonical")
     for size in (1, 2, 4, 8, 16):
         check_order(doubling, size)
-    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), and .* \(\(0∘1\)∘\(2∘3\)\)∘4"
+    told = r"allreduce recursive_doubling on 5 ranks: rank 0: .* is \(\(0∘1\)∘2\)∘\(3∘4\), but .* \(\(0∘1\)∘\(2∘3\)\)∘4"
     with pytest.raises(PlanError, match=told):
         prove(doubling, 5)
 

@@ -16,8 +16,9 @@ from support.harness import LocalRanks, call_of
 from unisono.algorithms.builders.chain import broadcast_chain
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.composed import COMPOSED
+from unisono.algorithms.catalogue.flat import FLAT, REGISTERED
 from unisono.algorithms.catalogue.registration import algorithm as register
-from unisono.algorithms.catalogue.registry import ALGORITHMS, REGISTERED, find
+from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.composition.hierarchical import allreduce_full_lane, allreduce_hierarchical
 from unisono.algorithms.composition.host_levels import (
     Hosts,
@@ -32,7 +33,7 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.ir.plan import Group, Plan, Reduce, Repeat, Send
 from unisono.algorithms.verifier.verify import verify_algorithm
-from unisono.collectives.calls.planning import Place
+from unisono.collectives.calls.planning import HostLayout
 from unisono.collectives.communicator import Communicator
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import Options
@@ -378,7 +379,12 @@ def test_a_ring_across_hosts_stays_a_few_rows_in_the_middle_of_the_vector() -> N
         ("broadcast", "hierarchical", {"across": "knomial(radix=1)"}, r"knomial\(radix=1\)': radix is 1"),
         ("broadcast", "hierarchical", {"across": "knomial(radix='2')"}, r"no phase can be broadcast .knomial\(radix="),
         ("broadcast", "hierarchical", {"across": "knomial(width=2)"}, "'knomial.width=2.': .* no parameter 'width'"),
-        ("broadcast", "hierarchical", {"across": "knomial(rank=2)"}, "'knomial.rank=2.': a phase is told its rank"),
+        (
+            "broadcast",
+            "hierarchical",
+            {"across": "knomial(rank=2)"},
+            "'knomial.rank=2.': the composition itself sets rank",
+        ),
         ("broadcast", "hierarchical", {"across": "knomial(2)"}, r"no phase can be 'knomial\(2\)': name an algorithm"),
         ("broadcast", "hierarchical", {"across": "knomial(radix=)"}, "no phase can be .* name an algorithm"),
         ("allgather", "hierarchical", {"broadcast": "scatter_ring", "hosts": ((0, 1, 2), (3,))}, "4 shares into 3"),
@@ -394,7 +400,7 @@ def test_what_cannot_be_composed_is_refused_with_the_reason(
 @pytest.mark.parametrize("refused", sorted(NO_PHASE), ids="-".join)
 def test_a_phase_whose_messages_are_in_pieces_in_the_whole_vector_is_refused(refused: tuple[str, ...]) -> None:
     collective, name, parameter, part = refused
-    with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that do not follow each other"):
+    with pytest.raises(UsageError, match=f"{part} cannot be a phase here: .* blocks that are not consecutive"):
         [COMPOSED[collective][name].build(16, rank, hosts=runs(4, 4, 4, 4), **{parameter: part}) for rank in (12, 15)]
 
 
@@ -404,8 +410,8 @@ def test_a_phase_whose_blocks_are_permuted_is_refused(monkeypatch: pytest.Monkey
     def permuted(size: int, rank: int, root: int = 0) -> Plan:
         return replace(ring.build(size, rank), permutation=tuple(reversed(range(size))))
 
-    monkeypatch.setitem(ALGORITHMS["allreduce"], "ring", replace(ring, build=permuted))
-    with pytest.raises(UsageError, match="allreduce ring cannot be a phase here: its blocks are permuted"):
+    monkeypatch.setitem(FLAT["allreduce"], "ring", replace(ring, build=permuted))
+    with pytest.raises(UsageError, match="allreduce ring cannot be a phase, because its blocks are permuted"):
         allreduce_hierarchical(4, 0, hosts=runs(2, 2), across="ring")
 
 
@@ -433,7 +439,7 @@ def test_the_generic_executor_reduces_over_hosts_in_segments(name: str, in_place
 
 
 def told_and_done(executor: Any, hosts: Hosts, algorithm: str | None, collective: str) -> Any:
-    with Communicator(executor, Place(hosts, "tcp", near="shm"), Options()) as world:
+    with Communicator(executor, HostLayout(hosts, "tcp", near="shm"), Options()) as world:
         x = np.arange(5.0) + world.rank
         if collective == "broadcast":
             return world.broadcast(x, 3, algorithm=algorithm).tolist()

@@ -90,7 +90,7 @@ def test_every_window_is_proved_and_costs_what_is_declared(algorithm: Algorithm,
 
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 def test_a_window_below_one_is_refused(algorithm: Algorithm) -> None:
-    with pytest.raises(UsageError, match="window is 0, and must be at least 1"):
+    with pytest.raises(UsageError, match="window is 0, but must be at least 1"):
         algorithm.build(4, 0, window=0)
 
 

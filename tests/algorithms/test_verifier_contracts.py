@@ -163,7 +163,7 @@ def test_exscan_leaves_the_output_of_rank_0_untouched() -> None:
         [[Recv(0, scratch_block())], [Copy(output_block(), scratch_block(), lower=True)]],
     ]
     plans = plans_of("exscan", groups, even(1), even(1), scratch_like(Buffer.INPUT, even(1)))
-    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, and is to"):
+    with pytest.raises(PlanError, match="rank 0, lane 0, group 1, step 0: block 0 of OUTPUT is written, but no step"):
         verify_plans(plans)
     assert verify_plans(changed(plans, 0, lambda plan: with_groups(plan, groups_of(plan)[:1]))).rounds == 1
 
@@ -180,7 +180,8 @@ def test_a_scan_has_no_contribution_of_later_ranks() -> None:
     with pytest.raises(PlanError) as caught:
         verify_plans(plans)
     assert str(caught.value) == (
-        "rank 0, lane 0, group 1, step 0: block 0 of OUTPUT has the contribution of rank 1 too many\n"
+        "rank 0, lane 0, group 1, step 0: "
+        "block 0 of OUTPUT has the contribution of rank 1, which does not belong there\n"
         "  contributions to block 0 of OUTPUT, by rank\n"
         "    rank 0  +!"
     )
@@ -216,7 +217,7 @@ def test_the_share_of_an_allgather_must_not_be_read_when_its_block_of_output_was
     scratch = scratch_like(Buffer.INPUT, even(1))
     plans = plans_of("allgather", [groups(0), groups(1)], even(1), even(2), scratch)
     assert verify_plans(plans, in_place=False).messages == 2
-    message = "rank 0, lane 0, group 3, step 0: reads block 0 of INPUT, which in place has become block 0 of OUTPUT"
+    message = "rank 0, lane 0, group 3, step 0: reads block 0 of INPUT, which in place has been overwritten as block 0"
     with pytest.raises(PlanError, match=message):
         verify_plans(plans)
 
@@ -234,7 +235,9 @@ def test_a_share_of_a_reduce_scatter_is_written_in_place_when_nothing_reads_it_a
     assert verify_plans(late, commutative=False).messages == 2
     early = plans_of("reduce_scatter", [groups(rank, early=True) for rank in range(2)], even(2), even(1), scratch)
     assert verify_plans(early, in_place=False).messages == 4
-    with pytest.raises(PlanError, match="group 1, step 0: reads block 0 of INPUT, which in place has become block 0"):
+    with pytest.raises(
+        PlanError, match="group 1, step 0: reads block 0 of INPUT, which in place has been overwritten as block 0"
+    ):
         verify_plans(early)
 
 
@@ -283,10 +286,10 @@ def test_a_group_that_only_moves_on_is_a_hazard_whichever_time_it_is_run() -> No
 def test_a_plan_that_costs_less_than_the_least_possible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = BOUNDS["allreduce"]
     monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(sent=lambda size: bound.sent(size) + 1))
-    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below 5/2"):
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: sent is 3/2, below the least possible 5/2"):
         verify(find("allreduce", "ring").build, 4)
     monkeypatch.setitem(BOUNDS, "allreduce", bound._replace(reduced=lambda size: bound.reduced(size) + 1))
-    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below 7/4"):
+    with pytest.raises(PlanError, match="allreduce on 4 ranks: reduced is 3/4, below the least possible 7/4"):
         verify(find("allreduce", "ring").build, 4)
 
 

@@ -62,7 +62,7 @@ def test_reading_and_writing_of_peers_counts_as_sending_and_flags_count_as_round
 
 
 def test_reading_a_peer_before_it_has_begun_is_refused() -> None:
-    message = "rank 1, lane 0, group 0, step 0: reads block 0 of INPUT of rank 0, which is not known to have begun"
+    message = "rank 1, lane 0, group 0, step 0: reads block 0 of INPUT of rank 0, which may not have begun"
     with pytest.raises(PlanError, match=message):
         verify_plans(plans_of(allreduce_one_shot, 2))
 
@@ -122,7 +122,7 @@ def test_a_message_of_data_orders_nothing_because_it_may_be_empty() -> None:
         replace(two_shot(2, rank), scratch=scratch_like(Buffer.INPUT, even(2)), lanes=(lane(rank),))
         for rank in range(2)
     ]
-    with pytest.raises(PlanError, match="which is not known to have begun: no flag comes from it before"):
+    with pytest.raises(PlanError, match="which may not have begun: no flag comes from it before"):
         verify_plans(plans)
 
 
@@ -138,9 +138,9 @@ def test_no_flag_can_be_left_out(builder: Callable[[int, int], Plan]) -> None:
     ]
     for waiting, signalling, number in waits:
         unheard = changed(plans, waiting, partial(without_flag, group=number, kind=Wait, peer=signalling))
-        with pytest.raises(PlanError, match=r"does not receive what this sends to it \(. flags sent"):
+        with pytest.raises(PlanError, match=r"does not receive the flag that this step sends \(. flags sent"):
             verify_plans(unheard)
-        with pytest.raises(PlanError, match=r"is not known to have begun|may have ended before|race"):
+        with pytest.raises(PlanError, match=r"may not have begun|may have ended before|race"):
             verify_plans(changed(unheard, signalling, partial(without_flag, group=number, kind=Signal, peer=waiting)))
 
 
@@ -170,7 +170,7 @@ def test_reading_what_was_never_written_of_a_peer_is_refused() -> None:
         Plan("broadcast", "early", 2, rank, 0, even(1 - rank), even(1), scratch_like(Buffer.OUTPUT, even(1)))
         for rank in range(2)
     ]
-    message = "rank 1, lane 0, group 1, step 0: reads block 0 of SCRATCH of rank 0, which nothing was written to"
+    message = "rank 1, lane 0, group 1, step 0: reads block 0 of SCRATCH of rank 0, to which nothing has been written"
     with pytest.raises(PlanError, match=message):
         verify_plans([replace(plan, lanes=(lane(plan.rank),)) for plan in plans])
 
@@ -179,6 +179,6 @@ def test_an_algorithm_must_declare_that_it_needs_mapped_memory() -> None:
     algorithm = find("allreduce", "two_shot")
     assert verify_algorithm(algorithm, 3).mapped
     with pytest.raises(
-        PlanError, match="allreduce two_shot on 3 ranks: mapped memory is needed, which is not declared"
+        PlanError, match="allreduce two_shot on 3 ranks: the plans need mapped memory: declare mapped=True"
     ):
         verify_algorithm(replace(algorithm, mapped=False), 3)

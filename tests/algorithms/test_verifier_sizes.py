@@ -8,8 +8,7 @@ import pytest
 
 from unisono.algorithms.catalogue.algorithm import Algorithm
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
-from unisono.algorithms.ir.plan import ReadReduce, Reduce, Step
-from unisono.algorithms.verifier.unrolled import as_written
+from unisono.algorithms.ir.plan import ReadReduce, Reduce, Step, as_written
 from unisono.algorithms.verifier.verify import verify_algorithm, verify_sizes
 
 ALL = [algorithm for by_name in ALGORITHMS.values() for algorithm in by_name.values()]

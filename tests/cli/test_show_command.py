@@ -136,10 +136,10 @@ def test_parameters_root_and_segments_are_those_given(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ("allreduce ring -n 0", 2, "a plan is for at least one rank, not 0"),
+        ("allreduce ring -n 0", 2, "the number of ranks is 0, but must be at least 1"),
         ("allreduce ring --rank 8", 2, "rank 8 is out of range: there are 8 ranks"),
         ("broadcast chain --root -1", 2, "root -1 is out of range: there are 8 ranks"),
-        ("allgather bruck --param radix=1", 2, "radix is 1, and must be at least 2"),
+        ("allgather bruck --param radix=1", 2, "radix is 1, but must be at least 2"),
         ("allgather bruck --param radix=two", 2, "'radix=two' is not of the form radix=N, with a whole number"),
         ("allgather bruck --param window=2", 2, "allgather bruck has no parameter 'window'; it has varying, radix"),
         ("allreduce ring --param root=2", 2, "allreduce ring has no parameter 'root'; it has none"),

@@ -108,7 +108,7 @@ def test_a_wrong_algorithm_is_told_with_its_picture_and_the_others_are_proved(
     assert status == 1
     assert told.splitlines() == [
         "unisono: allreduce direct on 5 ranks: rank 1, lane 0, group 1, step 0: "
-        "block 0 of OUTPUT is left without the contribution of rank 4",
+        "block 0 of OUTPUT lacks the contribution of rank 4",
         "  contributions to block 0 of OUTPUT, by rank",
         "    rank 0  +++++",
         "    rank 1  ++++?",

@@ -22,11 +22,11 @@ from support.commands import unisono
 from support.deadlines import DEADLINE_S, eventually
 
 import unisono as un
-from unisono.algorithms.catalogue.variants import parsed
+from unisono.algorithms.catalogue.variants import SEGMENT, parsed
 from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.collectives.measurement.call_trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.decide.choice import SEGMENT, Question, TunerState, candidate, choose
+from unisono.tuning.decide.choice import Question, TunerState, candidate, choose
 from unisono.tuning.decide.table import compiled, loaded
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Link, Parameters

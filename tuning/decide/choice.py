@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unisono import log
 from unisono.algorithms.catalogue.algorithm import Algorithm, Cost, Order
 from unisono.algorithms.catalogue.host_crossing import Crossing
-from unisono.algorithms.catalogue.registry import candidates_of, find
-from unisono.algorithms.catalogue.variants import Variant, parsed
+from unisono.algorithms.catalogue.registry import candidates_of, check_variant, find
+from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
 from unisono.algorithms.composition.host_levels import Hosts, Levels, levels_of
 from unisono.algorithms.composition.phases import Composition, PhaseKind, total
 from unisono.algorithms.ir.contracts import CONTRACTS
-from unisono.errors import NoAlgorithmError, UsageError
+from unisono.errors import NoAlgorithmError
 from unisono.records import record
 from unisono.tuning.decide.model import (
     factor_at,
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
 
 _log = log.get(log.NAME)
-
-# The parameter of a variant that is not its builder's: bytes of a block that travel at once.
-SEGMENT = "segment_nbytes"
 
 # The dtype whose reductions are measured for each class.
 _MEASURED = {"plain": "float32", "narrow": "bfloat16"}
@@ -262,19 +259,6 @@ def looked_at(question: Question) -> list[Algorithm]:
 def builder_params(params: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the parameters of a variant that are its builder's."""
     return {name: value for name, value in params if name != SEGMENT}
-
-
-def check_variant(collective: str, variant: Variant) -> None:
-    """Check that there is such an algorithm, with such parameters.
-
-    Raises:
-        NoAlgorithmError: there is no such algorithm.
-        UsageError: it has no such parameter.
-    """
-    find(collective, variant.algorithm).check_parameters((name for name, _ in variant.params), also=[SEGMENT])
-    size = dict(variant.params).get(SEGMENT, 1)
-    if type(size) is not int or size < 1:
-        raise UsageError(f"{SEGMENT} of {variant} must be a positive number of bytes")
 
 
 def _forced(question: Question) -> Variant:

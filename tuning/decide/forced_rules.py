@@ -12,11 +12,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from unisono.algorithms.catalogue.registry import algorithms_of
+from unisono.algorithms.catalogue.registry import algorithms_of, check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
-from unisono.tuning.decide.choice import check_variant
 
 
 class Rule(NamedTuple):

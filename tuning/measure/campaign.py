@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Protocol
 
 from unisono.algorithms.catalogue.algorithm import Builder
 from unisono.algorithms.catalogue.registry import find
-from unisono.algorithms.catalogue.variants import Variant, parsed
+from unisono.algorithms.catalogue.variants import SEGMENT, Variant, parsed
 from unisono.algorithms.composition.phases import Composition
 from unisono.errors import UsageError
-from unisono.tuning.decide.choice import SEGMENT, Candidate, Question, TunerState, candidate, looked_at
+from unisono.tuning.decide.choice import Candidate, Question, TunerState, candidate, looked_at
 from unisono.tuning.decide.model import segments, usual_segment_nbytes
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement

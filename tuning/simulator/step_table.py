@@ -35,8 +35,8 @@ from unisono.algorithms.ir.plan import (
     Span,
     Wait,
     Write,
+    as_written,
 )
-from unisono.algorithms.verifier.unrolled import as_written
 from unisono.errors import UsageError
 from unisono.tuning.machine.topology import Floats, Ranks
 
