@@ -120,7 +120,7 @@ class Messages(Dispatcher):
         """
         limit_s = self._limit_s(timeout_s)
         if not wait and (started := self._messages.start_receive(out, source, tag, limit_s)):
-            return self._works.add(started, out, limit_s, found=started.found)
+            return self._works.add(started, out, limit_s, message=started.found)
         source_rank, tag_number = self._source_of(source), tag_of(tag)
         incoming = self._to_receive(out, source_rank, limit_s)
         start = partial(incoming.start, self._executor, source_rank, tag_number)
