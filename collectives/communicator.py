@@ -93,7 +93,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -214,11 +214,11 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         [None, (1, 3), (0, 3)]
         """
         self._check_usable()
-        members = [self._rank_of(rank, "each of ranks") for rank in ranks]
+        members = [self._rank_of(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
         if len(set(members)) != len(members):
-            raise UsageError(f"ranks are not all different: {members}")
+            raise UsageError(f"ranks must be different, but a rank occurs twice in {members}")
         if self.rank not in members:
-            raise UsageError(f"this rank, {self.rank}, is not among the ranks {members}: only those call subgroup")
+            raise UsageError(f"rank {self.rank} is not among the ranks {members}: call subgroup only on these ranks")
         return self._child(self._executor.subgroup(members), self._host_layout.of(members), self._options)
 
     def _child(self, executor: Executor, host_layout: HostLayout, options: Options) -> Communicator:
@@ -297,10 +297,10 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         [('broadcast', 'binomial', 64, 3, 192)]
         """
         totals = dict(self._executor.traffic())
-        host_traffic = {} if self._devices_comm is None else self._devices_comm.stats()
-        of_functions = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
-        of_objects = {} if self._objects_comm is None else self._objects_comm.stats()
-        for peer, traffic in (*of_functions.items(), *host_traffic.items(), *of_objects.items()):
+        by_devices = {} if self._devices_comm is None else self._devices_comm.stats()
+        by_custom_ops = {} if self._reducer_if_any is None else self._reducer_if_any.traffic()
+        by_objects = {} if self._objects_comm is None else self._objects_comm.stats()
+        for peer, traffic in (*by_custom_ops.items(), *by_devices.items(), *by_objects.items()):
             totals[peer] = totals[peer] + traffic if peer in totals else traffic
         from unisono.collectives.calls.statistics import Statistics
 

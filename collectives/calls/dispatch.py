@@ -270,19 +270,24 @@ class Dispatcher:
             NoAlgorithmError: no algorithm carries a call out.
         """
         self._check_usable()
-        if any(on_device(array.x, array.out) for array in chain.from_iterable(by_call)):
+        arrays = by_call[0] if len(by_call) == 1 else list(chain.from_iterable(by_call))
+        if any(not adapters.are_of_numpy(array.x, array.out) and on_device(array.x, array.out) for array in arrays):
             on_gpu = [self._check_on_device(arrays, gathered) for arrays in by_call]
             return CheckedCalls([part for call in on_gpu for part in call.checked.parts], on_gpu)
-        parts = self._bind(list(chain.from_iterable(by_call)))
+        parts = self._bind(arrays)
+        if not any(is_by_function(array.op) for array in arrays):
+            return CheckedCalls(parts, [self._host_call(parts, gathered)])
         rest, fused, custom = iter(parts), list[BoundArray](), list[CustomOpCall]()
-        for arrays in by_call:
-            own = list(islice(rest, len(arrays)))
-            if is_by_function(arrays[0].op):
+        for of_call in by_call:
+            own = list(islice(rest, len(of_call)))
+            if is_by_function(of_call[0].op):
                 custom.append(CustomOpCall(self._reducer, self._works, self._reducer.prepare(own, gathered)))
             else:
                 fused += own
-        host = [HostCall(self._executor, self._works, self._planned(fused, gathered))] if fused else []
-        return CheckedCalls(parts, [*host, *custom])
+        return CheckedCalls(parts, [self._host_call(fused, gathered), *custom] if fused else custom)
+
+    def _host_call(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> HostCall:
+        return HostCall(self._executor, self._works, self._planned(parts, gathered))
 
     def _check_on_device(self, arrays: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
         prepare = self._reducer.prepare if is_by_function(arrays[0].op) else self._planned

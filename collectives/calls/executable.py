@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from unisono import log
 from unisono.collectives.calls.planning import AlgorithmLike
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall, PreparedCall
 from unisono.collectives.calls.work import Work, Works
 from unisono.operations import Op
-from unisono.records import record
 from unisono.transports.contracts.executor import Executor, Operation
 
 if TYPE_CHECKING:
@@ -180,8 +179,7 @@ class CustomOpCall(ExecutableCall):
         return self._works.add(operation, result, limit_s, convert, is_counted=False)
 
 
-@record
-class CheckedCalls:
+class CheckedCalls(NamedTuple):
     """Calls of one collective, checked together.
 
     Attributes:

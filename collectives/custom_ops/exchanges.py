@@ -27,10 +27,10 @@ class Draft:
     Attributes:
         exchanges: the call spec of the exchange that gathers contributions here, and then, if the results must travel
             on, that of a second exchange.
-        staged: the rows and the elements per row of the memory for contributions. There is a row for each rank, or
-            none. rows: the number of rows that this rank combines, from rank 0 on. sent: the number of rows of results
-            that the second exchange sends. is_whole: whether a rank that combines has all elements, and not only its
-            share.
+        staged: the rows and the elements per row of the memory for contributions; a row for each rank, or none.
+        rows: the number of rows that this rank combines, from rank 0 on.
+        sent: the number of rows of results that the second exchange sends.
+        is_whole: whether a rank that combines has all elements, and not only its share.
     """
 
     exchanges: Sequence[CallSpec]
