@@ -92,7 +92,6 @@ class HostCall(ExecutableCall):
 
     def persist(self, limit_s: float) -> Callable[..., Any]:
         prepared, sources = self._prepared, self._sources
-        # The executor keeps the function for as long as the persistent call lives, so it must not hold `self`.
         on_start = partial(_work_of, self._works, limit_s)
         again = self._executor.persistent(
             prepared.call, sources, prepared.targets, limit_s, prepared.finish(), on_start

@@ -1,7 +1,7 @@
 """`SerialQueue` runs jobs one after the other, each in the thread that waits for it or in a thread of the queue.
 
-Used by: the reducer for custom ops, and calls on a GPU. Both consist of several steps that must not interleave with
-those of other calls. A thread pool would run a job in another thread even if the caller waits for it at once.
+Used by: the reducer for custom ops, and calls on a GPU. Both must run their jobs in the same order on all ranks. A
+thread pool would not do, because it runs a job in another thread even if the caller waits for it at once.
 """
 
 from __future__ import annotations

@@ -56,16 +56,16 @@ def draft_shared(spec: CallSpec, size: int, rank: int) -> Draft:
     if spec.layout is not None and spec.layout.rows is not None:
         shares = tuple(each * spec.layout.row for each in spec.layout.rows[0])
     mine = shares[rank]
-    to_me = (mine,) * size
-    first = _exchange(spec, "alltoall", count, size, rank, (shares, to_me))
-    # For each collective: rows to combine, rows of results to send, the second exchange, and its counts.
+    recv_counts = (mine,) * size
+    first = _exchange(spec, "alltoall", count, size, rank, (shares, recv_counts))
     # An exscan sends nothing to rank 0.
-    prefix_counts = (0, *to_me[1:]), shares if rank else (0,) * size
+    prefix_counts = (0, *recv_counts[1:]), shares if rank else (0,) * size
+    # For each collective: rows to combine, rows of results to send, the second exchange, and its counts.
     rows, sent, name, counts = {
         "allreduce": (size, 1, "allgather", (shares,)),
         "reduce": (size, 1, "gather", (shares,)),
         "reduce_scatter": (size, 0, None, ()),
-        "scan": (size, size, "alltoall", (to_me, shares)),
+        "scan": (size, size, "alltoall", (recv_counts, shares)),
         "exscan": (size - 1, size - 1, "alltoall", prefix_counts),
     }[spec.collective]
     second = [] if name is None else [_exchange(spec, name, sent * mine, size, rank, counts)]
@@ -98,7 +98,7 @@ def check(spec: CallSpec) -> None:
         UsageError: the request has an `accumulate`.
         NoAlgorithmError: the request names an algorithm.
     """
-    assert isinstance(spec.op, Op), "a custom op has no name"
+    assert isinstance(spec.op, Op), "a custom op is an Op, not a name"
     request, name = as_request(spec.algorithm), spec.op.name
     if request.accumulate is not None:
         raise UsageError(

@@ -194,7 +194,7 @@ class Reducer:
     def _combined(self, part: BoundArray, planned: PlannedReduction, stage: AnyArray) -> AnyArray:
         """Return the rows of results: a single row, or for prefixes a row for each rank."""
         op, rows = part.kind.op, stage[: planned.draft.rows]
-        assert isinstance(op, Op), "a custom op has no name"
+        assert isinstance(op, Op), "a custom op is an Op, not a name"
         self._thread = threading.get_ident()
         try:
             if planned.has_prefixes:
@@ -230,7 +230,7 @@ class Reducer:
 
     def _plan(self, spec: CallSpec) -> PlannedReduction:
         """Return the planned reduction of this spec, which is the same for all functions."""
-        assert isinstance(spec.op, Op), "a custom op has no name"
+        assert isinstance(spec.op, Op), "a custom op is an Op, not a name"
         key = spec._replace(op=spec.op.name)
         planned = self._planned.get(key)
         if planned is None:
