@@ -123,8 +123,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
         mix persistent calls and methods, if all of them make the same calls in the same order. A persistent call keeps
         its arrays alive, and only one thread at a time may use it.
 
-        The arguments and defaults are those of the method, with one restriction: an `x` that is read must be
-        contiguous, and in C order if its rows are distributed over the ranks.
+        The arguments and defaults are those of the method. But an `x` that is read must be contiguous, and in C order
+        if its rows are distributed over the ranks.
 
         Raises:
             UsageError: there is no such collective, or the call is wrong. Using the persistent call of a closed
@@ -284,9 +284,9 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
         The result is a dict from each peer to its `Traffic` so far. Its attribute `calls` has a row for each
         collective, algorithm and size class, with the number of calls, bytes and seconds. Its attribute `on_device`
-        counts the bytes of arrays on a GPU: over CUDA IPC by peer, and the bytes copied to the host and back for calls
-        and messages that went through the host. Pickled objects count as traffic with their peer, although over UCX and
-        MPI they travel by shared memory or TCP.
+        counts the bytes of arrays on a GPU that went over CUDA IPC, by peer. It also counts the bytes that were copied
+        to the host and back, for calls and messages that went through the host. Pickled objects count as traffic with
+        their peer, although over UCX and MPI they travel by shared memory or TCP.
 
         >>> import numpy as np, unisono as un
         >>> def called(world):
@@ -322,8 +322,8 @@ class Communicator(Groups, Objects, Messages, MpiNames):
 
         Raises:
             UsageError: nothing has failed, or the communicator is closed.
-            RendezvousError: a rank is alive and did not call `shrink` in time; or the other ranks have gone on without
-                this one, because it did not answer, for example because its process was stopped or cut off.
+            RendezvousError: a rank is alive and did not call `shrink` in time. Or the other ranks have gone on without
+                this one, because it did not answer: its process was stopped, for example, or cut off.
         """
         self._check_usable()
         limit_s = self._options.rendezvous_timeout_s if timeout_s is None else self._limit_s(timeout_s)

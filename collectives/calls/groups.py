@@ -35,10 +35,10 @@ class Groups(Dispatcher):
         """Run the calls of a with-block together when the block ends.
 
         Inside the block every call returns a `Work`, with or without ``wait=False``. The work has the result after the
-        block. Calls with the same collective, root and algorithm are sent as one call, whatever the number, shapes,
-        dtypes and ops of their arrays; the fused call runs at the position of its first call. Calls by custom ops are
-        not fused, and neither are barriers and calls with counts, which keep their order. Messages start before the
-        collectives. An array that the group writes must not overlap any other array of the group.
+        block. Calls with the same collective, root and algorithm are fused into one call, whatever the number, shapes,
+        dtypes and ops of their arrays. The fused call runs at the position of its first call. Calls by custom ops,
+        barriers and calls with counts are not fused. Messages start before the collectives. An array that the group
+        writes must not overlap any other array of the group.
 
         All ranks must make the same calls in the same order. A group inside a group belongs to the outer one. A
         persistent call runs at once, as if it stood before the block.
