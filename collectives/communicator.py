@@ -396,17 +396,17 @@ def _check_lasting(call: CheckedCall, x: Any) -> None:
     Raises:
         UsageError: the call would read a copy of an array, or would have to make a new result each time.
     """
-    if any(part.is_packed for part in call.parts):
+    if any(array.is_packed for array in call.arrays):
         raise UsageError("x is not contiguous, and a plan would keep a copy of it: pass a contiguous array")
-    if any(part.convert is not None for part in call.parts):
+    if any(array.convert is not None for array in call.arrays):
         raise UsageError(
             f"a plan overwrites its result each time, and an array of type {type(x).__name__} cannot be written: "
             "pass an array that can be written as out"
         )
-    for array in x if type(x) in LISTS else (x,):
-        if array is not None and not adapters.adapter_of(array, "x").lasts:
+    for source in x if type(x) in LISTS else (x,):
+        if source is not None and not adapters.adapter_of(source, "x").lasts:
             raise UsageError(
-                f"a plan reads the same memory each time, and assigning to a {type(array).__name__} replaces its "
+                f"a plan reads the same memory each time, and assigning to a {type(source).__name__} replaces its "
                 "memory: copy it to a numpy array, and pass that as x"
             )
 

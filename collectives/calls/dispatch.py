@@ -270,44 +270,46 @@ class Dispatcher:
             NoAlgorithmError: no algorithm carries a call out.
         """
         self._check_usable()
-        arrays = by_call[0] if len(by_call) == 1 else list(chain.from_iterable(by_call))
-        if any(not adapters.are_of_numpy(array.x, array.out) and on_device(array.x, array.out) for array in arrays):
-            on_gpu = [self._check_on_device(arrays, gathered) for arrays in by_call]
-            return CheckedCalls([part for call in on_gpu for part in call.checked.parts], on_gpu)
-        parts = self._bind(arrays)
-        if not any(is_by_function(array.op) for array in arrays):
-            return CheckedCalls(parts, [self._host_call(parts, gathered)])
-        rest, fused, custom = iter(parts), list[BoundArray](), list[CustomOpCall]()
+        singles = by_call[0] if len(by_call) == 1 else list(chain.from_iterable(by_call))
+        if any(
+            not adapters.are_of_numpy(single.x, single.out) and on_device(single.x, single.out) for single in singles
+        ):
+            on_gpu = [self._check_on_device(of_call, gathered) for of_call in by_call]
+            return CheckedCalls([array for call in on_gpu for array in call.checked.arrays], on_gpu)
+        arrays = self._bind(singles)
+        if not any(is_by_function(single.op) for single in singles):
+            return CheckedCalls(arrays, [self._host_call(arrays, gathered)])
+        remaining, fused, custom = iter(arrays), list[BoundArray](), list[CustomOpCall]()
         for of_call in by_call:
-            own = list(islice(rest, len(of_call)))
+            own = list(islice(remaining, len(of_call)))
             if is_by_function(of_call[0].op):
                 custom.append(CustomOpCall(self._reducer, self._works, self._reducer.prepare(own, gathered)))
             else:
                 fused += own
-        return CheckedCalls(parts, [self._host_call(fused, gathered), *custom] if fused else custom)
+        return CheckedCalls(arrays, [self._host_call(fused, gathered), *custom] if fused else custom)
 
-    def _host_call(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> HostCall:
-        return HostCall(self._executor, self._works, self._planned(parts, gathered))
+    def _host_call(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> HostCall:
+        return HostCall(self._executor, self._works, self._planned(arrays, gathered))
 
-    def _check_on_device(self, arrays: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
-        prepare = self._reducer.prepare if is_by_function(arrays[0].op) else self._planned
+    def _check_on_device(self, singles: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
+        prepare = self._reducer.prepare if is_by_function(singles[0].op) else self._planned
         calls = self._devices.calls
-        checked = calls.prepared(lambda memory: prepare(self._bind(arrays, memory), gathered))
+        checked = calls.prepared(lambda memory: prepare(self._bind(singles, memory), gathered))
         return DeviceCall(calls, checked, self._check_usable)
 
-    def _bind(self, calls: Sequence[CallArguments], memory: Memory = HOST) -> list[BoundArray]:
+    def _bind(self, singles: Sequence[CallArguments], memory: Memory = HOST) -> list[BoundArray]:
         """Return the arrays of calls on one array each, which run together; they must not overlap."""
-        parts = [self._bind_array(call, memory) for call in calls]
-        if len(parts) > 1:
-            operands.check_apart([(part.source, part.target) for part in parts])
-        return parts
+        arrays = [self._bind_array(single, memory) for single in singles]
+        if len(arrays) > 1:
+            operands.check_apart([(array.source, array.target) for array in arrays])
+        return arrays
 
-    def _planned(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
+    def _planned(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
         """Return the one call on these arrays, with its plan."""
-        call = self._planner.find(*(part.kind for part in parts))
-        if any(part.is_in_place for part in parts):
+        call = self._planner.find(*(array.spec for array in arrays))
+        if any(array.is_in_place for array in arrays):
             _check_in_place(call)
-        return PreparedCall(parts, gathered, call)
+        return PreparedCall(arrays, gathered, call)
 
     def _bind_array(self, arguments: CallArguments, memory: Memory) -> BoundArray:
         """Return the array of a call on one array, with its call spec and the memory that the plan reads and writes."""

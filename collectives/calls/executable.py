@@ -96,7 +96,7 @@ class HostCall(ExecutableCall):
         again = self._executor.persistent(
             prepared.call, sources, prepared.targets, limit_s, prepared.finish(), on_start
         )
-        if all(part.lifting is None for part in prepared.parts):
+        if all(array.lifting is None for array in prepared.arrays):
             return again
         # The factor is applied to the current elements before each call, into the memory that the plan reads.
         return lambda wait=True: (prepared.sources(sources), again(wait))[1]
@@ -106,7 +106,7 @@ class HostCall(ExecutableCall):
     ) -> None:
         prepared = self._prepared
         if prepared.can_be_cached:
-            results = [part.result for part in prepared.parts]
+            results = [array.result for array in prepared.arrays]
             written = out if results[0] is None else results if prepared.gathered else results[0]
             self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
 
@@ -182,11 +182,11 @@ class CheckedCalls(NamedTuple):
     """Calls of one collective, checked together.
 
     Attributes:
-        parts: the arrays of all calls, in the order of the calls.
+        arrays: the arrays of all calls, in the order of the calls.
         calls: the calls that carry them out, in the order in which they must run.
     """
 
-    parts: Sequence[BoundArray]
+    arrays: Sequence[BoundArray]
     calls: Sequence[ExecutableCall]
 
 

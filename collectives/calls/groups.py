@@ -161,4 +161,4 @@ class Groups(Dispatcher):
             call.run(limit_s)
         if len(checked.calls) == 1:
             checked.calls[0].remember(*batch.arguments())
-        batch.end_well([part.finish() for part in checked.parts])
+        batch.end_well([array.finish() for array in checked.arrays])

@@ -20,7 +20,7 @@ class BoundArray:
     """One array of a call: the memory that the plan reads and writes, and the result for the user.
 
     Attributes:
-        kind: the call spec.
+        spec: the call spec.
         source, target: the flat arrays that the plan reads and writes; None if this rank reads or writes nothing.
         result: the array with the memory of `target`; None if this rank gets no result.
         is_packed: whether `source` is a copy of the user's array, which is not contiguous.
@@ -29,7 +29,7 @@ class BoundArray:
         lifting: the premul_sum whose factor multiplies `source` before each run; None if nothing multiplies it.
     """
 
-    kind: CallSpec
+    spec: CallSpec
     source: AnyArray | None = None
     target: AnyArray | None = None
     result: Any = None
@@ -61,17 +61,17 @@ class CheckedCall:
     """The arrays of a call in which this rank has found no error.
 
     Attributes:
-        parts: the arrays.
+        arrays: the arrays.
         gathered: the type in which the user passed several arrays and gets the results, list or tuple; None for a
             single array.
     """
 
-    parts: Sequence[BoundArray]
+    arrays: Sequence[BoundArray]
     gathered: type[Any] | None
 
     def finish(self) -> Any:
         """Return the user's result, None if this rank gets none. Call it only once, when the call has ended."""
-        results = [part.finish() for part in self.parts]
+        results = [array.finish() for array in self.arrays]
         return self.gathered(results) if self.gathered and results[0] is not None else results[0]
 
 
@@ -84,7 +84,7 @@ class PreparedCall(CheckedCall):
     @property
     def targets(self) -> list[AnyArray | None]:
         """The arrays of OUTPUT, one for each extent."""
-        return [part.target for part in self.parts]
+        return [array.target for array in self.arrays]
 
     def sources(self, stages: Sequence[AnyArray | None] | None = None) -> list[AnyArray | None]:
         """Return the arrays of INPUT, one for each extent, after multiplication by the factors of premul_sum.
@@ -95,11 +95,11 @@ class PreparedCall(CheckedCall):
         Raises:
             UsageError: the factor of an operation is not in the range of the dtype.
         """
-        return [part.lifted(stages[index] if stages else None) for index, part in enumerate(self.parts)]
+        return [array.lifted(stages[index] if stages else None) for index, array in enumerate(self.arrays)]
 
     @property
     def can_be_cached(self) -> bool:
         """Whether the call cache may run an equal call directly on the memory of its arrays."""
-        layout = self.parts[0].kind.layout
+        layout = self.arrays[0].spec.layout
         has_counts = layout is not None and layout.rows is not None
-        return not has_counts and not any(part.is_packed or part.lifting is not None for part in self.parts)
+        return not has_counts and not any(array.is_packed or array.lifting is not None for array in self.arrays)

@@ -96,14 +96,14 @@ class Reducer:
         self._second_executor: Executor | None = None
         self._thread: int | None = None  # the thread that is in a function of the user
 
-    def prepare(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> Reductions:
+    def prepare(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> Reductions:
         """Return the checked reduction of these arrays by one custom op. Nothing is sent.
 
         Raises:
             UsageError: the op is not defined for such a call.
             NoAlgorithmError: the call names an algorithm, or no algorithm carries out an exchange.
         """
-        return Reductions(parts, gathered, [self._plan(part.kind) for part in parts])
+        return Reductions(arrays, gathered, [self._plan(array.spec) for array in arrays])
 
     def run(self, reductions: Reductions, limit_s: float) -> None:
         """Run a reduction, and return when it has ended.
@@ -117,7 +117,7 @@ class Reducer:
             deadline = Deadline(limit_s)
             self._get_ready()
             # If no other reduction is waiting, `_finish` runs the first exchange, because `run` is faster than `start`.
-            at_once = self._queue.are_over() and len(reductions.parts) == 1
+            at_once = self._queue.are_over() and len(reductions.arrays) == 1
             started = None if at_once else self._start_first(reductions, limit_s)
             ticket = self._queue.take()
             ticket.do(partial(self._finish, reductions, started, deadline))
@@ -162,9 +162,9 @@ class Reducer:
     def _start_first(self, reductions: Reductions, limit_s: float) -> list[_Started]:
         """Start the first exchange of each array."""
         started = []
-        for part, planned in zip(reductions.parts, reductions.planned, strict=True):
-            stage = _stage(part, planned)
-            operation = self._executor.start(planned.first, part.source, stage.reshape(-1))
+        for array, planned in zip(reductions.arrays, reductions.planned, strict=True):
+            stage = _stage(array, planned)
+            operation = self._executor.start(planned.first, array.source, stage.reshape(-1))
             started.append((operation, stage))
             operation.go_on(limit_s)
         return started
@@ -172,28 +172,28 @@ class Reducer:
     def _finish(self, reductions: Reductions, started: Sequence[_Started] | None, deadline: Deadline) -> None:
         """Wait for the first exchanges, or run them if `started` is None; combine, and run the second exchanges."""
         with self._guarded():
-            for index, (part, planned) in enumerate(zip(reductions.parts, reductions.planned, strict=True)):
+            for index, (array, planned) in enumerate(zip(reductions.arrays, reductions.planned, strict=True)):
                 if started is None:
-                    stage = _stage(part, planned)
-                    self._executor.run(planned.first, part.source, stage.reshape(-1), deadline.left_s())
+                    stage = _stage(array, planned)
+                    self._executor.run(planned.first, array.source, stage.reshape(-1), deadline.left_s())
                 else:
                     operation, stage = started[index]
                     operation.wait(deadline.left_s())
-                self._deliver(part, planned, self._combined(part, planned, stage), deadline)
+                self._deliver(array, planned, self._combined(array, planned, stage), deadline)
 
-    def _deliver(self, part: BoundArray, planned: PlannedReduction, results: AnyArray, deadline: Deadline) -> None:
+    def _deliver(self, array: BoundArray, planned: PlannedReduction, results: AnyArray, deadline: Deadline) -> None:
         """Bring rows of results to the ranks that must have them."""
         if planned.second is not None:
             assert self._second_executor is not None, "it is made before the first exchange"
             source = results[: planned.draft.sent].reshape(-1)
-            self._second_executor.run(planned.second, source, part.target, deadline.left_s())
+            self._second_executor.run(planned.second, source, array.target, deadline.left_s())
         elif planned.draft.rows:
-            assert part.target is not None, "a rank that combines has a result"
-            part.target[...] = results[-1]
+            assert array.target is not None, "a rank that combines has a result"
+            array.target[...] = results[-1]
 
-    def _combined(self, part: BoundArray, planned: PlannedReduction, stage: AnyArray) -> AnyArray:
+    def _combined(self, array: BoundArray, planned: PlannedReduction, stage: AnyArray) -> AnyArray:
         """Return the rows of results: a single row, or for prefixes a row for each rank."""
-        op, rows = part.kind.op, stage[: planned.draft.rows]
+        op, rows = array.spec.op, stage[: planned.draft.rows]
         assert isinstance(op, Op), "a custom op is an Op, not a name"
         self._thread = threading.get_ident()
         try:
@@ -270,7 +270,7 @@ class Reducer:
 _Started: TypeAlias = tuple[Operation, AnyArray]
 
 
-def _stage(part: BoundArray, planned: PlannedReduction) -> AnyArray:
+def _stage(array: BoundArray, planned: PlannedReduction) -> AnyArray:
     """Return new memory for the contributions of all ranks."""
-    assert part.kind.dtype is not None, "an array has a dtype"
-    return np.empty(planned.draft.staged, numpy_dtype(part.kind.dtype))
+    assert array.spec.dtype is not None, "an array has a dtype"
+    return np.empty(planned.draft.staged, numpy_dtype(array.spec.dtype))

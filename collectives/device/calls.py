@@ -93,7 +93,7 @@ class DeviceCalls:
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
         self._set_up(device)
-        announced = self._calls.announcing(*(part.kind for part in call.checked.parts))
+        announced = self._calls.announcing(*(array.spec for array in call.checked.arrays))
         announcement = self._executor.start(announced, None, None)
         announcement.go_on(limit_s)
         ready = [_recorded(device, stream) for stream in streams]
