@@ -113,7 +113,9 @@ class Sweep:
     def _forecasts(self, points: Sequence[tuple[str, int, Sequence[str]]]) -> list[Forecast]:
         """Calibrate the model, and return what it says of each point."""
         world, collective = self._world, points[0][0]
-        calibrate = partial(rounds_calibrated, world, world.known.parameters, short=False, collectives=[collective])
+        calibrate = partial(
+            rounds_calibrated, world, world.tuner_state.parameters, short=False, collectives=[collective]
+        )
         parameters, _ = self._steadily(calibrate)
         return [predictions(world, parameters, collective, nbytes) for _, nbytes, _ in points]
 

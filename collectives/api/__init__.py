@@ -1,0 +1,9 @@
+"""The methods of a communicator that make calls.
+
+- `collectives.py`: collectives with equal shares, such as `allreduce`.
+- `vector_collectives.py`: collectives with a number of rows for each rank, such as `allgatherv`.
+- `point_to_point.py`: messages between two ranks.
+- `objects.py`: collectives and messages of Python objects.
+- `reduce_local.py`: the reduction of arrays of one process.
+- `mpi_names.py`: advice for programs that use MPI's names of methods.
+"""

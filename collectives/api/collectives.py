@@ -1,4 +1,8 @@
-"""The collectives in which all ranks have equal shares. Each method asks the executor's cache first: see `caller`."""
+"""The collectives with equal shares, such as `allreduce` and `allgather`.
+
+Used by: `Communicator`, which inherits from `Collectives`. Each method asks the call cache first; see
+`calls/dispatch.py`. The overloads tell type checkers that ``wait=False`` returns a `Work`.
+"""
 
 from __future__ import annotations
 
@@ -18,65 +22,66 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
 
     class CallOptions(TypedDict, Generic[Arrays], total=False):
-        """What every collective takes, whether or not it waits."""
+        """The options of every collective, apart from `wait`."""
 
         out: Arrays | None
         algorithm: str | None
         timeout_s: float | None
 
-    class GivenToReduce(CallOptions[Arrays], total=False):
-        """What every collective that reduces takes, whether or not it waits."""
+    class ReduceOptions(CallOptions[Arrays], total=False):
+        """The options of every collective that reduces, apart from `wait`."""
 
         reproducible: bool
         accumulate: str | None
 
 
 class Collectives(Dispatcher):
-    """Collective calls on arrays of numpy and of any other library, as `kinds` has them.
+    """The collectives with equal shares, on arrays of numpy and of every library in `arrays/adapters.py`.
 
-    All of them take:
+    All of them take these arguments:
 
-    - `x`: an array of any shape and memory order, 0-dimensional or empty too, with the same shape and dtype on every
-      rank. It is not changed. What is called a row is an element of the first axis. A list or a tuple of arrays of any
-      shapes and dtypes is as good, with an `out` likewise: they are sent together, and the result is one of results.
-    - `out`: where the result goes: writable, contiguous (in C order, but where the result is like `x`: in the order of
-      `x`), and of the shape and dtype of the result. By default, a new array of the kind of `x`. It may be in the
-      memory of `x` where the method says so; no other memory may be in both.
+    - `x`: an array of any shape and memory order, which may be 0-dimensional or empty. All ranks pass the same shape
+      and dtype. The call does not change `x`. A *row* is an element of the first axis. `x` may also be a list or a
+      tuple of arrays of any shapes and dtypes, with an `out` of the same form. They travel as one call, and the result
+      is a list or tuple of results in the same order.
+    - `out`: the array that receives the result, and is returned. It must be writable and contiguous, and have the shape
+      and dtype of the result. It is in C order, or in the order of `x` if the result has the shape of `x`. By default
+      the call makes a new array of the library of `x`. `out` may overlap `x` only as the method says under "In place".
     - `op`: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc", "maxloc",
-      ``Op.premul_sum(factor)``, or ``Op.from_function(fn)``, which does what the function does. Floats of 8 and 16 bits
-      are computed in float32 and rounded once for each combination; integers wrap, also in the sum that an average
-      divides, and its division truncates towards zero; NaN propagates. Logical operations give 0 or 1. "minloc" and
-      "maxloc" take pairs: value + 1j * index.
-    - `root`: the rank that gives or gets something that the others do not; the same on every rank.
-    - `algorithm`: the algorithm to use, by name, on all ranks; by default the tuner chooses.
-    - `reproducible`: with True, the bits of the result depend on the contributions and their ranks alone: not on
-      shapes, algorithms, transports, hosts or time. Ranks are combined by a balanced tree; in a scan, one after the
-      other.
-    - `accumulate`: with "float32", float16, bfloat16 and the 8-bit floats are summed up in float32 and rounded once.
-      Any other dtype must be the one that is named here.
+      ``Op.premul_sum(factor)``, or ``Op.from_function(fn)``, which combines arrays by a Python function. Floats of 8
+      and 16 bits are computed in float32, and rounded once for each combination. Integers wrap around, also in the sum
+      of an average, whose division truncates towards zero. NaN propagates. Logical operations return 0 or 1. "minloc"
+      and "maxloc" take complex numbers as pairs: value + 1j * index.
+    - `root`: the rank that has the input or gets the result; the same on every rank.
+    - `algorithm`: the name of the algorithm to use, the same on all ranks; by default the tuner chooses.
+    - `reproducible`: True makes the bits of the result depend only on the contributions and their ranks, and not on
+      shapes, algorithms, transports, hosts or time. Contributions are combined by a balanced tree, and in a scan in the
+      order of ranks.
+    - `accumulate`: "float32" sums float16, bfloat16 and 8-bit floats in float32, and rounds once at the end. For other
+      dtypes the only possible value is the dtype itself.
     - `timeout_s`: seconds until the call fails; by default the option `timeout_s`.
-    - `wait`: with False, the call goes on by itself, and a `Work` is returned at once, whose `wait` returns the result.
-      Until it has ended, `x` must not be changed nor `out` be read. Calls are carried out one after the other, in the
-      order in which they are made, with and without waiting.
+    - `wait`: False starts the call and returns a `Work` at once; `Work.wait` returns the result. Do not change `x` or
+      read `out` before the call has ended. A communicator runs its calls one after the other, in the order in which
+      they were made, with or without waiting.
 
-    And raise:
+    All of them raise these errors:
 
     - `UsageError`: the call is wrong; nothing has been sent.
     - `TransportUnavailableError`: an array is on a device that cannot be used here; nothing has been sent.
-    - `NoAlgorithmError`: there is no algorithm of this name, or it cannot be used here, as none can with a function;
-      nothing has been sent.
+    - `NoAlgorithmError`: there is no algorithm of this name, or it cannot carry out this call. No algorithm can be
+      named for an `op` by a Python function. Nothing has been sent.
     - `MismatchError`, `PeerLostError`, `CollectiveTimeoutError`, `AbortedError`: the call failed, on every rank; the
       contents of `out` are undefined.
     """
 
     @overload
     def allreduce(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **options: Unpack[ReduceOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def allreduce(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **options: Unpack[ReduceOptions[Arrays]]
     ) -> Arrays: ...
 
     @cached_method
@@ -92,7 +97,7 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays]:
-        """Combine the arrays of all ranks, element by element; every rank gets the result, and the same bits.
+        """Combine the arrays of all ranks, element by element; every rank gets the result, with the same bits.
 
         In place: ``out=x``.
 
@@ -100,16 +105,16 @@ class Collectives(Dispatcher):
         >>> un.launch(lambda world: world.allreduce(np.array([1, world.rank])).tolist(), 3)
         [[3, 3], [3, 3], [3, 3]]
         """
-        wanted = (
+        request = (
             algorithm_request(algorithm, reproducible, accumulate)
             if reproducible or accumulate is not None
             else algorithm
         )
         target: Arrays = operands.target_like(x) if out is None else out
         if not wait:
-            return self._start("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
-        if not self._cache.run("allreduce", x, target, op, None, wanted, timeout_s):
-            target = self._dispatch("allreduce", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            return self._start("allreduce", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
+        if not self._cache.run("allreduce", x, target, op, None, request, timeout_s):
+            target = self._dispatch("allreduce", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
         return target
 
     @overload
@@ -120,7 +125,7 @@ class Collectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[GivenToReduce[Arrays]],
+        **options: Unpack[ReduceOptions[Arrays]],
     ) -> Work[Arrays | None]: ...
 
     @overload
@@ -131,7 +136,7 @@ class Collectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[GivenToReduce[Arrays]],
+        **options: Unpack[ReduceOptions[Arrays]],
     ) -> Arrays | None: ...
 
     def reduce(
@@ -147,37 +152,37 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays | None] | None:
-        """Combine the arrays of all ranks, element by element; the root gets the result, and the others None.
+        """Combine the arrays of all ranks, element by element; the root gets the result, and other ranks get None.
 
-        Only the root's `out` matters; that of other ranks is left as it is. In place: ``out=x``.
+        Other ranks than the root ignore their `out`. In place: ``out=x``.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.reduce(np.array([2.0, world.rank]), "prod", root=1), 2)
         [None, array([4., 0.])]
         """
-        wanted = (
+        request = (
             algorithm_request(algorithm, reproducible, accumulate)
             if reproducible or accumulate is not None
             else algorithm
         )
         target: Arrays | None = operands.target_like(x) if out is None and self.rank == root else out
         if not wait:
-            return self._start("reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s)
-        if not self._cache.run("reduce", x, target, op, root, wanted, timeout_s):
+            return self._start("reduce", x, out, target, op=op, root=root, algorithm=request, timeout_s=timeout_s)
+        if not self._cache.run("reduce", x, target, op, root, request, timeout_s):
             result: Arrays | None = self._dispatch(
-                "reduce", x, out, target, op=op, root=root, algorithm=wanted, timeout_s=timeout_s
+                "reduce", x, out, target, op=op, root=root, algorithm=request, timeout_s=timeout_s
             )
             return result
         return target if self.rank == root else None
 
     @overload
     def broadcast(
-        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **options: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Arrays]]
     ) -> Arrays: ...
 
     @cached_method
@@ -193,7 +198,8 @@ class Collectives(Dispatcher):
     ) -> Arrays | Work[Arrays]:
         """Copy the array of the root to every rank.
 
-        Only the elements of the root's `x` matter. ``out=x`` overwrites `x` on all ranks but the root.
+        Other ranks pass an `x` for its shape and dtype; its elements are ignored. In place: ``out=x`` overwrites `x` on
+        all ranks but the root.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.broadcast(np.full(2, world.rank), root=1).tolist(), 3)
@@ -207,10 +213,10 @@ class Collectives(Dispatcher):
         return target
 
     @overload
-    def allgather(self, x: Arrays, *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
+    def allgather(self, x: Arrays, *, wait: Literal[False], **options: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def allgather(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]) -> Arrays: ...
+    def allgather(self, x: Arrays, *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Arrays]]) -> Arrays: ...
 
     @cached_method
     def allgather(
@@ -222,10 +228,10 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays]:
-        r"""Put the arrays of all ranks, in their order, one after the other; every rank gets the result.
+        r"""Concatenate the arrays of all ranks along the first axis, in the order of ranks; every rank gets the result.
 
-        Where `x` has the shape (k, …), the result has (size·k, …); where it is 0-dimensional, (size,). An `out` of the
-        shape (size, \*x.shape) is as good. In place: `x` is this rank's part of `out`.
+        If `x` has the shape (k, …), the result has the shape (size·k, …). If `x` is 0-dimensional, it is (size,). `out`
+        may also have the shape (size, \*x.shape). In place: `x` is this rank's part of `out`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.allgather(np.array([world.rank, 7])).tolist(), 2)
@@ -240,12 +246,12 @@ class Collectives(Dispatcher):
 
     @overload
     def reduce_scatter(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **options: Unpack[ReduceOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **options: Unpack[ReduceOptions[Arrays]]
     ) -> Arrays: ...
 
     @cached_method
@@ -263,33 +269,33 @@ class Collectives(Dispatcher):
     ) -> Arrays | Work[Arrays]:
         """Combine the arrays of all ranks, element by element; each rank gets an equal part of the rows of the result.
 
-        Where `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of the shape of
-        a row is as good. In place: `out` is this rank's part of `x`, the rest of which is then undefined.
+        If `x` has the shape (size·k, …), the result has the shape (k, …). If k is 1, `out` may also have the shape of a
+        row. In place: `out` is this rank's part of `x`; the rest of `x` is undefined afterwards.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.reduce_scatter(np.array([1, 2, 3, world.rank])).tolist(), 2)
         [[2, 4], [6, 1]]
         """
-        wanted = (
+        request = (
             algorithm_request(algorithm, reproducible, accumulate)
             if reproducible or accumulate is not None
             else algorithm
         )
         target: Arrays = operands.target_of_share(x, self.size) if out is None else out
         if not wait:
-            return self._start("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
-        if not self._cache.run("reduce_scatter", x, target, op, None, wanted, timeout_s):
-            target = self._dispatch("reduce_scatter", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            return self._start("reduce_scatter", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
+        if not self._cache.run("reduce_scatter", x, target, op, None, request, timeout_s):
+            target = self._dispatch("reduce_scatter", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
         return target
 
     @overload
     def gather(
-        self, x: Arrays, root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[False], **options: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]
+        self, x: Arrays, root: int = ..., *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Arrays]]
     ) -> Arrays | None: ...
 
     def gather(
@@ -302,10 +308,10 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays | None] | None:
-        """Put the arrays of all ranks, in their order, one after the other; the root gets that, and the others None.
+        """Concatenate the arrays of all ranks along the first axis; the root gets the result, and other ranks get None.
 
-        The shapes are those of `allgather`. Only the root's `out` matters; that of other ranks is left as it is. In
-        place: the root's `x` is its part of its `out`.
+        The shapes are those of `allgather`. Other ranks than the root ignore their `out`. In place: the root's `x` is
+        its part of its `out`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.gather(np.array([[world.rank, 5]]), root=1), 2)
@@ -324,7 +330,7 @@ class Collectives(Dispatcher):
 
     @overload
     def scatter(
-        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]
+        self, x: Arrays | None = ..., root: int = ..., *, wait: Literal[False], **options: Unpack[CallOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
@@ -334,7 +340,7 @@ class Collectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[CallOptions[Arrays]],
+        **options: Unpack[CallOptions[Arrays]],
     ) -> Arrays: ...
 
     @cached_method
@@ -350,9 +356,9 @@ class Collectives(Dispatcher):
     ) -> Arrays | Work[Arrays]:
         """Give each rank an equal part of the rows of the root's array.
 
-        Where the root's `x` has the shape (size·k, …), the result has (k, …); with one row for each rank, an `out` of
-        the shape of a row is as good. Other ranks must give an `out`, which says what they get, and their `x` does not
-        matter. In place: the root's `out` is its part of its `x`.
+        If the root's `x` has the shape (size·k, …), the result has the shape (k, …). If k is 1, `out` may also have the
+        shape of a row. Other ranks must pass an `out`, because its shape and dtype say what they receive; their `x` is
+        ignored. In place: the root's `out` is its part of its `x`.
 
         >>> import numpy as np, unisono as un
         >>> def scattered(world):
@@ -370,10 +376,10 @@ class Collectives(Dispatcher):
         return target
 
     @overload
-    def alltoall(self, x: Arrays, *, wait: Literal[False], **given: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[False], **options: Unpack[CallOptions[Arrays]]) -> Work[Arrays]: ...
 
     @overload
-    def alltoall(self, x: Arrays, *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Arrays]]) -> Arrays: ...
+    def alltoall(self, x: Arrays, *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Arrays]]) -> Arrays: ...
 
     @cached_method
     def alltoall(
@@ -385,10 +391,10 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays]:
-        """Give each rank an equal part of the rows of every rank's array: part r of `x` goes to rank r.
+        """Send part r of `x` to rank r, and receive a part from every rank; the parts are equal numbers of rows.
 
-        The result has the shape of `x`, whose rows are divisible by the number of ranks; its part r is from rank r. It
-        cannot be in the memory of `x`.
+        The number of rows of `x` must be divisible by the number of ranks. The result has the shape of `x`, and its
+        part r comes from rank r. `out` cannot overlap `x`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.alltoall(np.array([10, 20]) + world.rank).tolist(), 2)
@@ -403,12 +409,12 @@ class Collectives(Dispatcher):
 
     @overload
     def scan(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **options: Unpack[ReduceOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def scan(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **options: Unpack[ReduceOptions[Arrays]]
     ) -> Arrays: ...
 
     @cached_method
@@ -424,34 +430,34 @@ class Collectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Arrays | Work[Arrays]:
-        """Combine the arrays of the ranks up to this one and its own, element by element.
+        """Combine the arrays of ranks 0 to this rank, its own included, element by element.
 
-        The operation "avg" is not defined here. In place: ``out=x``.
+        The op "avg" is not defined for it. In place: ``out=x``.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: int(world.scan(np.array(world.rank + 1))), 4)
         [1, 3, 6, 10]
         """
-        wanted = (
+        request = (
             algorithm_request(algorithm, reproducible, accumulate)
             if reproducible or accumulate is not None
             else algorithm
         )
         target: Arrays = operands.target_like(x) if out is None else out
         if not wait:
-            return self._start("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
-        if not self._cache.run("scan", x, target, op, None, wanted, timeout_s):
-            target = self._dispatch("scan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            return self._start("scan", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
+        if not self._cache.run("scan", x, target, op, None, request, timeout_s):
+            target = self._dispatch("scan", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
         return target
 
     @overload
     def exscan(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[False], **options: Unpack[ReduceOptions[Arrays]]
     ) -> Work[Arrays]: ...
 
     @overload
     def exscan(
-        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **given: Unpack[GivenToReduce[Arrays]]
+        self, x: Arrays, op: str | Op = ..., *, wait: Literal[True] = ..., **options: Unpack[ReduceOptions[Arrays]]
     ) -> Arrays: ...
 
     @cached_method
@@ -469,23 +475,23 @@ class Collectives(Dispatcher):
     ) -> Arrays | Work[Arrays]:
         """Combine the arrays of the ranks before this one, element by element.
 
-        Rank 0 has none before it: its `out` is left as it is, and a new array is of zeros. The operation "avg" is not
-        defined here. In place: ``out=x``.
+        No rank is before rank 0: its `out` stays unchanged, or a new array holds zeros. The op "avg" is not defined for
+        it. In place: ``out=x``.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: int(world.exscan(np.array(world.rank + 1))), 4)
         [0, 1, 3, 6]
         """
-        wanted = (
+        request = (
             algorithm_request(algorithm, reproducible, accumulate)
             if reproducible or accumulate is not None
             else algorithm
         )
         target: Arrays = operands.zeros_like(x) if out is None else out
         if not wait:
-            return self._start("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
-        if not self._cache.run("exscan", x, target, op, None, wanted, timeout_s):
-            target = self._dispatch("exscan", x, out, target, op=op, algorithm=wanted, timeout_s=timeout_s)
+            return self._start("exscan", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
+        if not self._cache.run("exscan", x, target, op, None, request, timeout_s):
+            target = self._dispatch("exscan", x, out, target, op=op, algorithm=request, timeout_s=timeout_s)
         return target
 
     @overload
@@ -502,7 +508,7 @@ class Collectives(Dispatcher):
     def barrier(
         self, *, algorithm: str | None = None, timeout_s: float | None = None, wait: bool = True
     ) -> Work[None] | None:
-        """Wait until all ranks have called it."""
+        """Wait until every rank has called `barrier`."""
         if not wait:
             return self._start("barrier", None, None, None, algorithm=algorithm, timeout_s=timeout_s)
         ended: Work[None] | None = None

@@ -1,8 +1,8 @@
-"""Methods of MPI that a communicator has under another name, for programs that come from mpi4py.
+"""Advice for programs that come from mpi4py: MPI's names of methods raise an error that names the call to make.
 
-Python itself suggests the right name where only the case or one letter differs: ``Allreduce``, ``Barrier``, ``Split``.
-This table has the others. Each raises an AttributeError that names the call to make. A ``__getattr__`` would do that
-for every name, but would make every call on a communicator slower.
+Python suggests the right name by itself if only the case or one letter differs, as in ``Allreduce`` or ``Split``. The
+table below has the other names. A ``__getattr__`` could handle every name, but it would slow down every call on a
+communicator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BROADCAST = "broadcast(x, root=0) for an array, or broadcast_object(value, root
 _SEND = "send(x, dest, tag, wait=False), which returns a Work"
 _RECV = "recv(out, source, tag, wait=False), which returns a Work"
 
-# The name in MPI → what a communicator has instead.
+# The name in MPI → the call to make instead.
 INSTEAD = {
     "bcast": _BROADCAST,
     "Bcast": _BROADCAST,
@@ -30,7 +30,7 @@ INSTEAD = {
 
 
 class _Absent:
-    """A name that a class does not have: it is an AttributeError, with advice."""
+    """A descriptor that raises `AttributeError` with advice, as if the attribute did not exist."""
 
     def __init__(self, name: str, instead: str) -> None:
         self._message = f"a communicator has no {name!r}: use {instead}"
@@ -41,7 +41,7 @@ class _Absent:
 
 
 class MpiNames:
-    """The names of `INSTEAD`, as attributes that raise. Type checkers and `dir` of an instance do not see them."""
+    """Attributes named as in `INSTEAD`, which raise. Type checkers and `dir` of an instance do not list them."""
 
     __slots__ = ()
 

@@ -1,7 +1,8 @@
-"""Messages between two ranks: arrays with tags, of any rank and any tag if wished, and the looking for them.
+"""Messages between two ranks: `send`, `recv`, `sendrecv`, `probe` and `iprobe`, on arrays, with tags and wildcards.
 
-Messages of numpy's arrays to be waited for do not come here, but are passed on by the native core, once a channel is
-open. Objects travel with tags of their own, and neither get in the way of these messages nor are they seen here.
+Used by: `Communicator`, which inherits from `Messages`. Most messages do not reach this file: once a channel is open,
+the native core handles blocking calls on numpy arrays by itself. Pickled objects have tags of their own, so these
+methods never see them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Messages(Dispatcher):
-    """Sending arrays, receiving them, and looking for them without receiving them."""
+    """The methods that send, receive and probe messages."""
 
     @overload
     def send(
@@ -42,15 +43,15 @@ class Messages(Dispatcher):
     ) -> Work[None] | None:
         """Send an array to rank `dest`, which must receive it with the same tag, dtype and number of elements.
 
-        Returns when `x` may be changed: a small array has been buffered then, a large one mostly received.
+        It returns when the caller may change `x`. By then a small array has been buffered, and a large one has mostly
+        been received.
 
         Args:
-            x: an array or a buffer of any kind and layout.
+            x: an array or a buffer of any library and layout.
             dest: another rank.
             tag: 0 to 2^31 - 1. Messages of one tag arrive in the order in which they were sent.
             timeout_s: seconds until the call fails; by default the option `timeout_s`.
-            wait: with False, the call goes on by itself, and a `Work` is returned at once; `x` must not be changed
-                until it has ended.
+            wait: False starts the call and returns a `Work` at once. Do not change `x` before the call has ended.
 
         Raises:
             UsageError: the call is wrong; nothing has been sent.
@@ -107,20 +108,20 @@ class Messages(Dispatcher):
 
         Args:
             out: a writable, contiguous array or buffer of the dtype and number of elements that were sent.
-            source: another rank, or `ANY_SOURCE`; `probe` says before from which the next message is.
-            tag: as in `send`, or `ANY_TAG`. A message that several receives want goes to the one that was called first.
-                Of a call that does not wait, `Work.message` tells which it was.
+            source: another rank, or `ANY_SOURCE`. `probe` returns the source of the next message beforehand.
+            tag: as in `send`, or `ANY_TAG`. If several receives match a message, the first call gets it. After a call
+                with ``wait=False``, `Work.message` returns the source and tag.
             timeout_s: as in `send`.
-            wait: as in `send`; until the call has ended, `out` must not be read.
+            wait: as in `send`. Do not read `out` before the call has ended.
 
         Raises:
-            MismatchError: another dtype or number of elements was sent; also raised on the other ranks.
-            PeerLostError: that rank, or all others, have left; also raised on the other ranks.
+            MismatchError: the sender sent another dtype or number of elements; also raised on the other ranks.
+            PeerLostError: the source has left, or all other ranks have; also raised on the other ranks.
             UsageError, CollectiveTimeoutError, AbortedError: as in `send`.
         """
         limit_s = self._limit_s(timeout_s)
         if not wait and (started := self._messages.start_receive(out, source, tag, limit_s)):
-            return self._works.add(started, out, limit_s, found=started.found)
+            return self._works.add(started, out, limit_s, message=started.found)
         source_rank, tag_number = self._source_of(source), tag_of(tag)
         incoming = self._to_receive(out, source_rank, limit_s)
         start = partial(incoming.start, self._executor, source_rank, tag_number)
@@ -138,18 +139,18 @@ class Messages(Dispatcher):
     def sendrecv(
         self, x: ArrayOrBuffer, dest: int, out: Target, source: int, tag: int = 0, *, timeout_s: float | None = None
     ) -> Target:
-        """Send `x` to rank `dest` and receive `out` from rank `source`, neither after the other; return `out`.
+        """Send `x` to rank `dest` and receive `out` from rank `source` at the same time; return `out`.
 
         Args:
             x: an array, as in `send`.
-            dest: another rank; or this one, if `source` is this one as well: then `x` is copied to `out`.
+            dest: another rank. If `dest` and `source` are both this rank, `x` is copied to `out`.
             out: an array to receive into, as in `recv`, that shares no memory with `x`.
-            source: another rank; or this one, as above.
+            source: another rank, or this rank as for `dest`.
             tag: as in `send`, for both messages.
-            timeout_s: as in `send`, for both together.
+            timeout_s: seconds until the call fails, for both messages together; by default the option `timeout_s`.
 
         Raises:
-            The same as `send` and `recv`.
+            The errors of `send` and `recv`.
 
         >>> import numpy as np, unisono as un
         >>> def shift(world):
@@ -159,7 +160,9 @@ class Messages(Dispatcher):
         [[2, 2], [0, 0], [1, 1]]
         """
         if self._group is not None:
-            raise UsageError("there is no sendrecv in a group: send and recv there do not wait for each other")
+            raise UsageError(
+                "a group has no sendrecv: call send and recv instead, which run at the same time in a group"
+            )
         limit_s, tag = self._limit_s(timeout_s), checked_integer(tag, "tag", 0, MOST_TAG)
         self._check_usable()
         dest, source = self._rank_of(dest, "dest"), self._rank_of(source, "source")
@@ -183,9 +186,10 @@ class Messages(Dispatcher):
         *,
         timeout_s: float | None = None,
     ) -> Message:
-        """Wait until there is a message that `recv` with the same `source` and `tag` would get, and return which.
+        """Wait for a message that `recv` with the same `source` and `tag` would get, and return its description.
 
-        It stays there: `recv` with the `source` and `tag` of what is returned gets it, unless another thread does.
+        The message is not received. `recv` with the returned `source` and `tag` receives it, unless another thread of
+        this rank receives it first.
 
         Args:
             source: another rank, or `ANY_SOURCE`.
@@ -194,28 +198,28 @@ class Messages(Dispatcher):
 
         Raises:
             UsageError: the call is wrong, or there is no other rank.
-            PeerLostError: that rank, or all others, have left; also raised on the other ranks.
+            PeerLostError: the source has left, or all other ranks have; also raised on the other ranks.
             CollectiveTimeoutError, AbortedError, MismatchError: as in `send`.
 
         >>> import numpy as np, unisono as un
         >>> def ask_for_anything(world):
         ...     if world.rank > 0:
         ...         return world.send(np.full(world.rank, 0.5), 0, tag=7)
-        ...     found = world.probe(un.ANY_SOURCE, 7)
-        ...     x = world.recv(np.empty(found.count, found.dtype), found.source, found.tag)
-        ...     return x.tolist(), found
+        ...     message = world.probe(un.ANY_SOURCE, 7)
+        ...     x = world.recv(np.empty(message.count, message.dtype), message.source, message.tag)
+        ...     return x.tolist(), message
         >>> un.launch(ask_for_anything, 2)[0]
         ([0.5], Message(source=1, tag=7, dtype='float64', count=1))
         """
         message = self._probe(source, tag, timeout_s, once=False)
-        assert message is not None, "a probe is done when it has found a message"
+        assert message is not None, "a probe ends when there is a message"
         return message
 
     def iprobe(self, source: int | AnySource = ANY_SOURCE, tag: int | AnyTag = ANY_TAG) -> Message | None:
-        """Return what `probe` would, or None if there is no such message now; does not wait for one.
+        """Return the description of a message as `probe` does, or None if none has arrived; does not wait.
 
         Raises:
-            The same as `probe`; `PeerLostError` if there can never be one.
+            The errors of `probe`. It raises `PeerLostError` if no rank is left that could send such a message.
         """
         return self._probe(source, tag, None, once=True)
 
@@ -228,25 +232,25 @@ class Messages(Dispatcher):
         return probe.found()
 
     def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
-        """Return the message of an array to a rank, as it can be sent."""
+        """Return the operand of an array that is sent to rank `dest`."""
         return self._devices.messages.outgoing(x, dest, limit_s) if on_device(x) else SendOperand(operands.source(x))
 
     def _to_receive(self, out: Any, source: int | None, limit_s: float) -> ReceiveOperand:
-        """Return what receives for an array from a rank, or any."""
+        """Return the operand of an array that receives from a rank; `source` is None for any rank."""
         if on_device(out):
             return self._devices.messages.incoming(out, source, limit_s)
         return ReceiveOperand(operands.target(out), out)
 
     def _source_of(self, source: int | AnySource) -> int | None:
-        """Return the rank that is to be received from; None for any."""
+        """Return the checked rank to receive from; None for any rank."""
         if source is not ANY_SOURCE:
             return self._peer_of(source, "source")
         self._check_usable()
         if self.size == 1:
-            raise UsageError("there is no other rank: messages go between two ranks")
+            raise UsageError("messages go between two ranks, and this communicator has only one")
         return None
 
 
 def tag_of(tag: int | AnyTag) -> int | None:
-    """Return the tag that is to be received; None for any."""
+    """Return the checked tag to receive; None for any tag."""
     return None if tag is ANY_TAG else checked_integer(tag, "tag", 0, MOST_TAG)

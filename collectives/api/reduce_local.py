@@ -1,4 +1,4 @@
-"""Reduction of arrays of this process, by the same arithmetic as that of the collectives."""
+"""`reduce_local` reduces arrays of one process with the arithmetic of the collectives, and sends nothing."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ Array = TypeVar("Array", bound=AnyArray)
 
 
 def reduce_local(dst: Array, *sources: AnyArray, op: str | Op = "sum") -> Array:
-    """Set `dst` to ``dst ∘ sources[0] ∘ sources[1] ∘ …``, element by element, and return it; no rank is asked.
+    """Set `dst` to ``dst ∘ sources[0] ∘ sources[1] ∘ …``, element by element, and return it; nothing is sent.
 
-    The combinations are those of `Communicator.allreduce`, from left to right; narrow floats are computed in float32
-    and rounded once for all of them. An average divides by the number of arrays, `dst` among them.
+    It combines as `Communicator.allreduce` does, from left to right. Floats of 8 and 16 bits are computed in float32,
+    and rounded once at the end. An average divides by the number of arrays, `dst` included.
 
     Args:
-        dst: writable, contiguous numpy array, which is overwritten.
+        dst: a writable, contiguous numpy array, which is overwritten.
         sources: numpy arrays of the shape and dtype of `dst`, in any memory order. They are not changed. Each may be
             `dst` itself, but must not overlap it otherwise.
-        op: an operation, or the name of one, but premul_sum, whose factor is that of a rank.
+        op: an operation, or the name of one. Op.premul_sum is not allowed, because its factor belongs to a rank.
 
     Raises:
-        UsageError: an array or the operation is not like that, or what its function returned; `dst` is as it was. So it
-            is if the function raises, which is raised as it is.
+        UsageError: an array or the operation is not as above, or the function of the operation returned a wrong value.
+            `dst` is unchanged then.
+        Exception: the exception that the function raised; `dst` is unchanged then.
 
     >>> import numpy as np, unisono as un
     >>> un.reduce_local(np.array([1, 5, 3]), np.array([4, 2, 6]), np.array([0, 9, 1]), op="max")
     array([4, 9, 6])
     """
-    found, target = operation(op), operands.target(dst, "dst")
-    found.check(target.dtype)
-    if found.factor is not None:
-        raise UsageError(f"{found.name} has the factor of a rank: multiply the arrays, and reduce them with op='sum'")
+    reduction, target = operation(op), operands.target(dst, "dst")
+    reduction.check(target.dtype)
+    if reduction.factor is not None:
+        raise UsageError(
+            f"{reduction.name} has a factor for the array of one rank: multiply the arrays, and reduce them by op='sum'"
+        )
     elements = [_operand(source, f"sources[{index}]", target) for index, source in enumerate(sources)]
-    if is_by_function(found):
-        target.flat[...] = combine_in_sequence(found, [target.flat, *elements])
+    if is_by_function(reduction):
+        target.flat[...] = combine_in_sequence(reduction, [target.flat, *elements])
         return dst
-    reduce_into(target.flat, [target.flat, *elements], found, 1 + len(sources))
+    reduce_into(target.flat, [target.flat, *elements], reduction, 1 + len(sources))
     return dst
 
 
 def _operand(source: Any, name: str, target: Operand) -> AnyArray:
-    """Return the elements of `source`, which errors call `name`, in the memory order of `target`."""
-    found = operands.source(source, name)
-    if (found.dtype, found.shape) != (target.dtype, target.shape):
+    """Return the elements of `source` in the memory order of `target`; errors call the array `name`."""
+    operand = operands.source(source, name)
+    if (operand.dtype, operand.shape) != (target.dtype, target.shape):
         raise UsageError(
-            f"{name} is {found.dtype.name} of shape {found.shape} and dst is {target.dtype.name} of shape "
-            f"{target.shape}: they must be the same"
+            f"{name} is {operand.dtype.name} of shape {operand.shape} and dst is {target.dtype.name} of shape "
+            f"{target.shape}: pass arrays of the same dtype and shape"
         )
-    if found.order != target.order:
-        found = operands.source(np.asarray(source, order="F" if target.order == "F" else "C"))
-    operands.share_memory(target, found, 0)
-    return found.flat
+    if operand.order != target.order:
+        operand = operands.source(np.asarray(source, order="F" if target.order == "F" else "C"))
+    operands.share_memory(target, operand, 0)
+    return operand.flat

@@ -1,4 +1,8 @@
-"""The collectives in which each rank has a share of its own length: so many rows, none of them too."""
+"""The vector collectives, such as `allgatherv`: each rank has its own number of rows, possibly zero.
+
+Used by: `Communicator`, which inherits from `VectorCollectives`. The call cache does not hold these calls, because its
+keys have no counts.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,27 @@ from unisono.operations import Op
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from unisono.collectives.api.collectives import CallOptions, GivenToReduce
+    from unisono.collectives.api.collectives import CallOptions, ReduceOptions
     from unisono.collectives.arrays.typing import Array
 
 
 class VectorCollectives(Dispatcher):
-    """Collective calls on arrays of which each rank has `counts` rows of its own.
+    """The collectives in which rank r has `counts[r]` rows.
 
-    What `Collectives` says of `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and errors holds here too. All
-    arrays have rows of the same shape and dtype; `counts[r]` is how many rows rank r has, or gets, and may be 0. All
-    ranks give the same `counts`, but for `alltoallv`. What is called often is quicker as a plan: see
-    `Communicator.plan`.
+    `Collectives` describes `x`, `out`, `op`, `root`, `algorithm`, `timeout_s`, `wait` and the errors. The arrays of all
+    ranks have rows of the same shape and dtype. `counts[r]` is the number of rows that rank r contributes or receives,
+    and may be 0. All ranks pass the same `counts`, except in `alltoallv`. `Communicator.plan` makes a repeated call
+    faster.
     """
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **given: Unpack[CallOptions[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[False], **options: Unpack[CallOptions[Array]]
     ) -> Work[Array]: ...
 
     @overload
     def allgatherv(
-        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **given: Unpack[CallOptions[Array]]
+        self, x: Array, counts: Sequence[int], *, wait: Literal[True] = ..., **options: Unpack[CallOptions[Array]]
     ) -> Array: ...
 
     def allgatherv(
@@ -46,7 +50,7 @@ class VectorCollectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
-        """Put the rows of all ranks, in their order, one after the other; every rank gets all of them.
+        """Concatenate the rows of all ranks, in the order of ranks; every rank gets the result.
 
         In place: `x` is this rank's part of `out`.
 
@@ -54,9 +58,8 @@ class VectorCollectives(Dispatcher):
         >>> un.launch(lambda world: world.allgatherv(np.full(world.rank, 7), counts=(0, 1, 2)).tolist(), 3)
         [[7, 7, 7], [7, 7, 7], [7, 7, 7]]
         """
-        call = self._dispatch if wait else self._dispatch_async
-        result: Array | Work[Array] = call(
-            "allgather", x, out, None, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+        result: Array | Work[Array] = self._dispatch(
+            "allgather", x, out, None, wait=wait, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
 
@@ -68,7 +71,7 @@ class VectorCollectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Work[Array | None]: ...
 
     @overload
@@ -79,7 +82,7 @@ class VectorCollectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Array | None: ...
 
     def gatherv(
@@ -93,17 +96,16 @@ class VectorCollectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array | None] | None:
-        """Put the rows of all ranks, in their order, one after the other; the root gets them, and the others None.
+        """Concatenate the rows of all ranks, in the order of ranks; the root gets the result, and other ranks get None.
 
-        Only the root's `out` matters. In place: the root's `x` is its part of its `out`.
+        Other ranks than the root ignore their `out`. In place: the root's `x` is its part of its `out`.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.gatherv(np.full(world.rank, 7), counts=(0, 1)), 2)
         [array([7]), None]
         """
-        call = self._dispatch if wait else self._dispatch_async
-        result: Array | Work[Array | None] | None = call(
-            "gather", x, out, None, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
+        result: Array | Work[Array | None] | None = self._dispatch(
+            "gather", x, out, None, wait=wait, root=root, counts=(counts,), algorithm=algorithm, timeout_s=timeout_s
         )
         return result
 
@@ -115,7 +117,7 @@ class VectorCollectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -126,7 +128,7 @@ class VectorCollectives(Dispatcher):
         root: int = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Array: ...
 
     def scatterv(
@@ -140,10 +142,10 @@ class VectorCollectives(Dispatcher):
         timeout_s: float | None = None,
         wait: bool = True,
     ) -> Array | Work[Array]:
-        """Give rank r the next `counts[r]` rows of the root's array.
+        """Send rank r the next `counts[r]` rows of the root's array.
 
-        Other ranks than the root must give an `out`, and their `x` does not matter. In place: the root's `out` is its
-        part of its `x`.
+        Other ranks than the root must pass an `out`; their `x` is ignored. In place: the root's `out` is its part of
+        its `x`.
 
         >>> import numpy as np, unisono as un
         >>> def scattered(world):
@@ -152,12 +154,12 @@ class VectorCollectives(Dispatcher):
         >>> un.launch(scattered, 2)
         [[0], [1, 2]]
         """
-        call = self._dispatch if wait else self._dispatch_async
-        result: Array | Work[Array] = call(
+        result: Array | Work[Array] = self._dispatch(
             "scatter",
             x if self.rank == root else None,
             out,
             None,
+            wait=wait,
             root=root,
             counts=(counts,),
             algorithm=algorithm,
@@ -173,7 +175,7 @@ class VectorCollectives(Dispatcher):
         op: str | Op = ...,
         *,
         wait: Literal[False],
-        **given: Unpack[GivenToReduce[Array]],
+        **options: Unpack[ReduceOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -184,7 +186,7 @@ class VectorCollectives(Dispatcher):
         op: str | Op = ...,
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[GivenToReduce[Array]],
+        **options: Unpack[ReduceOptions[Array]],
     ) -> Array: ...
 
     def reduce_scatterv(
@@ -202,16 +204,15 @@ class VectorCollectives(Dispatcher):
     ) -> Array | Work[Array]:
         """Combine the arrays of all ranks, element by element; rank r gets the next `counts[r]` rows of the result.
 
-        In place: `out` is this rank's part of `x`, the rest of which is then undefined.
+        In place: `out` is this rank's part of `x`; the rest of `x` is undefined afterwards.
 
         >>> import numpy as np, unisono as un
         >>> un.launch(lambda world: world.reduce_scatterv(np.arange(3), counts=(1, 2)).tolist(), 2)
         [[0], [2, 4]]
         """
-        wanted = algorithm_request(algorithm, reproducible, accumulate)
-        call = self._dispatch if wait else self._dispatch_async
-        result: Array | Work[Array] = call(
-            "reduce_scatter", x, out, None, op=op, counts=(counts,), algorithm=wanted, timeout_s=timeout_s
+        request = algorithm_request(algorithm, reproducible, accumulate)
+        result: Array | Work[Array] = self._dispatch(
+            "reduce_scatter", x, out, None, wait=wait, op=op, counts=(counts,), algorithm=request, timeout_s=timeout_s
         )
         return result
 
@@ -223,7 +224,7 @@ class VectorCollectives(Dispatcher):
         recv_counts: Sequence[int],
         *,
         wait: Literal[False],
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Work[Array]: ...
 
     @overload
@@ -234,7 +235,7 @@ class VectorCollectives(Dispatcher):
         recv_counts: Sequence[int],
         *,
         wait: Literal[True] = ...,
-        **given: Unpack[CallOptions[Array]],
+        **options: Unpack[CallOptions[Array]],
     ) -> Array: ...
 
     def alltoallv(
@@ -250,9 +251,9 @@ class VectorCollectives(Dispatcher):
     ) -> Array | Work[Array]:
         """Send rank r the next `send_counts[r]` rows of `x`, and receive `recv_counts[r]` rows from it.
 
-        The rows that are received stand in the order of ranks. What a rank receives from another one must be what that
-        one sends to it: anything else is a `MismatchError`, or, where one of the two is 0, may end as a
-        `CollectiveTimeoutError`. The result cannot be in the memory of `x`.
+        The result holds the received rows in the order of ranks. `recv_counts[r]` must be the number of rows that rank
+        r sends to this rank. Otherwise the call raises `MismatchError`; if one of the two numbers is 0, it may also
+        raise `CollectiveTimeoutError`. `out` cannot overlap `x`.
 
         >>> import numpy as np, unisono as un
         >>> def exchanged(world):
@@ -263,8 +264,14 @@ class VectorCollectives(Dispatcher):
         >>> un.launch(exchanged, 2)
         [[0], [0, 0, 1]]
         """
-        call = self._dispatch if wait else self._dispatch_async
-        result: Array | Work[Array] = call(
-            "alltoall", x, out, None, counts=(send_counts, recv_counts), algorithm=algorithm, timeout_s=timeout_s
+        result: Array | Work[Array] = self._dispatch(
+            "alltoall",
+            x,
+            out,
+            None,
+            wait=wait,
+            counts=(send_counts, recv_counts),
+            algorithm=algorithm,
+            timeout_s=timeout_s,
         )
         return result

@@ -252,9 +252,16 @@ def join_world(
         session.meet(roster, options.adopting({"transports": "auto"}), rendezvous.comm)
         raise
     executor, host_layout = _executor(roster, agreed, job)
-    world = Communicator(executor, host_layout, agreed, job.close, tuner_state)
+    world = Communicator(executor, host_layout, agreed, job.close, tuner_state, _shrink)
     job.belong_to(world, executor)
     return world
+
+
+def _shrink(executor: Executor, options: Options, timeout_s: float) -> Communicator:
+    """Return a communicator of the survivors. `Communicator` cannot import `shrink`, which makes communicators."""
+    from unisono.collectives.bootstrap.shrink import shrink
+
+    return shrink(executor, options, timeout_s, join_world)
 
 
 def _executor(roster: Roster, options: Options, job: _Job) -> tuple[Executor, HostLayout]:

@@ -1,15 +1,15 @@
 """`shrink`: after a rank was lost, the survivors agree on their list, meet again, and get a new communicator.
 
-Used by: `Communicator.shrink`.
+Used by: `init.py`, which hands it to every `Communicator`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from unisono import log
-from unisono.collectives.bootstrap.init import join_world
 from unisono.collectives.bootstrap.rendezvous import Rendezvous, SingleRank, StoreRendezvous
 from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UnisonoError, UsageError
@@ -24,6 +24,8 @@ from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
 if TYPE_CHECKING:
     from unisono.collectives.communicator import Communicator
 
+JoinWorld: TypeAlias = "Callable[[Session, Rendezvous, Options, StoreServer | None], Communicator]"
+
 _log = log.get(log.NAME)
 
 # How long a survivor waits for an answer of the store, which its leader serves already.
@@ -31,8 +33,11 @@ _ANSWER_S = 5.0
 _FAREWELL = "the survivors begin again"
 
 
-def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicator:
-    """Return a communicator of the survivors of `executor`, as `Communicator.shrink` documents."""
+def shrink(executor: Executor, options: Options, timeout_s: float, join_world: JoinWorld) -> Communicator:
+    """Return a communicator of the survivors of `executor`, as `Communicator.shrink` documents.
+
+    `join_world` is the function of `init.py`. It is a parameter because `init.py` imports this file.
+    """
     if not isinstance(executor, NativeExecutor):
         raise UsageError("a communicator over a plugin transport cannot shrink: call un.init() again")
     if executor.session.control.failure()[0] == 0:
@@ -41,7 +46,7 @@ def shrink(executor: Executor, options: Options, timeout_s: float) -> Communicat
     epoch = executor.session.identity.epoch
     while True:
         with contextlib.ExitStack() as opened:
-            attempt = _Attempt(executor, options, epoch, deadline, opened)
+            attempt = _Attempt(executor, options, epoch, deadline, opened, join_world)
             verdict = attempt.agree()
             epoch = verdict.epoch
             try:
@@ -60,12 +65,19 @@ class _Attempt:
     """One attempt to find the survivors and to meet them. `opened` closes everything that the attempt opens."""
 
     def __init__(
-        self, executor: NativeExecutor, options: Options, epoch: int, deadline: Deadline, opened: contextlib.ExitStack
+        self,
+        executor: NativeExecutor,
+        options: Options,
+        epoch: int,
+        deadline: Deadline,
+        opened: contextlib.ExitStack,
+        join_world: JoinWorld,
     ) -> None:
         self._session = executor.session
         self._options = options
         self._deadline = deadline
         self._opened = opened
+        self._join_world = join_world
         self._server: StoreServer | None = None
         me = self._session.identity
         self._search = Search(
@@ -102,7 +114,7 @@ class _Attempt:
 
         with self._search.watch(lost):
             rendezvous, store = self._rendezvous(verdict, rank, size)
-            world = join_world(session, rendezvous, self._options, self._server)
+            world = self._join_world(session, rendezvous, self._options, self._server)
             self._opened.callback(world.close)
             if store is not None:
                 _await_all(store, rank, size, self._deadline)

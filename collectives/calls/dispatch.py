@@ -1,19 +1,27 @@
-"""How a collective call is made: checked and prepared, run, and known from then on.
+"""Dispatches collective calls: checks the arguments, plans the call, runs it, and adds it to the call cache.
 
-Theory of operation. A call is looked up by what all ranks must agree on; the first of its kind is planned by the
-tuner's choice and compiled by the executor, and later ones go straight to it. Ranks need not agree before they
-communicate: every message carries a digest of the call, so a disagreement is found by whoever receives it.
+Used by: the methods of `Collectives`, `VectorCollectives`, groups of calls and `Communicator.plan`.
 
-The first call of a kind takes the long way through this module, where everything is checked. It is then known to the
-executor's cache by its very arguments, and each method of a communicator asks the cache first.
+Theory of operation
+-------------------
+Most calls of a program repeat earlier ones, so each method of a communicator asks the native call cache first. On a hit
+the native core runs the call, and nothing in this module runs. On a miss, `Dispatcher._dispatch` does the following:
+
+1. It checks the arguments and makes a call spec (`CallSpec`) from them.
+2. The planner returns the call of this spec: the tuner's algorithm, this rank's plan, and the signature.
+3. The executor compiles the plan, if it is new, and runs it.
+4. The call goes into the call cache under its arguments, so that the next equal call is a hit.
+
+Ranks do not agree on a call before they communicate, because that would cost a round of messages. Instead every message
+carries a digest of the call's signature, and the receiver compares it with its own.
 """
 
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +34,7 @@ from unisono.autograph import unconverted
 from unisono.collectives.arrays import adapters, operands
 from unisono.collectives.arrays.device_detection import on_device
 from unisono.collectives.arrays.operands import HOST, LISTS, Memory, Operand, list_of
+from unisono.collectives.calls.executable import CheckedCalls, CustomOpCall, DeviceCall, ExecutableCall, HostCall
 from unisono.collectives.calls.planning import AlgorithmLike, CallPlanner, CallSpec, HostLayout
 from unisono.collectives.calls.prepared import BoundArray, PreparedCall
 from unisono.collectives.calls.shapes import Layout, checked_rows, layout_of, layout_of_share
@@ -47,12 +56,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, TypeVar, Unpack
 
     from unisono.collectives.calls.group_recorder import Group
-    from unisono.collectives.custom_ops.reducer import Reducer, Reductions
+    from unisono.collectives.custom_ops.reducer import Reducer
     from unisono.collectives.device.contracts import Counts, HostCalls
-    from unisono.collectives.device.work import CheckedDeviceCall
 
     class Arguments(TypedDict, total=False):
-        """What `CallArguments` has beside the collective and the arrays."""
+        """The fields of `CallArguments` except the collective and the arrays."""
 
         op: str | Op | None
         root: int | None
@@ -63,10 +71,10 @@ if TYPE_CHECKING:
     Method = TypeVar("Method", bound=Callable[..., Any])
 
     def cached_method(method: Method) -> Method:
-        """Let the executor's cache be asked before a collective method is, where the call has an `out` to ask for."""
+        """Wrap a collective method: a call with an `out` that the call cache knows runs without a Python frame."""
 
     def fast_message(method: Method) -> Method:
-        """Let the executor pass a message on, if it is plain, before a method of messages is asked."""
+        """Wrap a method of messages: the native core passes plain numpy arrays on without a Python frame."""
 else:
     cached_method = _core.CachedMethod
     fast_message = partial(_core.CachedMethod, cache="_messages")
@@ -75,10 +83,13 @@ _log = log.get(log.NAME)
 
 
 class CallArguments(NamedTuple):
-    """The arguments of a collective call, as the user gave them; None if not given, and where the call has no such.
+    """The arguments of a collective call as the user passed them; None stands for an argument that is missing.
 
-    The collective is called by its name in the registry; `counts` are rows for each rank, ``(counts,)`` or
-    ``(send_counts, recv_counts)``, and None for equal shares.
+    Attributes:
+        collective: its name in the registry, for example "allgather" for `allgatherv` too.
+        x, out: the arrays, or lists of arrays.
+        op, root, algorithm, timeout_s: as in `Collectives`.
+        counts: rows for each rank: ``(counts,)`` or ``(send_counts, recv_counts)``; None for equal shares.
     """
 
     collective: str
@@ -92,83 +103,86 @@ class CallArguments(NamedTuple):
 
 
 class Dispatcher:
-    """What the collectives of a communicator have in common."""
+    """The base class of everything that makes collective calls on a communicator: caches, planner and dispatch.
 
-    # The caches are where `CachedMethod` finds them without looking them up.
+    Attributes:
+        rank, size: this rank, and the number of ranks.
+    """
+
+    # `CachedMethod` reads the slots _cache and _messages at their offsets, because a look-up by name costs time.
     __slots__ = ("__dict__", "__weakref__", "_cache", "_messages")
 
     def __init_subclass__(cls) -> None:
         unconverted(cls)
 
-    def __init__(self, executor: Executor, place: HostLayout, options: Options, known: TunerState = NO_STATE) -> None:
+    def __init__(
+        self, executor: Executor, host_layout: HostLayout, options: Options, tuner_state: TunerState = NO_STATE
+    ) -> None:
         self.rank = executor.rank
         self.size = executor.size
         self._executor = executor
         self._options = options
-        self._calls = CallPlanner(self.rank, self.size, place, options, executor.vendors, known)
+        self._planner = CallPlanner(self.rank, self.size, host_layout, options, executor.vendors, tuner_state)
         self._reducer_if_any: Reducer | None = None
         self._works = Works(executor)
-        self._devices = Devices(executor, self._calls, self._works, options, self._spare)
+        self._devices = Devices(executor, self._planner, self._works, options, self._host_calls)
         self._refusal: str | None = None
-        # With debugging messages every call takes the long way, where it is timed.
+        # At log level debug the cache is off: every call is dispatched, because `HostCall.run` logs its time.
         debugging = _log.shows("debug")
         self._cache = NO_CACHE if debugging else executor.call_cache(options.timeout_s)
         self._messages = executor.message_calls(ANY_SOURCE, ANY_TAG, options.timeout_s)
         self._group: Group | None = None
 
     @property
-    def known(self) -> TunerState:
-        """What the tuner knows of this machine: the table and the calibration that rank 0 has found."""
-        return self._calls.known
+    def tuner_state(self) -> TunerState:
+        """The decision table and the calibration by which the tuner chooses; rank 0 has read them for all ranks."""
+        return self._planner.tuner_state
 
     @property
     def _reducer(self) -> Reducer:
-        """What carries out reductions by functions, made for the first of them."""
+        """The reducer for custom ops; it is made, and its module is imported, when the first call needs it."""
         if self._reducer_if_any is None:
             from unisono.collectives.custom_ops.reducer import Reducer
 
-            self._reducer_if_any = Reducer(self._executor, self._calls)
+            self._reducer_if_any = Reducer(self._executor, self._planner)
         return self._reducer_if_any
 
-    def _dispatch(self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]) -> Any:
-        """Prepare a call, run it, and let it be known by its arguments from then on, if it can be; return its result.
+    def _dispatch(
+        self, collective: str, x: Any, out: Any, target: Any, *, wait: bool = True, **arguments: Unpack[Arguments]
+    ) -> Any:
+        """Check a call, run it, add it to the call cache if possible, and return its result.
 
-        The arguments are those of `CallArguments`. `target` is the array that a cached call writes: `out`, or, if that
-        None, another array or None. In a group, the call is only taken note of, and its `Work` returned.
+        The arguments are those of `CallArguments`. `target` is the array that a cached call writes: `out`, or if `out`
+        is None, the array that the method has made for the result, or None. With ``wait=False`` the call is started,
+        and its `Work` is returned. In a group the call is only recorded, and its `Work` is returned.
         """
         if self._group is not None:
-            return self._group.notes.add(collective, x, out, target, **arguments)
+            return self._group.recorder.add(collective, x, out, target, **arguments)
         try:
-            return self._anew(CallArguments(collective, x, out, **arguments))
+            return self._make_call(CallArguments(collective, x, out, **arguments), wait)
         except (OSError, RuntimeError) as error:
             if not is_refusal(error):
                 raise
             raise self._refused_by_system(collective, error) from None
 
-    def _anew(self, given: CallArguments) -> Any:
-        collective, x, out = given[:3]
-        several = out if x is None else x
-        if type(several) in LISTS and not several:
-            return several
-        if not adapters.are_of_numpy(x, out) and on_device(x, out):
-            limit_s = self._limit_s(given.timeout_s)
-            return self._devices.calls.start(self._on_device(given), limit_s, here=True).wait()
-        if given.counts is None and type(several) not in LISTS and not adapters.are_of_numpy(x, out):
-            return self._by_views(given)
-        if is_by_function(given.op):
-            reductions = self._reductions(given)
-            self._reducer.run(reductions, self._limit_s(given.timeout_s))
-            return reductions.finish()
-        prepared = self._prepare(given)
-        limit_s = self._limit_s(given.timeout_s)
-        self._run(prepared, prepared.sources(), limit_s)
-        self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
-        return prepared.finish()
-
-    def _run(self, prepared: PreparedCall, sources: Sequence[AnyArray | None], limit_s: float) -> None:
-        began = time.perf_counter()
-        self._executor.run(prepared.call, sources, prepared.targets, limit_s)
-        _log.debug("%s took %.1f us", prepared.call.signature, (time.perf_counter() - began) * 1e6)
+    def _make_call(self, arguments: CallArguments, wait: bool) -> Any:
+        collective, x, out = arguments[:3]
+        arrays = out if x is None else x
+        if type(arrays) in LISTS and not arrays:
+            if wait:
+                return arrays
+            return Work(self._works, None, arrays, self._limit_s(arguments.timeout_s), None)
+        if wait and arguments.counts is None and type(arrays) not in LISTS and _is_of_other_library(x, out):
+            return self._run_on_views(arguments)
+        call = self._check_one(arguments)
+        limit_s = self._limit_s(arguments.timeout_s)
+        work: Work[Any] | None = None
+        if wait:
+            call.run(limit_s)
+        else:
+            work = call.start(limit_s)
+        call.remember(collective, x, out, arguments.op, arguments.root, arguments.algorithm)
+        return work or call.checked.finish()
 
     def _start(
         self,
@@ -182,156 +196,134 @@ class Dispatcher:
         algorithm: AlgorithmLike = None,
         timeout_s: float | None = None,
     ) -> Work[Any]:
-        """Start a call, which goes on by itself; the arguments are those of `_dispatch`."""
+        """Start a call from the call cache, or else by `_dispatch`, whose arguments it takes; return its work."""
         limit_s = self._limit_s(timeout_s)
         operation = self._cache.start(collective, x, target, op, root, algorithm, limit_s)
         if operation is None:
-            return self._dispatch_async(
-                collective, x, out, target, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s
+            work: Work[Any] = self._dispatch(
+                collective, x, out, target, wait=False, op=op, root=root, algorithm=algorithm, timeout_s=timeout_s
             )
+            return work
         has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
         return self._works.add(operation, target if has_result else None, limit_s)
 
-    def _dispatch_async(
-        self, collective: str, x: Any, out: Any, target: Any, **arguments: Unpack[Arguments]
-    ) -> Work[Any]:
-        """The same as `_dispatch`, for a call that goes on by itself."""
-        if self._group is not None:
-            work: Work[Any] = self._group.notes.add(collective, x, out, target, **arguments)
-            return work
-        try:
-            return self._start_anew(CallArguments(collective, x, out, **arguments))
-        except (OSError, RuntimeError) as error:
-            if not is_refusal(error):
-                raise
-            raise self._refused_by_system(collective, error) from None
-
-    def _start_anew(self, given: CallArguments) -> Work[Any]:
-        collective, x, out = given[:3]
-        limit_s = self._limit_s(given.timeout_s)
-        several = out if x is None else x
-        if type(several) in LISTS and not several:
-            return Work(self._works, None, several, limit_s, None)
-        if not adapters.are_of_numpy(x, out) and on_device(x, out):
-            return self._devices.calls.start(self._on_device(given), limit_s, here=False)
-        if is_by_function(given.op):
-            reductions = self._reductions(given)
-            operation = self._reducer.start(reductions, limit_s)
-            return self._works.add(operation, None, limit_s, lambda _: reductions.finish(), is_counted=False)
-        prepared = self._prepare(given)
-        operation = self._executor.start(prepared.call, prepared.sources(), prepared.targets)
-        operation.go_on(limit_s)
-        self._remember(prepared, collective, x, out, given.op, given.root, given.algorithm)
-        return self._works.add(operation, None, limit_s, lambda _: prepared.finish())
-
     def _refused_by_system(self, what: str, error: Exception) -> TransportUnavailableError:
-        """Return the error of a call that the system does not let this rank make, and tell those who wait for it."""
+        """Return the error of a call for which the system refused resources, and let the call fail on all ranks."""
         rank = self._executor.members[self.rank]
         refused = unavailable(f"rank {rank} cannot carry out {what}", error, self.rank)
         self._executor.fail(refused)
         return refused
 
-    def _remember(
-        self,
-        prepared: PreparedCall,
-        collective: str,
-        x: Any,
-        out: Any,
-        op: str | Op | tuple[str | Op | None, ...] | None,
-        root: int | None,
-        algorithm: AlgorithmLike,
-    ) -> None:
-        """Let a call be known by its arguments from now on, if it can be."""
-        if prepared.can_be_known:
-            results = [part.result for part in prepared.parts]
-            written = out if results[0] is None else results if prepared.gathered else results[0]
-            self._executor.cache(prepared.call, collective, x, written, op, root, algorithm)
-
-    def _by_views(self, given: CallArguments) -> Any:
-        """Make a call of equal shares on numpy arrays in the memory of `x` and `out`, which the cache may know."""
-        contract, x, out = CONTRACTS[given.collective], given.x, given.out
-        arguments: dict[str, Any] = {"algorithm": given.algorithm, "timeout_s": given.timeout_s}
+    def _run_on_views(self, arguments: CallArguments) -> Any:
+        """Call the method again on numpy views of `x` and `out`, so that the call cache can run the call."""
+        contract, x, out = CONTRACTS[arguments.collective], arguments.x, arguments.out
+        options: dict[str, Any] = {"algorithm": arguments.algorithm, "timeout_s": arguments.timeout_s}
         if contract.reduces:
-            arguments["op"] = given.op
+            options["op"] = arguments.op
         if contract.input_at_root or contract.output_at_root:
-            arguments["root"] = given.root
+            options["root"] = arguments.root
         source = None if x is None else adapters.view(x, "x")
-        writes = out is not None and contract.has_output(self.rank, given.root or 0)
+        writes = out is not None and contract.has_output(self.rank, arguments.root or 0)
         target = adapters.view_to_write(out, "out") if writes else None
-        result = getattr(self, given.collective)(source, out=target, **arguments)
+        result = getattr(self, arguments.collective)(source, out=target, **options)
         if writes or result is None:
             return out if writes else None
         return adapters.adapter_of(x, "x").wrap(result, x)
 
     def _call_on_host(
-        self, kind: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
+        self, spec: CallSpec, x: AnyArray | None, out: AnyArray | None, counts: Counts, timeout_s: float
     ) -> None:
-        """See `HostCalls._call_on_host`."""
         self._dispatch(
-            kind.collective,
+            spec.collective,
             x,
             out,
             out,
-            op=kind.op,
-            root=kind.root,
+            op=spec.op,
+            root=spec.root,
             counts=counts,
-            algorithm=kind.algorithm,
+            algorithm=spec.algorithm,
             timeout_s=timeout_s,
         )
 
-    def _on_device(self, given: CallArguments) -> CheckedDeviceCall:
-        """Return the call that these arguments, of which some are on a device, make; raises as `_prepare` does."""
-        self._check_usable()
-        prepare = self._reducer.prepare if is_by_function(given.op) else self._prepared
-        gathered = list_of(given.x, given.out)
-        return self._devices.calls.prepared(lambda memory: prepare(self._parts(spread(given), memory), gathered))
-
-    def _spare(self) -> HostCalls:
-        """Return a communicator of the same ranks, for calls that this one consists of."""
+    def _host_calls(self) -> HostCalls:
+        """Return a communicator of the same ranks, for the parts of device calls that run on the host."""
         raise NotImplementedError
 
-    def _prepare(self, given: CallArguments) -> PreparedCall:
-        """Return the call that these arguments make. Nothing is sent.
+    # --- checking calls --------------------------------------------------------------------------------------------
+
+    def _check_one(self, arguments: CallArguments) -> ExecutableCall:
+        """Check a call and return it; raises as `_check` does. Nothing is sent."""
+        (call,) = self._check([spread(arguments)], list_of(arguments.x, arguments.out)).calls
+        return call
+
+    def _check(self, by_call: Sequence[Sequence[CallArguments]], gathered: type[Any] | None) -> CheckedCalls:
+        """Check calls that differ only in arrays and ops, and choose their kinds. Nothing is sent.
+
+        Calls on host memory without custom ops are fused into one `HostCall`. Other calls are not fused.
+
+        Args:
+            by_call: for each call of the user, one call for each of its arrays, as `spread` returns them.
+            gathered: the type of the results of a call, list or tuple; None for the result of a single array.
 
         Raises:
-            UsageError: the call is wrong, or the communicator is closed.
-            NoAlgorithmError: no algorithm carries it out.
+            UsageError: a call is wrong, or the communicator is closed.
+            NoAlgorithmError: no algorithm carries a call out.
         """
         self._check_usable()
-        return self._prepared(self._parts(spread(given)), list_of(given.x, given.out))
+        singles = by_call[0] if len(by_call) == 1 else list(chain.from_iterable(by_call))
+        if any(
+            not adapters.are_of_numpy(single.x, single.out) and on_device(single.x, single.out) for single in singles
+        ):
+            on_gpu = [self._check_on_device(of_call, gathered) for of_call in by_call]
+            return CheckedCalls([array for call in on_gpu for array in call.checked.arrays], on_gpu)
+        arrays = self._bind(singles)
+        if not any(is_by_function(single.op) for single in singles):
+            return CheckedCalls(arrays, [self._host_call(arrays, gathered)])
+        remaining, fused, custom = iter(arrays), list[BoundArray](), list[CustomOpCall]()
+        for of_call in by_call:
+            own = list(islice(remaining, len(of_call)))
+            if is_by_function(of_call[0].op):
+                custom.append(CustomOpCall(self._reducer, self._works, self._reducer.prepare(own, gathered)))
+            else:
+                fused += own
+        return CheckedCalls(arrays, [self._host_call(fused, gathered), *custom] if fused else custom)
 
-    def _reductions(self, given: CallArguments) -> Reductions:
-        """Return the reduction by a function that these arguments make; raises as `_prepare` does."""
-        self._check_usable()
-        return self._reducer.prepare(self._parts(spread(given)), list_of(given.x, given.out))
+    def _host_call(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> HostCall:
+        return HostCall(self._executor, self._works, self._planned(arrays, gathered))
 
-    def _parts(self, calls: Sequence[CallArguments], memory: Memory = HOST) -> list[BoundArray]:
-        """Return what calls on single arrays that go together have of each."""
-        parts = [self._part(each, memory) for each in calls]
-        if len(parts) > 1:
-            operands.check_apart([(part.source, part.target) for part in parts])
-        return parts
+    def _check_on_device(self, singles: Sequence[CallArguments], gathered: type[Any] | None) -> DeviceCall:
+        prepare = self._reducer.prepare if is_by_function(singles[0].op) else self._planned
+        calls = self._devices.calls
+        checked = calls.prepared(lambda memory: prepare(self._bind(singles, memory), gathered))
+        return DeviceCall(calls, checked, self._check_usable)
 
-    def _prepared(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
-        """Return the one call on these arrays."""
-        call = self._calls.find(*(part.kind for part in parts))
-        if any(part.is_in_place for part in parts):
+    def _bind(self, singles: Sequence[CallArguments], memory: Memory = HOST) -> list[BoundArray]:
+        """Return the arrays of calls on one array each, which run together; they must not overlap."""
+        arrays = [self._bind_array(single, memory) for single in singles]
+        if len(arrays) > 1:
+            operands.check_apart([(array.source, array.target) for array in arrays])
+        return arrays
+
+    def _planned(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> PreparedCall:
+        """Return the one call on these arrays, with its plan."""
+        call = self._planner.find(*(array.spec for array in arrays))
+        if any(array.is_in_place for array in arrays):
             _check_in_place(call)
-        return PreparedCall(parts, gathered, call)
+        return PreparedCall(arrays, gathered, call)
 
-    def _part(self, given: CallArguments, memory: Memory) -> BoundArray:
-        """Return what a call has of one array; the call of a single array has nothing else."""
-        collective, x, out, op, root, counts, algorithm, _ = given
+    def _bind_array(self, arguments: CallArguments, memory: Memory) -> BoundArray:
+        """Return the array of a call on one array, with its call spec and the memory that the plan reads and writes."""
+        collective, x, out, op, root, counts, algorithm, _ = arguments
         contract = CONTRACTS[collective]
         root = None if root is None else checked_integer(root, "root", 0, self.size - 1)
         if contract.input is Cut.TOKEN:
             return BoundArray(CallSpec(collective, algorithm=algorithm))
         any_order = contract.input is Cut.VECTOR
         rows = None if counts is None else _rows(counts, self.size)
-        # Where only the root has shares to give away, the others are told by `out` what they get.
+        # In a scatter only the root has an x; the other ranks learn shape and dtype from their out.
         has_x = contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0)
         source = memory.source(x, any_order=any_order) if has_x else None
-        written = self._given(memory, contract, out, root or 0, any_order)
+        written = self._out_operand(memory, contract, out, root or 0, any_order)
         layout = self._layout(collective, source, written, rows)
         result, target = self._result(memory, collective, contract, root or 0, layout, source, out, written)
         like = source or target
@@ -350,23 +342,30 @@ class Dispatcher:
             op if isinstance(op, Op) and op.factor is not None else None,
         )
 
-    def _given(self, memory: Memory, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:
-        """Return the operand of the user's `out`, unless there is none or it does not matter on this rank."""
+    def _out_operand(self, memory: Memory, contract: Contract, out: Any, root: int, any_order: bool) -> Operand | None:
+        """Return the operand of the user's `out`; None if there is no `out`, or this rank gets no result."""
         if out is None or not contract.has_output(self.rank, root):
             return None
-        given = memory.target(out)
-        if given.order == "F" and not any_order:
+        operand = memory.target(out)
+        if operand.order == "F" and not any_order:
             raise UsageError("out is in F order, where the parts of the ranks are not contiguous: pass one in C order")
-        return given
+        return operand
 
     def _layout(
-        self, collective: str, source: Operand | None, given: Operand | None, rows: tuple[tuple[int, ...], ...] | None
+        self,
+        collective: str,
+        source: Operand | None,
+        written: Operand | None,
+        rows: tuple[tuple[int, ...], ...] | None,
     ) -> Layout:
         if source is not None:
             return layout_of(collective, source.shape, size=self.size, rank=self.rank, rows=rows)
-        if given is not None:
-            return layout_of_share(given.shape, size=self.size, rank=self.rank, rows=rows)
-        raise UsageError(f"{collective} needs an out on every rank but the root: its shape and dtype say what comes")
+        if written is not None:
+            return layout_of_share(written.shape, size=self.size, rank=self.rank, rows=rows)
+        raise UsageError(
+            f"{collective} needs an out on every rank but the root, because its shape and dtype say what the rank "
+            "receives: pass an out"
+        )
 
     def _result(
         self,
@@ -377,14 +376,14 @@ class Dispatcher:
         layout: Layout,
         source: Operand | None,
         out: Any,
-        given: Operand | None,
+        written: Operand | None,
     ) -> tuple[Any, Operand | None]:
-        """Return the array that the user gets and the operand to write it by; nothing where this rank gets nothing."""
+        """Return the array that the user gets, and the operand to write it; both None if this rank gets no result."""
         if source is None:
-            return out, given
-        if given is not None:
-            operands.check_fit(given, source, layout.results)
-            return out, given
+            return out, written
+        if written is not None:
+            operands.check_fit(written, source, layout.results)
+            return out, written
         if contract.has_output(self.rank, root):
             return memory.new(layout.results[0], source, zeros=collective == "exscan")
         return None, None
@@ -404,10 +403,11 @@ class Dispatcher:
             raise UsageError(self._refusal)
 
     def _check_alone(self) -> None:
-        """Check that a call can be made that is more than one, each of which waits for the one before.
+        """Check that a call that consists of several dependent messages can be made now.
 
         Raises:
-            UsageError: it cannot be in a group, or the communicator is closed.
+            UsageError: the call is in a group, whose messages only start when the group ends; or the communicator is
+                closed.
         """
         self._check_usable()
         if self._group is not None:
@@ -419,52 +419,59 @@ class Dispatcher:
         return checked_timeout_s(timeout_s)
 
 
-def spread(given: CallArguments) -> list[CallArguments]:
-    """Return the calls that there are in a call on a list of arrays, one for each; of an array alone, the call itself.
+def spread(arguments: CallArguments) -> list[CallArguments]:
+    """Return one call for each array of a call on a list of arrays; a call on a single array as it is.
 
     Raises:
-        UsageError: `out` is no list of as many arrays, or there are none.
+        UsageError: `out` is not a list of as many arrays as `x`, or there are none.
     """
-    x, out = given.x, given.out
-    if given.counts is not None or CONTRACTS[given.collective].input is Cut.TOKEN or list_of(x, out) is None:
-        return [given]
+    x, out = arguments.x, arguments.out
+    if arguments.counts is not None or CONTRACTS[arguments.collective].input is Cut.TOKEN or list_of(x, out) is None:
+        return [arguments]
     sources = [None] * len(out) if x is None else x
     if not sources:
         raise UsageError("x is an empty list: there is nothing to be done")
     _check_elements(sources)
-    return [given._replace(x=each, out=to) for each, to in zip(sources, operands.outs_of(sources, out), strict=True)]
+    targets = operands.outs_of(sources, out)
+    return [arguments._replace(x=source, out=target) for source, target in zip(sources, targets, strict=True)]
+
+
+def _is_of_other_library(x: Any, out: Any) -> bool:
+    """Return whether an array in host memory is not numpy's."""
+    return not adapters.are_of_numpy(x, out) and not on_device(x, out)
 
 
 def _check_elements(x: Sequence[Any]) -> None:
-    """Check that a list that was passed as several arrays does not hold the elements of one.
-
-    Raises:
-        UsageError: it does.
-    """
-    for place, element in enumerate(x):
+    """Raise `UsageError` if a list that was passed as several arrays holds the elements of one array."""
+    for index, element in enumerate(x):
         if isinstance(element, (complex, float, int, np.generic, list, tuple)):
-            what = f"x[{place}] is of type {type(element).__name__}"
-            raise UsageError(f"a list is several arrays, and {what}: pass numpy.asarray(x) as one array")
+            item = f"x[{index}] is of type {type(element).__name__}"
+            raise UsageError(f"a list is several arrays, and {item}: pass numpy.asarray(x) as one array")
 
 
 def _check_in_place(call: Call) -> None:
     name = call.signature.algorithm
     if not find(call.plan.collective, parsed(name).algorithm).in_place:
-        what = f"{call.signature.collective} by {name!r}"
-        raise UsageError(f"{what} cannot run in place: pass an out that shares no memory with x")
+        raise UsageError(
+            f"{call.signature.collective} by {name!r} cannot run in place: pass an out that shares no memory with x"
+        )
 
 
 def _rows(counts: tuple[Sequence[int], ...], size: int) -> tuple[tuple[int, ...], ...]:
     names = ("counts",) if len(counts) == 1 else ("send_counts", "recv_counts")
-    return tuple(checked_rows(name, given, size) for name, given in zip(names, counts, strict=True))
+    return tuple(checked_rows(name, rows, size) for name, rows in zip(names, counts, strict=True))
 
 
 def checked_integer(value: int, name: str, least: int, most: int) -> int:
-    """Return `value` as an integer from `least` to `most`, or raise `UsageError`, which calls it `name`."""
+    """Return `value` as an integer from `least` to `most`.
+
+    Raises:
+        UsageError: `value` is something else; the text calls it `name`.
+    """
     try:
-        found = operator.index(value)
+        integer = operator.index(value)
     except TypeError:
-        found = least - 1
-    if isinstance(value, bool) or not least <= found <= most:
+        integer = least - 1
+    if isinstance(value, bool) or not least <= integer <= most:
         raise UsageError(f"{name} must be an integer, {least} to {most}, not {value!r}")
-    return found
+    return integer

@@ -1,8 +1,13 @@
-"""The calls of a group, as they are taken note of.
+"""Records the calls of a group until its with-block ends.
 
-Theory of operation. A call in a group costs a look into a dictionary, which has the batch of those that are carried out
-together, and what it is given is put into the batch's lists: just those that the executor's cache takes. Nothing is
-checked before the group ends, for what is known by its arguments has been right before.
+Used by: `groups.py`, which runs the recorded calls.
+
+Theory of operation
+-------------------
+The native `GroupRecorder` records a collective call: it looks up the batch for the triple (collective, root, algorithm)
+and appends the arrays to the lists of the batch. It calls Python only for the first call of a triple, which makes the
+batch (`_open`). The lists have the form that the call cache takes. Arguments are checked when the group ends. A call
+that is in the cache needs no check, because an equal call has passed it before.
 """
 
 from __future__ import annotations
@@ -21,15 +26,15 @@ from unisono.operations import Op
 from unisono.transports import _core
 from unisono.transports.contracts.executor import Message as MessageFacts, Operation
 
-# Collectives on arrays, of which any number is as good as one.
+# The collectives whose calls are fused: all except the barrier, which has no arrays.
 FUSED = frozenset(name for name, contract in CONTRACTS.items() if contract.input is not Cut.TOKEN)
 
 
 class Outcome:
-    """What has become of calls of a group that end together.
+    """The results or the error of calls in a group that end together.
 
     Attributes:
-        is_over: whether they have ended, well or not.
+        is_over: whether the calls have ended, with results or an error.
     """
 
     def __init__(self) -> None:
@@ -39,7 +44,7 @@ class Outcome:
         self._callbacks: list[tuple[Callable[[Work[Any]], object], Work[Any]]] = []
 
     def end(self, results: Sequence[Any], error: UnisonoError | None = None) -> None:
-        """Let the calls have ended, well with a result for each or, if they have not before, with this error."""
+        """Set a result for each call, or an error for all of them, and run the callbacks; only the first use counts."""
         if self.is_over:
             return
         self.is_over, self._results, self._error = True, results, error
@@ -47,19 +52,19 @@ class Outcome:
             call_back(callback, work)
 
     def result(self, index: int) -> Any:
-        """Return the result of a call that has ended, or raise its error."""
+        """Return the result of the call with this index, or raise the error of the calls."""
         if self._error is not None:
             raise self._error
         return self._results[index]
 
     def message(self) -> MessageFacts | None:
-        """Return which message a receive that has ended has got; None of any other call. Raises as `result` does."""
+        """Return the message that a receive has got; None for other calls. It raises the error of the calls."""
         if self._error is not None:
             raise self._error
         return None
 
     def await_end(self, callback: Callable[[Work[Any]], object], work: Work[Any]) -> None:
-        """Call ``callback(work)`` when the calls end; at once, if they have."""
+        """Call ``callback(work)`` when the calls end, or at once if they have ended."""
         if self.is_over:
             call_back(callback, work)
         else:
@@ -67,49 +72,52 @@ class Outcome:
 
 
 class GroupWork(Work[Any]):
-    """The work of a call in a group, which has ended when the with-block has.
+    """The work of a call in a group, which ends together with the with-block.
 
-    Before that it takes callbacks, and everything else raises `UsageError`, lest the block wait for its own end.
+    Inside the block only `add_done_callback` works. Every other method raises `UsageError`, because a block that waits
+    for its own call would wait forever.
     """
 
     __slots__ = ("_index", "_outcome")
 
-    # It has nothing of what other works have: a group makes many of them.
+    # It does not call the initialiser of `Work`, because a group makes many works and needs none of those attributes.
     def __init__(self, outcome: Outcome, index: int) -> None:
         self._outcome = outcome
         self._index = index
 
     def done(self) -> bool:
-        """See `Work.done`."""
         self._check_over()
         return True
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """See `Work.wait`."""
         self._check_over()
         return self._outcome.result(self._index)
 
     def message(self) -> MessageFacts | None:
-        """See `Work.message`."""
         self._check_over()
         return self._outcome.message()
 
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
-        """See `Work.add_done_callback`; in the block, the callback is called at its end, by its thread."""
+        """Call ``callback(self)`` in the thread of the block at its end, or at once if the block has ended."""
         self._outcome.await_end(callback, self)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """See `Work.__await__`."""
         self._check_over()
         return super().__await__()
 
     def _check_over(self) -> None:
         if not self._outcome.is_over:
-            raise UsageError("this call is carried out when the with-block of its group ends: ask for it after that")
+            raise UsageError("this call runs when the with-block of its group ends: use its work after the block")
 
 
 class Message(Outcome):
-    """A message of a group: what starts it, what makes of it what the user gets then, and its limit in seconds."""
+    """A `send` or `recv` in a group.
+
+    Args:
+        start: starts the message, and returns its operation.
+        finish: returns the user's result for the operation that has ended.
+        limit_s: the time limit in seconds.
+    """
 
     def __init__(self, start: Callable[[], Any], finish: Callable[[Any], Any], limit_s: float) -> None:
         super().__init__()
@@ -119,29 +127,28 @@ class Message(Outcome):
         self._operation: Operation | None = None
 
     def start(self) -> None:
-        """Start it."""
+        """Start the message, without waiting for the peer."""
         self._operation = self._start()
 
     def message(self) -> MessageFacts | None:
-        """See `Outcome.message`."""
         super().message()
-        found: Callable[[], MessageFacts | None] = getattr(self._operation, "found", lambda: None)
-        return found()
+        facts: Callable[[], MessageFacts | None] = getattr(self._operation, "found", lambda: None)
+        return facts()
 
     def wait(self) -> None:
-        """Wait until it has ended; raises as `Operation.wait`."""
+        """Wait until the message has ended; raises the errors of `Operation.wait`."""
         if self._operation is not None:
             self._operation.wait(self._limit_s)
             self.end([self._finish(self._operation)])
 
 
 class Batch(Outcome):
-    """Calls of a group that are carried out as one.
+    """The calls of a group that run as one call.
 
     Attributes:
-        collective, root, counts, algorithm: what they have in common.
-        x, outs, targets, ops: what they have not, an item for each: of `_dispatch` in `Dispatcher`.
-        timeouts_s: the limits that were given.
+        collective, root, counts, algorithm: the arguments that all calls share.
+        x, outs, targets, ops: the arguments of `Dispatcher._dispatch` that differ, with an item for each call.
+        timeouts_s: the time limits of the calls that have one.
     """
 
     def __init__(
@@ -160,21 +167,21 @@ class Batch(Outcome):
         self._lists: list[tuple[type[Any] | None, int]] = []
 
     def arguments(self) -> tuple[str, list[Any], list[Any], tuple[str | Op | None, ...], int | None, AlgorithmLike]:
-        """Return collective, x, out, op, root and algorithm of the whole, as the cache takes them."""
+        """Return collective, x, out, op, root and algorithm of the fused call, as the call cache takes them."""
         return self.collective, self.x, self.targets, tuple(self.ops), self.root, self.algorithm
 
     def limit_s(self, default_s: float) -> float | None:
-        """Return the shortest limit of the calls, in seconds; None if all of them have the default."""
+        """Return the shortest time limit of the calls, in seconds; None if all calls have the default."""
         if not self.timeouts_s:
             return None
         calls = len(self._lists) or len(self.x)
         return float(min(self.timeouts_s if len(self.timeouts_s) == calls else [*self.timeouts_s, default_s]))
 
     def spread(self) -> bool:
-        """Put the arrays of lists into the place of the lists; return whether there were any.
+        """Replace each list of arrays by its arrays, and return whether there was a list.
 
         Raises:
-            UsageError: an `out` is no list of as many arrays as its `x`.
+            UsageError: an `out` is not a list of as many arrays as its `x`.
         """
         if LISTS.isdisjoint(map(type, self.x)) and LISTS.isdisjoint(map(type, self.outs)):
             return False
@@ -182,49 +189,49 @@ class Batch(Outcome):
         self.x, self.outs, self.targets, self.ops = [], [], [], []
         for x, out, target, op in calls:
             gathered = list_of(x, out)
-            several = [x] if gathered is None else [None] * len(out) if x is None else x
-            self.x += several
-            self.outs += outs_of(several, out) if gathered else [out]
-            self.targets += outs_of(several, target) if gathered else [target]
-            self.ops += [op] * len(several)
-            self._lists.append((gathered, len(several)))
+            arrays = [x] if gathered is None else [None] * len(out) if x is None else x
+            self.x += arrays
+            self.outs += outs_of(arrays, out) if gathered else [out]
+            self.targets += outs_of(arrays, target) if gathered else [target]
+            self.ops += [op] * len(arrays)
+            self._lists.append((gathered, len(arrays)))
         return True
 
     def end(self, results: Sequence[Any], error: UnisonoError | None = None) -> None:
-        """See `Outcome.end`. The arrays are kept no longer, but for those that are results."""
+        """Do what `Outcome.end` does, and drop the arrays that are no results, so that they can be freed."""
         super().end(results, error)
         self.x, self.outs, self.targets = [], [], []
 
     def end_well(self, results: Sequence[Any]) -> None:
-        """Let the calls have ended; there is a result of each array, None where this rank gets nothing."""
+        """End the calls with these results, one for each array; None stands for an array without a result here."""
         self.end(list(self._gathered(results)) if self._lists else results)
 
     def _gathered(self, results: Sequence[Any]) -> Iterator[Any]:
-        rest = iter(results)
+        remaining = iter(results)
         for gathered, count in self._lists:
-            own = list(islice(rest, count))
+            of_call = list(islice(remaining, count))
             if gathered is None:
-                yield own[0]
+                yield of_call[0]
             else:
-                yield gathered(own) if not own or own[0] is not None else None
+                yield gathered(of_call) if not of_call or of_call[0] is not None else None
 
 
 class Group:
-    """The calls of a with-block, those together that are carried out as one, in the order of the first of each.
+    """The calls of one with-block.
 
     Attributes:
-        outcomes: the batches and messages.
-        notes: what takes note of collective calls, in the place of the cache and of `Dispatcher._dispatch`.
+        outcomes: the batches and messages, in the order of their first calls.
+        recorder: records collective calls; the dispatcher uses it instead of the call cache inside the block.
     """
 
     def __init__(self, check: Callable[[int | None, AlgorithmLike], None]) -> None:
-        """Begin a group in which each new pair of a root and an algorithm is checked."""
+        """Begin a group, in which ``check(root, algorithm)`` is called for each new batch."""
         self.outcomes: list[Outcome] = []
-        # The notes must know nothing of what knows them, for the collector of garbage does not see into them.
-        self.notes = _core.GroupRecorder(partial(_open, self.outcomes, {}, check), GroupWork)
+        # The recorder must hold no reference to this group: the garbage collector cannot see native references.
+        self.recorder = _core.GroupRecorder(partial(_open, self.outcomes, {}, check), GroupWork)
 
     def batches(self) -> list[Batch]:
-        """Return the collective calls, those together that are carried out as one."""
+        """Return the batches of collective calls."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Batch)]
 
     def messages(self) -> list[Message]:
@@ -232,34 +239,34 @@ class Group:
         return [outcome for outcome in self.outcomes if isinstance(outcome, Message)]
 
     def add(self, start: Callable[[], Any], finish: Callable[[Any], Any], limit_s: float) -> GroupWork:
-        """Take note of a message, as `Message` is made; return its work."""
+        """Record a message, which `Message` describes, and return its work."""
         message = Message(start, finish, limit_s)
         self.outcomes.append(message)
         return GroupWork(message, 0)
 
     def fail(self, error: UnisonoError) -> None:
-        """Let all that have not ended have failed."""
+        """End all calls that have not ended with this error."""
         for outcome in self.outcomes:
             outcome.end((), error)
 
 
 def _open(
     outcomes: list[Outcome],
-    known: dict[tuple[str, int | None, AlgorithmLike], Batch],
+    open_batches: dict[tuple[str, int | None, AlgorithmLike], Batch],
     check: Callable[[int | None, AlgorithmLike], None],
     collective: str,
     root: int | None,
     counts: tuple[Sequence[int], ...] | None,
     algorithm: AlgorithmLike,
 ) -> tuple[Batch, bool]:
-    """Return the batch of a call, an old or a new one, and whether further calls of its kind belong to it."""
+    """Return the batch that a call joins or opens, and whether later calls with the same triple join it too."""
     check(root, algorithm)
     takes_more = counts is None and collective in FUSED
     key = (collective, root, algorithm)
-    batch = known.get(key) if takes_more else None
+    batch = open_batches.get(key) if takes_more else None
     if batch is None:
         batch = Batch(collective, root, counts, algorithm)
         outcomes.append(batch)
         if takes_more:
-            known[key] = batch
+            open_batches[key] = batch
     return batch, takes_more

@@ -1,4 +1,7 @@
-"""Messages as they are handed to an executor: what is sent, and what is received for whom."""
+"""Operands of messages: the memory that `send` and `recv` hand to an executor.
+
+Used by: `api/point_to_point.py`. Arrays on a GPU have operands of their own in `device/point_to_point.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from unisono.transports.contracts.executor import Executor, Operation, Probe
 
 
 class SendOperand:
-    """A message to be sent.
+    """The array of a `send`.
 
     Attributes:
-        operand: what is sent.
-        memory: where that lies.
+        operand: the array as an executor takes it.
+        memory: the type of memory that the array is in.
     """
 
     def __init__(self, operand: Operand, memory: MemoryType = MemoryType.HOST) -> None:
@@ -23,16 +26,16 @@ class SendOperand:
         self.memory = memory
 
     def start(self, executor: Executor, dest: int, tag: int) -> Operation:
-        """Start sending it."""
+        """Start to send the array."""
         return executor.send(self.operand.flat, self.operand.dtype, dest, tag, self.memory)
 
 
 class ReceiveOperand:
-    """A message on its way to an array.
+    """The array of a `recv`.
 
     Attributes:
-        operand: where it is received.
-        memory: where that lies.
+        operand: the array as an executor takes it.
+        memory: the type of memory that the array is in.
     """
 
     def __init__(self, operand: Operand, out: Any, memory: MemoryType = MemoryType.HOST) -> None:
@@ -41,13 +44,13 @@ class ReceiveOperand:
         self._out = out
 
     def start(self, executor: Executor, source: int | None, tag: int | None) -> Probe:
-        """Start receiving it."""
+        """Start to receive into the array."""
         return executor.recv(self.operand.flat, self.operand.dtype, source, tag, self.memory)
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
-        """Return the work of receiving it, which goes on by itself."""
-        return works.add(received, None, limit_s, lambda _: self.finish(received), found=received.found)
+        """Return the work of a receive that has been started, `received`."""
+        return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.found)
 
     def finish(self, received: Probe | None) -> Any:
-        """Return the array, once it has been received; None stands for what was copied from this rank itself."""
+        """Return the user's array after the receive has ended; `received` is None if this rank sent to itself."""
         return self._out

@@ -1,4 +1,7 @@
-"""What is decided once for each kind of call: its algorithm, this rank's plan, and what the ranks must agree on."""
+"""Plans calls: `CallPlanner` returns the algorithm, this rank's plan and the signature for a call spec, once for each.
+
+Used by: the dispatcher, the reducer for custom ops, and calls on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,21 @@ from unisono.tuning.decide.model import shown
 
 _log = log.get(log.NAME)
 
-# Kinds of calls that are remembered; a program whose shapes never repeat must not fill the memory with them.
+# The planner keeps at most this many calls, because a program whose shapes never repeat would fill the memory.
 _MOST_CALLS = 4096
-# Each rank ends with another number of contributions there, and an average divides by that of all ranks.
+# Each rank combines another number of contributions in these, and an average would have to divide by that number.
 _PREFIXES = ("scan", "exscan")
 
 
 @record
 class HostLayout:
-    """Where the ranks of a communicator are.
+    """Which ranks of a communicator are on which host, and which kinds of links connect them.
 
     Attributes:
         hosts: the ranks of each host, in the order of their lowest ranks.
-        link: the slowest kind of link between ranks: the name of a transport.
-        cores: the number of cores that the ranks of each host share; none if that is not known.
-        near: the kind of link between ranks of one host; empty if it is `link`.
+        link: the slowest kind of link between ranks, by the name of its transport.
+        cores: for each host, the number of cores that its ranks share; empty if the numbers are unknown.
+        near: the kind of link between ranks on one host; empty if it is the same as `link`.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -50,33 +53,36 @@ class HostLayout:
 
     @property
     def crowd(self) -> float:
-        """The number of ranks for each core on the most crowded host, and at least 1."""
+        """The number of ranks per core on the most crowded host; at least 1."""
         return max([1.0, *(len(ranks) / cores for ranks, cores in zip(self.hosts, self.cores, strict=False))])
 
     @property
     def inside(self) -> str:
-        """The kind of link between ranks of one host."""
+        """The kind of link between ranks on one host."""
         return self.near or self.link
 
     def of(self, ranks: Sequence[int]) -> HostLayout:
-        """Return the place of a communicator of some of the ranks, in this order."""
-        new = {rank: index for index, rank in enumerate(ranks)}
-        cores = self.cores or (0,) * len(self.hosts)
-        shares = [tuple(sorted(new[rank] for rank in host if rank in new)) for host in self.hosts]
-        places = sorted((share, its_cores) for share, its_cores in zip(shares, cores, strict=True) if share)
-        link = self.inside if len(places) == 1 else self.link
-        cores = tuple(each for _, each in places) if self.cores else ()
-        return HostLayout(tuple(share for share, _ in places), link, cores, self.near)
+        """Return the layout of a communicator of these ranks, which are numbered anew in this order."""
+        new_rank = {rank: index for index, rank in enumerate(ranks)}
+        all_cores = self.cores or (0,) * len(self.hosts)
+        all_members = [tuple(sorted(new_rank[rank] for rank in host if rank in new_rank)) for host in self.hosts]
+        hosts = sorted((members, cores) for members, cores in zip(all_members, all_cores, strict=True) if members)
+        link = self.inside if len(hosts) == 1 else self.link
+        cores = tuple(cores for _, cores in hosts) if self.cores else ()
+        return HostLayout(tuple(members for members, _ in hosts), link, cores, self.near)
 
 
 @record
 class AlgorithmRequest:
-    """What the algorithm of a reduction must be, beyond its name; made by `algorithm_request`.
+    """The user's request for an algorithm: its name, and the properties that a reduction must have.
+
+    `algorithm_request` makes it.
 
     Attributes:
         algorithm: the name of an algorithm to force, or None.
         reproducible: whether the bits of the result may depend on nothing but the contributions, in the order of ranks.
-        accumulate: the dtype in which an element is combined, to be rounded once; None if each combination may round.
+        accumulate: the dtype in which contributions are summed before they are rounded once; None if each combination
+            may round.
     """
 
     algorithm: str | None = None
@@ -84,53 +90,53 @@ class AlgorithmRequest:
     accumulate: str | None = None
 
     def order(self, collective: str, dtypes: Sequence[DType]) -> Order | None:
-        """Return the order in which contributions to arrays of these dtypes must be combined; None for any.
+        """Return the order in which contributions to arrays of these dtypes must be combined; None for any order.
 
         Raises:
-            UsageError: `accumulate` is not what a dtype is combined in, or the dtypes need different orders.
+            UsageError: a dtype cannot be accumulated in `accumulate`, or the dtypes need different orders.
         """
         orders = {self._order_of(collective, dtype) for dtype in dtypes} - {None}
         if len(orders) > 1:
             names = ", ".join(dict.fromkeys(dtype.name for dtype in dtypes))
             raise UsageError(
-                f"{names} cannot go together with reproducible=True and accumulate={self.accumulate!r}: some are "
-                "rounded once, and others go by the balanced tree; make a call for each, outside of any group"
+                f"{names} cannot be in one call with reproducible=True and accumulate={self.accumulate!r}: some are "
+                "rounded once, and others are combined by the balanced tree; make a call for each, outside of any group"
             )
         return next(iter(orders), None)
 
     def _order_of(self, collective: str, dtype: DType) -> Order | None:
         if self.accumulate is not None and self.accumulate != dtype.accumulate:
             raise UsageError(
-                f"accumulate={self.accumulate!r} is not for {dtype.name}, accumulated in {dtype.accumulate}"
+                f"accumulate={self.accumulate!r} is not possible for {dtype.name}: pass {dtype.accumulate!r} or None"
             )
         if self.accumulate not in (None, dtype.name):
             return "at_once"
         return _REPRODUCIBLE.get(collective, "canonical") if self.reproducible and dtype.kind not in _EXACT else None
 
 
-# How an algorithm is asked for: by its name or more, or not at all.
+# An algorithm as it is requested: by a full request, by its name only, or left to the tuner (None).
 AlgorithmLike: TypeAlias = AlgorithmRequest | str | None
 
-# The order of what is reproducible, where it is not the canonical one: each prefix goes on from the one before.
+# The order of reproducible reductions, if it is not the canonical one. In a scan, each prefix extends the one before.
 _REPRODUCIBLE: dict[str, Order] = {"scan": "rank", "exscan": "rank"}
-# The kinds of dtype that are never rounded: their bits are the same in any order.
+# The kinds of dtype that are never rounded, so that their bits are the same in any order.
 _EXACT = frozenset({"bool", "integer"})
 
 
 def algorithm_request(algorithm: str | None, reproducible: bool, accumulate: str | None) -> AlgorithmLike:
-    """Return what is wanted of an algorithm. Equal ones are one object, by which the cache of calls knows it.
+    """Return the request for an algorithm. Equal requests are one object, because the call cache compares identity.
 
     Raises:
-        UsageError: an argument is of another type, or there is no dtype `accumulate`.
+        UsageError: an argument has the wrong type, or there is no dtype `accumulate`.
     """
     try:
-        return _selection(algorithm, reproducible, accumulate)
+        return _request(algorithm, reproducible, accumulate)
     except TypeError:
         raise UsageError(f"algorithm and accumulate must be names; got {algorithm!r} and {accumulate!r}") from None
 
 
 @cache
-def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None) -> AlgorithmLike:
+def _request(algorithm: str | None, reproducible: bool, accumulate: str | None) -> AlgorithmLike:
     if not isinstance(reproducible, bool):
         raise UsageError(f"reproducible must be True or False, not {reproducible!r}")
     if accumulate is not None and accumulate not in DTYPES:
@@ -140,22 +146,22 @@ def _selection(algorithm: str | None, reproducible: bool, accumulate: str | None
     )
 
 
-def as_request(wanted: AlgorithmLike) -> AlgorithmRequest:
-    """Return what is wanted of an algorithm in full, where it may be a name only."""
-    return wanted if isinstance(wanted, AlgorithmRequest) else AlgorithmRequest(wanted)
+def as_request(algorithm: AlgorithmLike) -> AlgorithmRequest:
+    """Return the full request for an algorithm that may be given by its name only."""
+    return algorithm if isinstance(algorithm, AlgorithmRequest) else AlgorithmRequest(algorithm)
 
 
 class CallSpec(NamedTuple):
-    """Everything that decides about a call, or one array of a call on several, but the memory of its arrays.
+    """Everything that decides about a call, or about one array of it, except the memory of the arrays.
 
     Attributes:
         collective: its name in the registry, which is the same with equal shares and with counts.
-        layout: the shapes; None for a barrier, as is `dtype`.
-        dtype: the type of the elements.
+        layout: the shapes; None for a barrier.
+        dtype: the type of the elements; None for a barrier.
         order: the memory order of the arrays, "C" or "F".
-        op: an operation, or the name of one; None where nothing is reduced.
-        root: the root; None where there is none.
-        algorithm: the algorithm that is wanted.
+        op: an operation, or the name of one; None if nothing is reduced.
+        root: the root; None if there is none.
+        algorithm: the requested algorithm.
     """
 
     collective: str
@@ -168,93 +174,111 @@ class CallSpec(NamedTuple):
 
 
 class CallPlanner:
-    """The calls of one rank of a communicator, by their kind. Kinds that are equal on all ranks get equal plans."""
+    """The planner of one rank of a communicator. Equal call specs get equal plans on all ranks.
+
+    Attributes:
+        tuner_state: the decision table and the calibration by which the tuner chooses.
+
+    Args:
+        rank, size: this rank, and the number of ranks.
+        host_layout, options, tuner_state: those of the communicator.
+        vendors: for each vendor library, the function that says why it refuses a call.
+    """
 
     def __init__(
         self,
         rank: int,
         size: int,
-        place: HostLayout,
+        host_layout: HostLayout,
         options: Options,
         vendors: Mapping[str, VendorRefusal],
-        known: TunerState = NO_STATE,
+        tuner_state: TunerState = NO_STATE,
     ) -> None:
         self._vendors = vendors
         self._rank = rank
-        self.known = known
+        self.tuner_state = tuner_state
         self._size = size
-        self._place = place
+        self._host_layout = host_layout
         self._options = options
-        self._known: dict[tuple[CallSpec, ...], Call] = {}
+        self._calls: dict[tuple[CallSpec, ...], Call] = {}
 
-    def find(self, *kinds: CallSpec) -> Call:
-        """Return the call of this kind; of several, which differ in their arrays and operations, all as one call.
+    def find(self, *specs: CallSpec) -> Call:
+        """Return the call of this spec. Several specs, which differ only in arrays and ops, become one fused call.
 
         Raises:
             UsageError: there is no such operation, or it is not defined for such a call.
             NoAlgorithmError: no algorithm carries it out.
         """
         try:
-            found = self._known.get(kinds)
+            call = self._calls.get(specs)
         except TypeError:
-            wrong = ", ".join(f"{kind.op!r} and {kind.algorithm!r}" for kind in kinds)
+            wrong = ", ".join(f"{spec.op!r} and {spec.algorithm!r}" for spec in specs)
             raise UsageError(f"op and algorithm must be names; got {wrong}") from None
-        if found is None:
-            if len(self._known) >= _MOST_CALLS:
-                self._known.clear()
-            found = self._known[kinds] = self._make(kinds)
-        return found
+        if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            call = self._calls[specs] = self._plan(specs)
+        return call
 
-    def carrying(self, kind: CallSpec, exchange: CallSpec) -> Call:
-        """Return the call of `exchange`, which ranks know as one of `kind`: that is what they must agree on.
+    def carrying(self, spec: CallSpec, exchange: CallSpec) -> Call:
+        """Return the call of `exchange` with the signature of `spec`.
+
+        A reduction by a Python function uses it, so that ranks that disagree on the reduction get a `MismatchError`
+        about the reduction.
 
         Raises:
-            NoAlgorithmError: no algorithm carries it out.
+            NoAlgorithmError: no algorithm carries out `exchange`.
         """
         call = self.find(exchange)
         algorithm = f"{exchange.collective} {call.signature.algorithm}"
-        return replace(call, signature=_signature((kind,), algorithm, call.segments))
+        return replace(call, signature=_signature((spec,), algorithm, call.segments))
 
-    def announcing(self, *kinds: CallSpec) -> Call:
-        """Return a barrier that ranks know as a call of these kinds on a device, to which its elements go elsewhere."""
+    def announcing(self, *specs: CallSpec) -> Call:
+        """Return a barrier with the signature of a call on a device, whose elements travel by other means."""
         call = self.find(CallSpec("barrier", algorithm="auto"))
-        signature = _signature(kinds, call.signature.algorithm, call.segments)
+        signature = _signature(specs, call.signature.algorithm, call.segments)
         return replace(call, signature=replace(signature, memory="device"))
 
-    def predicted_s(self, kind: CallSpec) -> float:
-        """Return the predicted seconds of a call; 0 if the algorithm that the options name has no known cost."""
-        return self._choice((kind,), []).predicted_s or 0.0
+    def predicted_s(self, spec: CallSpec) -> float:
+        """Return the predicted seconds of a call; 0 if the options force an algorithm of unknown cost."""
+        return self._choice((spec,), []).predicted_s or 0.0
 
     def question(
         self,
         collective: str,
         nbytes: int,
         reduced: Sequence[tuple[DType, Op]],
-        wanted: AlgorithmLike,
+        algorithm: AlgorithmLike,
         varying: bool,
         arrays: int = 1,
     ) -> Question:
-        """Return what the tuner is asked about a call of so many arrays.
+        """Return the question to the tuner about a call.
 
-        `reduced` are the dtype and operation of each, if any.
+        Args:
+            collective: its name in the registry.
+            nbytes: the bytes of the whole vector.
+            reduced: the dtype and op of each array that is reduced.
+            algorithm: the requested algorithm.
+            varying: whether the shares have counts of rows.
+            arrays: the number of arrays of the call.
 
         Raises:
-            UsageError: no collective has the algorithm of the options, or what is wanted is not for the dtypes.
+            UsageError: no collective has the algorithm of the options, or the request is impossible for the dtypes.
         """
-        selected = as_request(wanted)
+        request = as_request(algorithm)
         return Question(
             collective=collective,
             nbytes=nbytes,
             size=self._size,
-            link=self._place.link,
+            link=self._host_layout.link,
             commutative=all(op.commutative for _, op in reduced),
-            algorithm=selected.algorithm or self._preferred(collective, nbytes),
+            algorithm=request.algorithm or self._preferred(collective, nbytes),
             segment_nbytes=self._options.segment_nbytes,
             varying=varying,
-            hosts=self._place.hosts,
-            inside=self._place.inside,
-            crowd=self._place.crowd,
-            order=selected.order(collective, [dtype for dtype, _ in reduced]),
+            hosts=self._host_layout.hosts,
+            inside=self._host_layout.inside,
+            crowd=self._host_layout.crowd,
+            order=request.order(collective, [dtype for dtype, _ in reduced]),
             vendors=tuple(
                 (name, refusal(collective, nbytes, reduced, arrays, self._size))
                 for name, refusal in self._vendors.items()
@@ -263,7 +287,7 @@ class CallPlanner:
         )
 
     def _preferred(self, collective: str, nbytes: int) -> str:
-        """Return the algorithm of the options, which is only for the collectives that have it, or "auto"."""
+        """Return the algorithm that the options force, if the collective has it, and otherwise "auto"."""
         name = self._options.algorithm
         if is_rules(name):
             from unisono.tuning.decide.forced_rules import forced
@@ -274,73 +298,77 @@ class CallPlanner:
         check_known(name)
         return "auto"
 
-    def _make(self, kinds: tuple[CallSpec, ...]) -> Call:
-        kind, layout = kinds[0], kinds[0].layout
-        extents = tuple(extent for each in kinds if (extent := _extent(each)) is not None)
-        choice = self._choice(kinds, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
-        form = {"varying": True} if _varies(kind) else {}
-        build = find(kind.collective, choice.algorithm).build
-        plan = build(self._size, self._rank, kind.root or 0, **form, **dict(choice.params))
-        signature = _signature(kinds, choice.shown, choice.segments)
+    def _plan(self, specs: tuple[CallSpec, ...]) -> Call:
+        spec, layout = specs[0], specs[0].layout
+        extents = tuple(extent for each in specs if (extent := _extent(each)) is not None)
+        choice = self._choice(specs, [(extent.dtype, extent.op) for extent in extents if extent.op is not None])
+        form = {"varying": True} if _varies(spec) else {}
+        build = find(spec.collective, choice.algorithm).build
+        plan = build(self._size, self._rank, spec.root or 0, **form, **dict(choice.params))
+        signature = _signature(specs, choice.shown, choice.segments)
         _log.info(
             "%s: %s over %d segment(s), by tier %s, %s",
             *(signature, choice.variant, choice.segments, choice.tier, shown(choice.predicted_s)),
         )
-        counts = counts_of(CONTRACTS[kind.collective].varying, layout) if layout else {}
+        counts = counts_of(CONTRACTS[spec.collective].varying, layout) if layout else {}
         source, target = zip(*(extent.elements for extent in extents), strict=True) if extents else ((1,), (1,))
         return Call(signature, plan, Shape((sum(source), sum(target)), counts), extents, choice.segments)
 
-    def _choice(self, kinds: tuple[CallSpec, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
-        kind = kinds[0]
-        nbytes = sum(each.layout.whole * each.dtype.itemsize if each.layout and each.dtype else 1 for each in kinds)
-        question = self.question(kind.collective, nbytes, reduced, kind.algorithm, _varies(kind), len(kinds))
-        with _core.DefaultFloatEnvironment():  # predicted times decide, so they need the same bits on all ranks
-            return choose(question, self.known)
+    def _choice(self, specs: tuple[CallSpec, ...], reduced: Sequence[tuple[DType, Op]]) -> Choice:
+        first = specs[0]
+        nbytes = sum(spec.layout.whole * spec.dtype.itemsize if spec.layout and spec.dtype else 1 for spec in specs)
+        question = self.question(first.collective, nbytes, reduced, first.algorithm, _varies(first), len(specs))
+        # Predicted times decide the choice, so they must have the same bits on all ranks.
+        with _core.DefaultFloatEnvironment():
+            return choose(question, self.tuner_state)
 
 
-def _varies(kind: CallSpec) -> bool:
-    return kind.layout is not None and kind.layout.rows is not None
+def _varies(spec: CallSpec) -> bool:
+    return spec.layout is not None and spec.layout.rows is not None
 
 
-def _extent(kind: CallSpec) -> Extent | None:
-    """Return what a kind is in a call; nothing of a barrier.
+def _extent(spec: CallSpec) -> Extent | None:
+    """Return the extent of an array in its call; None for a barrier, which has no array.
 
     Raises:
         UsageError: there is no such operation, or it is not defined for such a call.
     """
-    if kind.layout is None or kind.dtype is None:
+    if spec.layout is None or spec.dtype is None:
         return None
-    op = None if kind.op is None else operation(kind.op)
+    op = None if spec.op is None else operation(spec.op)
     if op is not None:
-        op.check(kind.dtype)
-        if op.lower is Lower.DIVIDE_BY_SIZE and kind.collective in _PREFIXES:
-            raise UsageError(f"op {op.name!r} is not defined for {kind.collective}: each rank would divide otherwise")
-    return Extent(kind.layout.elements, kind.dtype, op)
+        op.check(spec.dtype)
+        if op.lower is Lower.DIVIDE_BY_SIZE and spec.collective in _PREFIXES:
+            raise UsageError(
+                f"op {op.name!r} is not defined for {spec.collective}, in which every rank combines another number of "
+                "arrays: use 'sum', and divide the result"
+            )
+    return Extent(spec.layout.elements, spec.dtype, op)
 
 
-def _signature(kinds: tuple[CallSpec, ...], algorithm: str, segments: int) -> Signature:
-    kind = kinds[0]
-    rows, selected = kind.layout.rows if kind.layout else None, as_request(kind.algorithm)
-    first, *others = [_argument(each) for each in kinds]
+def _signature(specs: tuple[CallSpec, ...], algorithm: str, segments: int) -> Signature:
+    spec = specs[0]
+    rows, request = spec.layout.rows if spec.layout else None, as_request(spec.algorithm)
+    first, *others = [_argument(spec) for spec in specs]
     return Signature(
-        kind.collective if rows is None else f"{kind.collective}v",
+        spec.collective if rows is None else f"{spec.collective}v",
         *first,
-        root=kind.root,
+        root=spec.root,
         algorithm=algorithm,
         segments=segments,
-        # Of counts to send and counts to receive, no rank knows those of the others.
+        # An alltoallv has send_counts and recv_counts, of which each rank knows only its own, so they are left out.
         counts=rows[0] if rows is not None and len(rows) == 1 else None,
-        reproducible=selected.reproducible,
-        accumulate=selected.accumulate,
+        reproducible=request.reproducible,
+        accumulate=request.accumulate,
         others=tuple(others),
-        asked=selected.algorithm if selected.algorithm != "auto" else None,
+        asked=request.algorithm if request.algorithm != "auto" else None,
     )
 
 
-def _argument(kind: CallSpec) -> Argument:
+def _argument(spec: CallSpec) -> Argument:
     return Argument(
-        dtype=kind.dtype.name if kind.dtype else None,
-        shape=kind.layout.agreed if kind.layout else None,
-        order=kind.order,
-        op=None if kind.op is None else operation(kind.op).name,
+        dtype=spec.dtype.name if spec.dtype else None,
+        shape=spec.layout.agreed if spec.layout else None,
+        order=spec.order,
+        op=None if spec.op is None else operation(spec.op).name,
     )

@@ -1,4 +1,7 @@
-"""Calls that have been checked: what is needed to run them, start them, know them or keep them."""
+"""Checked calls: their arrays as an executor takes them, and the results as the user gets them.
+
+Used by: the dispatcher, the reducer for custom ops, and calls on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from unisono.transports.reductions.definition import lift
 
 @record
 class BoundArray:
-    """An array of a call, and where its result goes.
+    """One array of a call: the memory that the plan reads and writes, and the result for the user.
 
     Attributes:
-        kind: what decides about the call.
-        source, target: what is read and what is written, flat; None where this rank has none.
-        result: what the user gets, with the memory of `target`; None if nothing. But see `finish`.
-        is_packed: whether `source` is a copy of the user's array, made because that is not contiguous.
-        is_in_place: whether `target` is in the memory of `source`, as the collective allows.
-        convert: what makes the array that the user gets from `result` once that is complete; None if it is that array.
-        lifting: the operation by which `source` must be lifted before each run; None if it goes as it is.
+        spec: the call spec.
+        source, target: the flat arrays that the plan reads and writes; None if this rank reads or writes nothing.
+        result: the array with the memory of `target`; None if this rank gets no result.
+        is_packed: whether `source` is a copy of the user's array, which is not contiguous.
+        is_in_place: whether `target` overlaps `source`, as the collective allows.
+        convert: the function that makes the user's array from the completed `result`; None if `result` is that array.
+        lifting: the premul_sum whose factor multiplies `source` before each run; None if nothing multiplies it.
     """
 
-    kind: CallSpec
+    spec: CallSpec
     source: AnyArray | None = None
     target: AnyArray | None = None
     result: Any = None
@@ -36,11 +39,14 @@ class BoundArray:
     lifting: Op | None = None
 
     def finish(self) -> Any:
-        """Return what the user gets; to be called once, when the call is done."""
+        """Return the user's result. Call it only once, when the call has ended."""
         return self.result if self.convert is None else self.convert(self.result)
 
     def lifted(self, stage: AnyArray | None = None) -> AnyArray | None:
-        """Return what the plan reads: `source`, or `stage` or a new array with what it is lifted to.
+        """Return the array that the plan reads: `source`, or its product with the factor of `lifting`.
+
+        Args:
+            stage: memory for the product; None for a new array.
 
         Raises:
             UsageError: the factor of the operation is not in the range of the dtype.
@@ -52,44 +58,48 @@ class BoundArray:
 
 @record
 class CheckedCall:
-    """The arrays of a call that is right as far as this rank can tell.
+    """The arrays of a call in which this rank has found no error.
 
     Attributes:
-        parts: the arrays.
-        gathered: list or tuple, as the user gave them and gets the results; None of an array alone.
+        arrays: the arrays.
+        gathered: the type in which the user passed several arrays and gets the results, list or tuple; None for a
+            single array.
     """
 
-    parts: Sequence[BoundArray]
+    arrays: Sequence[BoundArray]
     gathered: type[Any] | None
 
     def finish(self) -> Any:
-        """Return what the user gets, None where this rank gets nothing; to be called once, when the call is done."""
-        results = [part.finish() for part in self.parts]
+        """Return the user's result, None if this rank gets none. Call it only once, when the call has ended."""
+        results = [array.finish() for array in self.arrays]
         return self.gathered(results) if self.gathered and results[0] is not None else results[0]
 
 
 @record
 class PreparedCall(CheckedCall):
-    """A call that the executor carries out, planned and chosen; each of the arrays is an extent of `call`."""
+    """A checked call with its plan, for an executor; each array is an extent of `call`."""
 
     call: Call
 
     @property
     def targets(self) -> list[AnyArray | None]:
-        """OUTPUT, as executors take it."""
-        return [part.target for part in self.parts]
+        """The arrays of OUTPUT, one for each extent."""
+        return [array.target for array in self.arrays]
 
     def sources(self, stages: Sequence[AnyArray | None] | None = None) -> list[AnyArray | None]:
-        """Return INPUT, as executors take it, lifted where needed: into `stages`, if given, which it returned before.
+        """Return the arrays of INPUT, one for each extent, after multiplication by the factors of premul_sum.
+
+        Args:
+            stages: the arrays that an earlier call returned, which are overwritten; None for new ones.
 
         Raises:
-            UsageError: as `BoundArray.lifted`.
+            UsageError: the factor of an operation is not in the range of the dtype.
         """
-        return [part.lifted(stages[index] if stages else None) for index, part in enumerate(self.parts)]
+        return [array.lifted(stages[index] if stages else None) for index, array in enumerate(self.arrays)]
 
     @property
-    def can_be_known(self) -> bool:
-        """Whether such arguments make the same call again, on the memory of the arrays as it is."""
-        layout = self.parts[0].kind.layout
+    def can_be_cached(self) -> bool:
+        """Whether the call cache may run an equal call directly on the memory of its arrays."""
+        layout = self.arrays[0].spec.layout
         has_counts = layout is not None and layout.rows is not None
-        return not has_counts and not any(part.is_packed or part.lifting is not None for part in self.parts)
+        return not has_counts and not any(array.is_packed or array.lifting is not None for array in self.arrays)

@@ -1,4 +1,8 @@
-"""Jobs that are done one after the other: each by whoever waits for it, or, if nobody does, by a thread of its own."""
+"""`SerialQueue` runs jobs one after the other, each in the thread that waits for it or in a thread of the queue.
+
+Used by: the reducer for custom ops, and calls on a GPU. Both must run their jobs in the same order on all ranks. A
+thread pool would not do, because it runs a job in another thread even if the caller waits for it at once.
+"""
 
 from __future__ import annotations
 
@@ -13,63 +17,67 @@ from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, UsageError
 from unisono.transports.contracts.executor import Executor
 
-# How long closing waits for the job that is being done, which may be in a function of the user.
-_FAREWELL_S = 2.0
+# `close` waits at most this long for a running job, because the job may be in a Python function of the user.
+_CLOSE_S = 2.0
 
 
 class Ticket:
-    """The place of a job in the order; `ended` is done when it has ended, and has what it raised."""
+    """The position of a job in a `SerialQueue`.
+
+    Attributes:
+        ended: is done when the job has ended, and holds the exception that the job raised.
+    """
 
     def __init__(self, before: Future[None] | None) -> None:
         self.ended: Future[None] = Future()
         self._before = before
 
     def do(self, job: Callable[[], None]) -> None:
-        """Wait until all jobs before have ended, and do this one; raises nothing but what interrupts that wait."""
+        """Wait until all earlier jobs have ended, and run this job; its exception goes to `ended`."""
         try:
             if self._before is not None and not self._before.done():
                 wait([self._before])
-            self._before = None  # which would keep what it raised
+            self._before = None  # would keep the exception of that job alive
             job()
-        except BaseException as error:  # noqa: BLE001  (whoever waits for the job gets it)
+        except BaseException as error:  # noqa: BLE001  (the thread that waits for the job raises it)
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
 
 
 class SerialQueue:
-    """The order of jobs, of which each begins when the one before has ended."""
+    """A queue of jobs, each of which starts when the job before it has ended. It may be used by several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # protects the attributes below
         self._last: Future[None] | None = None
         self._waiting: deque[tuple[Ticket, Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
 
     def are_over(self) -> bool:
-        """Return whether all jobs have ended whose turns have been taken."""
+        """Return whether the jobs of all tickets have ended."""
         return self._last is None or self._last.done()
 
     def take(self) -> Ticket:
-        """Return the turn after all that have been taken. It must be done, here or later."""
+        """Return the next ticket; without `Ticket.do` or `do_later` for it, no later job starts."""
         with self._lock:
-            turn = Ticket(self._last)
-            self._last = turn.ended
-        return turn
+            ticket = Ticket(self._last)
+            self._last = ticket.ended
+        return ticket
 
-    def do_later(self, turn: Ticket, job: Callable[[], None]) -> None:
-        """Do a job when its turn has come, in a thread of these turns."""
+    def do_later(self, ticket: Ticket, job: Callable[[], None]) -> None:
+        """Run the job of a ticket in the thread of this queue, when all earlier jobs have ended."""
         with self._lock:
-            self._waiting.append((turn, job))
+            self._waiting.append((ticket, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._do_all, name="unisono-turns", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until the jobs have ended, which must be about to fail, but no longer than seconds."""
+        """Wait until the jobs have ended, for at most 2 seconds; the caller has made them fail before."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_FAREWELL_S)
+            thread.join(_CLOSE_S)
 
     def _do_all(self) -> None:
         while True:
@@ -77,31 +85,35 @@ class SerialQueue:
                 if not self._waiting:
                     self._thread = None
                     return
-                turn, job = self._waiting.popleft()
-            turn.do(job)
+                ticket, job = self._waiting.popleft()
+            ticket.do(job)
 
 
-class TurnOperation:
-    """A call that is done in its turn, as an operation of an executor."""
+class QueuedOperation:
+    """A job of a `SerialQueue` with the interface of `Operation`, so that a `Work` can wait for it.
 
-    def __init__(self, executor: Executor, future: Future[Any], operation: str) -> None:
+    Args:
+        executor: the executor of the communicator, which is aborted if the job takes too long.
+        ended: the future of the job's ticket.
+        operation: the name of the call in errors.
+    """
+
+    def __init__(self, executor: Executor, ended: Future[Any], operation: str) -> None:
         self._executor = executor
-        self._future = future
+        self._ended = ended
         self._operation = operation
-        self._process = os.getpid()  # a child that is forked from it has no thread that would go on
+        self._process = os.getpid()  # a forked child has no thread that would run the job
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.ended():
             self._result()
         return self.ended()
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         try:
             deadline = Deadline(timeout_s)
             while not (self.ended() or deadline.has_passed()):
-                wait([self._future], deadline.left_s())
+                wait([self._ended], deadline.left_s())
         except KeyboardInterrupt:
             self.abort("interrupted")
             raise
@@ -113,17 +125,17 @@ class TurnOperation:
         self._result()
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`; it does so from its start, with the limit that it was given then."""
+        """Do nothing: the job goes on by itself from its start, with the time limit that it got then."""
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
-        return self._future.done() or os.getpid() != self._process
+        return self._ended.done() or os.getpid() != self._process
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         self._executor.abort(reason)
 
     def _result(self) -> None:
-        if not self._future.done():
-            raise UsageError("this process was forked from a rank", operation=self._operation)
-        self._future.result()
+        if not self._ended.done():
+            raise UsageError(
+                "this process was forked from a rank, and the call goes on only in the rank", operation=self._operation
+            )
+        self._ended.result()

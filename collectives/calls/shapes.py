@@ -1,8 +1,8 @@
-"""How the arrays of a collective relate: from the shape of one of them to those of the others, by what is cut how.
+"""Derives the shapes of all arrays of a collective from the shape of one.
 
-The contracts of the algorithms say which vector lies in INPUT and OUTPUT: the whole one, the share of a rank, or the
-shares of all ranks, one after the other along the first axis. Shares are equal, or have counts of rows of their own.
-Everything here is pure arithmetic of integers.
+The contracts of the collectives (`algorithms/ir/contracts.py`) say which vector is in INPUT and in OUTPUT: the whole
+vector, the share of one rank, or the shares of all ranks, concatenated along the first axis. Shares are equal, or have
+counts of rows. This file only computes with integers.
 
 >>> layout_of("allgather", (2, 3), size=4, rank=1).results
 ((8, 3), (4, 2, 3))
@@ -26,23 +26,23 @@ from unisono.errors import UsageError
 from unisono.records import record
 
 Extents: TypeAlias = tuple[int, ...]
-# No array is larger; counts that say so are none.
+# No array has more elements, so larger counts are an error.
 _MOST_ELEMENTS = (1 << 63) // 16
 
 
 @record
 class Layout:
-    """The shapes of one call on one rank. Calls with equal layouts are alike, but for dtype, order, operation and root.
+    """The shapes of one call on one rank. Calls with equal layouts differ at most in dtype, order, op and root.
 
     Attributes:
-        agreed: what all ranks must agree on: the shape of `x`; of a row where there are counts; the elements of a share
-            where only the root has an `x`.
-        elements: of INPUT and OUTPUT.
-        whole: elements of the vector that the collective is about, as all ranks know it; 0 where they do not.
-        results: the shapes that the result may have, first the one that it has by default.
-        offset: elements from the beginning of INPUT to that of OUTPUT where both are in the same memory.
-        rows: the counts, in rows, of those that there are of INPUT and OUTPUT; None for equal shares.
-        row: elements of a row, where there are counts.
+        agreed: the shape on which all ranks must agree. It is the shape of `x`. With counts it is the shape of a row.
+            If only the root has an `x`, it is the number of elements of a share.
+        elements: the numbers of elements of INPUT and OUTPUT.
+        whole: the number of elements of the whole vector, as all ranks know it; 0 if they do not.
+        results: the shapes that the result may have; the first one is the default.
+        offset: elements from the start of INPUT to the start of OUTPUT if the call runs in place.
+        rows: the counts of rows, of INPUT and OUTPUT or of the one that has counts; None for equal shares.
+        row: the number of elements of a row, if there are counts.
     """
 
     agreed: Extents
@@ -60,7 +60,7 @@ def layout_of(
     """Return the layout of a call whose `x` has this shape.
 
     Raises:
-        UsageError: the shape cannot be cut like that, or is not what the counts say.
+        UsageError: the rows cannot be divided equally, or do not match the counts.
     """
     contract = CONTRACTS[collective]
     if contract.input is Cut.VECTOR:
@@ -72,10 +72,10 @@ def layout_of(
 
 
 def layout_of_share(shape: Extents, *, size: int, rank: int, rows: tuple[Extents, ...] | None = None) -> Layout:
-    """Return the layout of a scatter on a rank that is not the root, whose `out` has this shape.
+    """Return the layout of a scatter on a rank other than the root, from the shape of its `out`.
 
     Raises:
-        UsageError: the shape is not what the counts say.
+        UsageError: the rows do not match the counts.
     """
     elements = prod(shape)
     if rows is None:
@@ -86,28 +86,34 @@ def layout_of_share(shape: Extents, *, size: int, rank: int, rows: tuple[Extents
 
 
 def checked_rows(name: str, counts: Sequence[int], size: int) -> Extents:
-    """Return the counts, one for each rank, as they were given under `name`.
+    """Return the counts, one for each rank, as a tuple of integers.
 
     Raises:
-        UsageError: they are not `size` integers that are at least 0, or too large to be true.
+        UsageError: `counts` are not `size` integers from 0 on, or their sum is larger than any array; the text calls
+            them `name`.
     """
     try:
-        found = tuple(operator.index(count) for count in counts)
+        rows = tuple(operator.index(count) for count in counts)
     except TypeError:
         raise UsageError(f"{name} must be a sequence of integers, not {counts!r}") from None
-    if len(found) != size:
-        raise UsageError(f"{name} must be {size} integers, one for each rank; got {len(found)}")
-    if any(isinstance(count, bool) for count in counts) or min(found) < 0 or sum(found) > _MOST_ELEMENTS:
-        raise UsageError(f"{name} must be numbers of rows, at least 0; got {list(found)}")
-    return found
+    if len(rows) != size:
+        raise UsageError(f"{name} must be {size} integers, one for each rank; got {len(rows)}")
+    if any(isinstance(count, bool) for count in counts) or min(rows) < 0 or sum(rows) > _MOST_ELEMENTS:
+        raise UsageError(f"{name} must be numbers of rows, at least 0; got {list(rows)}")
+    return rows
 
 
-def counts_of(kinds: tuple[Counts, Counts] | None, layout: Layout) -> dict[Counts, Sequence[int]]:
-    """Return the elements of each block, by kind, for plans whose shares are not equal."""
-    if layout.rows is None or kinds is None:
+def counts_of(names: tuple[Counts, Counts] | None, layout: Layout) -> dict[Counts, Sequence[int]]:
+    """Return the elements of each block for a plan with unequal shares; empty for equal shares.
+
+    Args:
+        names: the names of the counts in the plan, of INPUT and OUTPUT.
+        layout: the layout of the call.
+    """
+    if layout.rows is None or names is None:
         return {}
     both = (layout.rows[0], layout.rows[-1])
-    return {kind: [count * layout.row for count in counts] for kind, counts in zip(kinds, both, strict=True)}
+    return {name: [count * layout.row for count in counts] for name, counts in zip(names, both, strict=True)}
 
 
 # --- equal shares --------------------------------------------------------------------------------------------------
@@ -133,11 +139,11 @@ def _exchanged(shape: Extents, size: int, rank: int, _: tuple[Extents, ...]) -> 
 
 
 def _divided(shape: Extents, size: int) -> int:
-    """Return how many rows each rank has of an array of this shape."""
+    """Return the number of rows of each rank's equal share; raise `UsageError` if the rows cannot be divided."""
     if not shape or shape[0] % size:
-        what = f"has {shape[0]} rows" if shape else "is 0-dimensional"
+        rows = f"has {shape[0]} rows" if shape else "is 0-dimensional"
         raise UsageError(
-            f"x {what}, which {size} ranks cannot share equally: its first axis must be divisible by {size}"
+            f"x {rows}, which {size} ranks cannot share equally: its first axis must be divisible by {size}"
         )
     return shape[0] // size
 
@@ -166,16 +172,19 @@ def _exchanged_rows(shape: Extents, size: int, rank: int, rows: tuple[Extents, .
     sent, received = rows
     _check_rows("x", shape, sum(sent), "the sum of send_counts")
     if sent[rank] != received[rank]:
-        what = f"send_counts[{rank}] is {sent[rank]} and recv_counts[{rank}] is {received[rank]}"
-        raise UsageError(f"{what}, which are the same rows: those that this rank keeps")
+        raise UsageError(
+            f"send_counts[{rank}] is {sent[rank]} and recv_counts[{rank}] is {received[rank]}, but both count the rows "
+            "that this rank keeps: pass the same number"
+        )
     result = (sum(received), *shape[1:])
     return Layout(shape[1:], (prod(shape), prod(result)), 0, (result,), 0, rows, prod(shape[1:]))
 
 
-def _check_rows(name: str, shape: Extents, rows: int, what: str) -> None:
+def _check_rows(array: str, shape: Extents, rows: int, counts: str) -> None:
+    """Raise `UsageError` if an array does not have so many rows; `array` and `counts` name them in the text."""
     if not shape or shape[0] != rows:
-        found = f"has {shape[0]} rows" if shape else "is 0-dimensional"
-        raise UsageError(f"{name} {found}, and {what} is {rows}")
+        actual = f"has {shape[0]} rows" if shape else "is 0-dimensional"
+        raise UsageError(f"{array} {actual}, and {counts} is {rows}: they must be equal")
 
 
 _Rule: TypeAlias = Callable[[Extents, int, int, tuple[Extents, ...]], Layout]

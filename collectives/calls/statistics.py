@@ -1,4 +1,4 @@
-"""What a communicator has done so far: traffic by peer, and calls by collective, algorithm and size."""
+"""The result of `Communicator.stats`: traffic by peer, and calls by collective, algorithm and size."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import NamedTuple
 from unisono.transports.contracts.call import Call, Usage
 from unisono.transports.contracts.transport import Traffic
 
+# Each size class reaches up to 4 times as many bytes as the class before.
 _FACTOR = 4
 
 
 class CallStatistics(NamedTuple):
-    """Collective calls of one kind.
+    """Counters for the calls of one collective by one algorithm in one size class.
 
     Attributes:
-        collective, algorithm: what was called, and what carried it out.
-        most_nbytes: the size class: a power of 4, and vectors of more than a quarter of so many bytes.
-        calls: how many there were.
-        nbytes: of the vectors of all of them.
-        seconds: what all of them took on this rank, from their beginning to their end: estimated, as of many calls only
-            some are timed.
+        collective, algorithm: their names.
+        most_nbytes: the largest vector of the size class, a power of 4; the smallest is larger than a quarter of it.
+        calls: the number of calls.
+        nbytes: the sum of the bytes of their vectors.
+        seconds: the time that all of the calls took on this rank, from start to end. It is extrapolated if there are
+            many calls, because then only some of them are timed.
     """
 
     collective: str
@@ -32,11 +33,12 @@ class CallStatistics(NamedTuple):
 
 
 class DeviceStatistics(NamedTuple):
-    """What calls on arrays of a GPU have moved.
+    """Counters for calls and messages on arrays of a GPU.
 
     Attributes:
-        by_ipc: over CUDA IPC, by peer.
-        to_host_nbytes, to_device_nbytes: what has been copied through the host, of messages too.
+        by_ipc: the traffic over CUDA IPC, by peer.
+        to_host_nbytes, to_device_nbytes: the bytes copied to the host and back, for calls and messages that went
+            through the host.
     """
 
     by_ipc: Mapping[int, Traffic]
@@ -45,7 +47,12 @@ class DeviceStatistics(NamedTuple):
 
 
 class Statistics(dict[int, Traffic]):
-    """The traffic by peer; and `calls`, the collective calls, those that took longest first, and `on_device`."""
+    """The traffic by peer, as a dict.
+
+    Attributes:
+        calls: the counters of collective calls; those that took the most time come first.
+        on_device: the counters of arrays on a GPU.
+    """
 
     def __init__(
         self, traffic: Mapping[int, Traffic], used: Iterable[tuple[Call, Usage]], on_device: DeviceStatistics
@@ -68,11 +75,11 @@ def _calls(used: Iterable[tuple[Call, Usage]]) -> tuple[CallStatistics, ...]:
             nbytes=before.nbytes + usage.calls * nbytes,
             seconds=before.seconds + usage.seconds * usage.calls / max(1, usage.timed),
         )
-    return tuple(sorted(totals.values(), key=lambda each: -each.seconds))
+    return tuple(sorted(totals.values(), key=lambda row: -row.seconds))
 
 
 def _nbytes(call: Call) -> int:
-    """Return the bytes of the vector: of the longer of INPUT and OUTPUT."""
+    """Return the bytes of the vector of a call, which is the longer one of INPUT and OUTPUT."""
     return max((sum(each.elements[side] * each.dtype.itemsize for each in call.extents) for side in (0, 1)), default=0)
 
 

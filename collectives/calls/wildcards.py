@@ -1,4 +1,4 @@
-"""What stands for any rank and any tag in messages between two ranks."""
+"""`ANY_SOURCE` and `ANY_TAG`: wildcards for `recv` and `probe`, which match any rank and any tag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.transports.contracts.transport import FIRST_RESERVED_TAG
 MOST_TAG = FIRST_RESERVED_TAG - 1
 
 
-# Not numbers, so that a rank or tag that was computed wrongly is an error.
+# The wildcards are not numbers, so a rank or tag that the program computed wrongly is never taken for one.
 class AnySource(Enum):
     """The type of `ANY_SOURCE`, which stands for any other rank."""
 

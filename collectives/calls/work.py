@@ -1,8 +1,11 @@
-"""Calls that go on by themselves: what ``wait=False`` returns, and how to wait for several.
+"""Asynchronous calls: `Work`, which ``wait=False`` returns, `wait_all` and `wait_any`.
 
-Theory of operation. A started call is driven by the executor's own thread, which takes no lock of the interpreter. A
-`Works` keeps every work, and with it the arrays, alive until the call has ended, whether or not the program has kept
-it. Callbacks run in a thread that lives as long as some are awaited, and sleeps in the executor until a call ends.
+Theory of operation
+-------------------
+A thread of the executor drives a started call, and takes no lock of the interpreter. The `Works` of a communicator
+keeps every work, and with it the arrays, alive until the call has ended, because the program may drop the work before.
+Done callbacks run in a thread of their own. That thread sleeps in the executor until a call ends, and ends itself when
+no callback is pending.
 """
 
 from __future__ import annotations
@@ -25,23 +28,26 @@ _log = log.get(log.NAME)
 Result = TypeVar("Result")
 AnyWork = TypeVar("AnyWork", bound="Work[Any]")
 
-# How long the thread of the callbacks sleeps at most, also where an end is awaited that does not wake it, and how long
-# `wait_any` does between two looks.
+# The thread of the callbacks sleeps at most this long. The executor wakes it when a call ends.
 _LONGEST_SLEEP_S = 1.0
+# It sleeps at most this long if it also waits for an end that does not wake it; see `Work.is_counted`.
 _SHORT_SLEEP_S = 0.002
-_LOOK_S = 0.0002
-# How long closing waits for callbacks, one of which may wait for whoever closes.
-_FAREWELL_S = 2.0
+# `wait_any` sleeps this long between two checks.
+_POLL_S = 0.0002
+# `close` waits at most this long for callbacks, because a callback may itself wait for `close`.
+_CLOSE_S = 2.0
 
 
 class Work(Generic[Result]):
-    """A call that goes on by itself. Its arrays must not be changed, nor its `out` be read, until it has ended.
+    """A started call. Do not change its arrays or read its `out` before it has ended.
 
-    Dropping it changes nothing: the call goes on. It fails if it has not ended when the `timeout_s` of the call has
-    passed.
+    The call continues if the program drops its work. It fails if it has not ended within its `timeout_s`.
+
+    Attributes:
+        is_counted: whether `Executor.wait_for_end` returns when this call ends.
     """
 
-    __slots__ = ("_error", "_found", "_limit_s", "_made", "_operation", "_works", "is_counted")
+    __slots__ = ("_error", "_limit_s", "_message", "_operation", "_result", "_works", "is_counted")
 
     def __init__(
         self,
@@ -50,18 +56,19 @@ class Work(Generic[Result]):
         result: Any,
         limit_s: float,
         convert: Callable[[Any], Result] | None,
-        found: Callable[[], Message | None] = lambda: None,
+        message: Callable[[], Message | None] = lambda: None,
     ) -> None:
         self._works = works
         self._operation = operation  # None if there is nothing to wait for
-        self._made = (result, convert)  # one attribute, for several threads may wait
+        # One attribute holds both, because several threads may wait and each must see a pair that fits.
+        self._result = (result, convert)
         self._limit_s = limit_s
-        self._found = found
+        self._message = message
         self._error: UnisonoError | None = None
-        self.is_counted = True  # its end, by the executor
+        self.is_counted = True
 
     def done(self) -> bool:
-        """Return whether the call has ended, well or not; does not block."""
+        """Return whether the call has ended, with a result or an error; does not block."""
         operation = self._operation
         return operation is None or operation.ended()
 
@@ -69,10 +76,10 @@ class Work(Generic[Result]):
         """Wait until the call has ended and return its result, the same as without ``wait=False``.
 
         Args:
-            timeout_s: seconds from now until the call fails, 0 or more; by default as many as the call was given.
+            timeout_s: seconds from now until the call fails, 0 or more; by default the `timeout_s` of the call.
 
         Raises:
-            UsageError: `timeout_s` is no such number.
+            UsageError: `timeout_s` is not a number of at least 0.
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: the call failed, on every rank; the
                 contents of its output are undefined.
         """
@@ -87,36 +94,38 @@ class Work(Generic[Result]):
             self._works.drop(self)
         if self._error is not None:
             raise self._error
-        made, convert = self._made
+        value, convert = self._result
         if convert is not None:
-            made = convert(made)
-            self._made = (made, None)
-        result: Result = made
+            value = convert(value)
+            self._result = (value, None)
+        result: Result = value
         return result
 
     def _seconds(self, timeout_s: float | None) -> float:
         return self._limit_s if timeout_s is None else checked_timeout_s(timeout_s, or_zero=True)
 
     def result(self) -> Result:
-        """Return the result of a call that has ended; raises as `wait` does.
+        """Return the result of a call that has ended; raises the errors of `wait`.
 
         Raises:
-            UsageError: it has not ended.
+            UsageError: the call has not ended.
         """
         if not self.done():
             raise UsageError("the call has not ended: wait() for it")
         return self.wait()
 
     def synchronize(self, timeout_s: float | None = None) -> Result:
-        """Wait until the result is there, for the host to read; raises as `wait` does.
+        """Wait until the host may read the result; raises the errors of `wait`.
 
-        Only of calls on arrays of a device this is more than `wait`, which lets the caller's stream wait and not the
-        host.
+        For arrays in host memory it is the same as `wait`. For arrays on a GPU, `wait` makes only the caller's stream
+        wait, and `synchronize` makes the host wait.
         """
         return self.wait(timeout_s)
 
     def message(self) -> Message | None:
-        """Return which message a `recv` that has ended has got; None of any other call. Raises as `result` does.
+        """Return source, tag, dtype and count of the message of a `recv` that has ended; None for other calls.
+
+        It raises the errors of `result`.
 
         >>> import numpy as np, unisono as un
         >>> def ask_for_anything(world):
@@ -129,43 +138,43 @@ class Work(Generic[Result]):
         Message(source=1, tag=7, dtype='float64', count=1)
         """
         self.result()
-        return self._found()
+        return self._message()
 
     def add_done_callback(self, callback: Callable[[Work[Result]], object]) -> None:
-        """Call ``callback(self)`` when the call has ended, in a thread of its own; at once, here, if it has ended.
+        """Call ``callback(self)`` in another thread when the call ends, or at once in this thread if it has ended.
 
-        Callbacks of a call are called in the order in which they were added; what one raises is logged.
+        The callbacks of a call run in the order in which they were added. An exception of a callback is logged.
         """
         if not self._works.await_end(self, callback):
             call_back(callback, self)
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait without blocking the event loop; the same as `wait` otherwise."""
-        import asyncio  # with it comes much that those who never wait so need not load
+        """Wait without blocking the event loop of asyncio, and return the result as `wait` does."""
+        import asyncio  # a slow import, which programs without asyncio need not pay for
 
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 
-        def tell() -> None:
-            if not ended.done():  # it may have been cancelled
+        def set_ended() -> None:
+            if not ended.done():  # the awaiting task may have been cancelled
                 ended.set_result(None)
 
-        def tell_loop(_: Work[Result]) -> None:
-            with contextlib.suppress(RuntimeError):  # whoever cancelled may have closed the loop since
-                loop.call_soon_threadsafe(tell)
+        def wake_loop(_: Work[Result]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may have been closed after a cancellation
+                loop.call_soon_threadsafe(set_ended)
 
-        self.add_done_callback(tell_loop)
+        self.add_done_callback(wake_loop)
         yield from ended
         return self.wait()
 
 
 class Works:
-    """The works of one communicator."""
+    """The works of one communicator, which it keeps alive until their calls have ended."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._kept: dict[Work[Any], None] = {}
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # protects the two attributes below
         self._awaited: dict[Work[Any], list[Callable[[Any], object]]] = {}
         self._thread: threading.Thread | None = None
 
@@ -177,15 +186,19 @@ class Works:
         convert: Callable[[Any], Any] | None = None,
         *,
         is_counted: bool = True,
-        found: Callable[[], Message | None] = lambda: None,
+        message: Callable[[], Message | None] = lambda: None,
     ) -> Work[Any]:
-        """Return the work of an operation that goes on by itself, and keep it until it has ended.
+        """Return the work of an operation that has been started, and keep it until the operation has ended.
 
-        The user gets `result`, or, where that is not yet of the user's kind, what `convert` makes of it in the end. Its
-        end is one of those that `Executor.wait_for_end` counts, or else `is_counted` must be False. `found` tells of a
-        receive what it has got.
+        Args:
+            operation: the operation.
+            result: the user's result; or, with `convert`, its argument.
+            limit_s: the time limit of the call.
+            convert: makes the user's result when the operation has ended.
+            is_counted: whether `Executor.wait_for_end` returns when the operation ends.
+            message: returns the message that a receive has got.
         """
-        work: Work[Any] = Work(self, operation, result, limit_s, convert, found)
+        work: Work[Any] = Work(self, operation, result, limit_s, convert, message)
         work.is_counted = is_counted
         return self.keep(work)
 
@@ -194,23 +207,24 @@ class Works:
         for oldest in list(itertools.islice(self._kept, 2)):
             self.drop(oldest)
             if not oldest.done():
-                self._kept[oldest] = None  # to be looked at again after all others
+                self._kept[oldest] = None  # moves to the end, so that later calls check the others first
         self._kept[work] = None
         return work
 
     def drop(self, work: Work[Any]) -> None:
-        """Keep a work no longer."""
+        """Stop keeping a work."""
         self._kept.pop(work, None)
 
     def drop_ended(self) -> None:
-        """Keep those works no longer that have ended."""
+        """Stop keeping the works whose calls have ended."""
         for work in list(self._kept):
             if work.done():
                 self.drop(work)
 
     def await_end(self, work: Work[Any], callback: Callable[[Any], object]) -> bool:
-        """Have `callback` called when the work ends, and return True; return False if it has ended."""
-        if work.done():  # as it is in a forked child, where another thread may have had the lock
+        """Register `callback` for the end of the call and return True; return False if the call has ended."""
+        # This check is outside the lock: in a forked child all works are done, and a lost thread may hold the lock.
+        if work.done():
             return False
         with self._lock:
             if work.done():
@@ -227,10 +241,10 @@ class Works:
         self._executor.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_FAREWELL_S)
+            thread.join(_CLOSE_S)
 
     def is_calling_back(self) -> bool:
-        """Return whether the thread of the callbacks lives in this process, which may be a forked child."""
+        """Return whether the thread of the callbacks runs in this process; it does not in a forked child."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
@@ -251,20 +265,21 @@ class Works:
                 seen = self._executor.wait_for_end(seen, _LONGEST_SLEEP_S if are_counted else _SHORT_SLEEP_S)
 
 
-# Those that have a thread of callbacks, whether or not their communicator is still there.
+# The works that have a thread of callbacks, also after their communicator has been freed.
 _calling_back: set[Works] = set()
 
 
 def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list[Any]:
-    """Wait until all calls have ended, and return their results, in the same order.
+    """Wait until all calls have ended, and return their results in the same order.
 
     Args:
-        works: what calls with ``wait=False`` returned, of any communicators.
-        timeout_s: seconds for all together until the first that has not ended fails; by default, each has its own.
+        works: works of any communicators.
+        timeout_s: seconds for all calls together, after which the first call that has not ended fails. By default each
+            call has its own limit.
 
     Raises:
-        UsageError: `timeout_s` is no number of seconds, 0 or more.
-        MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: one of them failed.
+        UsageError: `timeout_s` is not a number of at least 0.
+        MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: a call failed.
     """
     if timeout_s is None:
         return [work.wait() for work in works]
@@ -273,30 +288,30 @@ def wait_all(works: Sequence[Work[Any]], timeout_s: float | None = None) -> list
 
 
 def wait_any(works: Sequence[Work[Any]]) -> int:
-    """Wait until one of the calls has ended, well or not, and return its index; that of the first, if several have.
+    """Wait until a call has ended, with a result or an error, and return its index; the lowest if several have ended.
 
     Raises:
-        UsageError: there are none.
+        UsageError: `works` is empty.
     """
     if not works:
-        raise UsageError("there is nothing to wait for")
+        raise UsageError("works is empty, so no call can end: pass at least one work")
     while True:
         for index, work in enumerate(works):
             if work.done():
                 return index
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def call_back(callback: Callable[[Any], object], work: Work[Any]) -> None:
-    """Call ``callback(work)``, for the work has ended; what it raises is logged."""
+    """Call ``callback(work)`` after the call has ended, and log the exception that the callback raises."""
     try:
         callback(work)
-    except Exception:  # noqa: BLE001  (the program's own, which has nobody to raise to)
-        _log.exception("a callback of a call that has ended raised")
+    except Exception:  # noqa: BLE001  (a callback may raise anything, and no caller could catch it)
+        _log.exception("a done callback raised")
 
 
 def _close_all() -> None:
-    """Let no thread come back from an executor when the interpreter is about to end, for that would be a crash."""
+    """Close before the interpreter ends, because a thread that returns from an executor after that would crash."""
     for works in list(_calling_back):
         if works.is_calling_back():
             works.close()

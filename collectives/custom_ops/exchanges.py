@@ -1,4 +1,7 @@
-"""By which exchanges reductions by functions are carried out: pure arithmetic of shapes, alike on all ranks."""
+"""Chooses the exchanges of a reduction by a Python function: which arrays travel to which rank, by which collectives.
+
+Used by: `reducer.py`. This file only computes shapes, and returns the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,23 @@ from unisono.errors import NoAlgorithmError, UsageError
 from unisono.operations import Op
 from unisono.records import record
 
-# What may be done by bringing everything to everybody, or to the root; and those that have a result for each rank.
+# The reductions that may gather all contributions on every rank, or on the root.
 WHOLE = frozenset({"allreduce", "reduce", "scan", "exscan"})
+# The reductions with a different result on each rank, made of the contributions of the ranks up to it.
 PREFIXES = frozenset({"scan", "exscan"})
 
 
 @record
 class Draft:
-    """How a rank takes its part in a reduction by a function.
+    """This rank's part in a reduction by a Python function.
 
     Attributes:
-        exchanges: the kinds of one exchange that brings contributions here, and of one that takes results on, if need
-            be.
-        staged: rows and elements of each, of what comes here: a row for each rank, or none.
-        rows: how many of them matter, from rank 0 on.
-        sent: how many rows of results the second exchange takes on.
-        is_whole: whether those who combine have all elements, or a share of them.
+        exchanges: the call spec of the exchange that gathers contributions here, and then, if the results must travel
+            on, that of a second exchange.
+        staged: the rows and the elements per row of the memory for contributions; a row for each rank, or none.
+        rows: the number of rows that this rank combines, from rank 0 on.
+        sent: the number of rows of results that the second exchange sends.
+        is_whole: whether a rank that combines has all elements, and not only its share.
     """
 
     exchanges: Sequence[CallSpec]
@@ -36,69 +40,72 @@ class Draft:
     is_whole: bool = False
 
 
-def draft_whole(kind: CallSpec, size: int, rank: int) -> Draft:
-    """Return the way by which the contributions are brought to whoever has a result, which each of them combines."""
-    count = count_of(kind)
-    to_root = kind.collective == "reduce"
-    exchange = _exchange(kind, "gather" if to_root else "allgather", count, size, rank)
-    rows = {"scan": rank + 1, "exscan": rank, "reduce": size if rank == kind.root else 0}.get(kind.collective, size)
+def draft_whole(spec: CallSpec, size: int, rank: int) -> Draft:
+    """Return the draft in which every rank that has a result gathers all contributions and combines them itself."""
+    count = count_of(spec)
+    to_root = spec.collective == "reduce"
+    exchange = _exchange(spec, "gather" if to_root else "allgather", count, size, rank)
+    rows = {"scan": rank + 1, "exscan": rank, "reduce": size if rank == spec.root else 0}.get(spec.collective, size)
     return Draft([exchange], (0 if to_root and not rows else size, count), rows, is_whole=True)
 
 
-def draft_shared(kind: CallSpec, size: int, rank: int) -> Draft:
-    """Return the way by which each rank combines a share of the elements."""
-    count = count_of(kind)
+def draft_shared(spec: CallSpec, size: int, rank: int) -> Draft:
+    """Return the draft in which each rank combines its share of the elements."""
+    count = count_of(spec)
     shares = tuple(count // size + (each < count % size) for each in range(size))
-    if kind.layout is not None and kind.layout.rows is not None:
-        shares = tuple(each * kind.layout.row for each in kind.layout.rows[0])
+    if spec.layout is not None and spec.layout.rows is not None:
+        shares = tuple(each * spec.layout.row for each in spec.layout.rows[0])
     mine = shares[rank]
-    to_me = (mine,) * size
-    first = _exchange(kind, "alltoall", count, size, rank, (shares, to_me))
-    # Rows that are combined, rows of results that go on, by which exchange, and what is sent and received there.
-    before = (0, *to_me[1:]), shares if rank else (0,) * size
+    recv_counts = (mine,) * size
+    first = _exchange(spec, "alltoall", count, size, rank, (shares, recv_counts))
+    # An exscan sends nothing to rank 0.
+    prefix_counts = (0, *recv_counts[1:]), shares if rank else (0,) * size
+    # For each collective: rows to combine, rows of results to send, the second exchange, and its counts.
     rows, sent, name, counts = {
         "allreduce": (size, 1, "allgather", (shares,)),
         "reduce": (size, 1, "gather", (shares,)),
         "reduce_scatter": (size, 0, None, ()),
-        "scan": (size, size, "alltoall", (to_me, shares)),
-        "exscan": (size - 1, size - 1, "alltoall", before),
-    }[kind.collective]
-    second = [] if name is None else [_exchange(kind, name, sent * mine, size, rank, counts)]
+        "scan": (size, size, "alltoall", (recv_counts, shares)),
+        "exscan": (size - 1, size - 1, "alltoall", prefix_counts),
+    }[spec.collective]
+    second = [] if name is None else [_exchange(spec, name, sent * mine, size, rank, counts)]
     return Draft([first, *second], (size, mine), rows, sent)
 
 
-def count_of(kind: CallSpec) -> int:
+def count_of(spec: CallSpec) -> int:
     """Return how many elements each rank contributes."""
-    assert kind.layout is not None, "a reduction has an array"
-    return kind.layout.elements[0]
+    assert spec.layout is not None, "a reduction has an array"
+    return spec.layout.elements[0]
 
 
 def _exchange(
-    kind: CallSpec, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
+    spec: CallSpec, collective: str, count: int, size: int, rank: int, rows: tuple[Extents, ...] | None = None
 ) -> CallSpec:
-    """Return an exchange of flat arrays of which this rank has `count` elements, in equal shares or by these `rows`."""
+    """Return the spec of an exchange in which this rank has `count` elements, in equal shares or with these counts."""
     layout = layout_of(collective, (count,), size=size, rank=rank, rows=rows)
     if collective == "alltoall":
-        # Of such counts no rank knows those of the others, but of these it does.
-        layout = replace(layout, whole=count_of(kind))
-    root = kind.root if collective == "gather" else None
-    # The algorithm that the options name is for calls of the user.
-    return CallSpec(collective, layout, kind.dtype, root=root, algorithm="auto")
+        # A rank does not know the counts of other ranks in an alltoallv, but here they follow from `spec`.
+        layout = replace(layout, whole=count_of(spec))
+    root = spec.root if collective == "gather" else None
+    # An algorithm that the options force is for calls of the user only.
+    return CallSpec(collective, layout, spec.dtype, root=root, algorithm="auto")
 
 
-def check(kind: CallSpec) -> None:
-    """Check that an operation by a function can do what is wanted of a call.
+def check(spec: CallSpec) -> None:
+    """Check that a reduction by a Python function can fulfil the request for an algorithm.
 
     Raises:
-        UsageError: it is to be accumulated in another dtype.
-        NoAlgorithmError: an algorithm is named.
+        UsageError: the request has an `accumulate`.
+        NoAlgorithmError: the request names an algorithm.
     """
-    assert isinstance(kind.op, Op), "no function has a name"
-    wanted, name = as_request(kind.algorithm), kind.op.name
-    if wanted.accumulate is not None:
-        raise UsageError(f"accumulate is not for op {name}, which is given x as it is: cast x before the call")
-    if wanted.algorithm is not None:
+    assert isinstance(spec.op, Op), "a custom op is an Op, not a name"
+    request, name = as_request(spec.algorithm), spec.op.name
+    if request.accumulate is not None:
+        raise UsageError(
+            f"accumulate is not for op {name}, whose function gets x in its own dtype: cast x before the call"
+        )
+    if request.algorithm is not None:
         raise NoAlgorithmError(
-            f"{kind.collective} by {wanted.algorithm!r} combines on the way; {name} is a function of Python, which is "
-            "called where all contributions meet, in the order of ranks: leave algorithm out"
+            f"{spec.collective} by {request.algorithm!r} combines partial results on the way, but {name} is a Python "
+            "function, which combines all contributions on one rank, in the order of ranks: leave algorithm out"
         )

@@ -1,4 +1,7 @@
-"""What functions of Python do in a reduction: which arrays they are given, in which order, and what they may return."""
+"""Calls the Python function of a custom op: on pairs of arrays, in the order of ranks, with checks of its result.
+
+Used by: `reducer.py` and `reduce_local`.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from unisono.transports.contracts.call import AnyArray
 
 
 def is_by_function(op: Any) -> bool:
-    """Return whether `op` is an operation that combines by a function of Python."""
+    """Return whether `op` is a custom op, which combines arrays by a Python function."""
     return isinstance(op, Op) and op.combine is Combine.FUNCTION
 
 
 def combine(op: Op, a: AnyArray, b: AnyArray, into: AnyArray) -> None:
-    """Set `into` to what the function of `op` makes of `a` and `b`; all are flat, of one length and dtype.
+    """Set `into` to the function's result for `a` and `b`; all three are flat, with the same length and dtype.
 
-    `into` may be one of the others. What the function returned is not used after that, so that it may return its
-    arguments, or the same array each time. With 0 elements, it is not called. The function runs in the default
-    floating-point environment, so that each rank computes the same bits.
+    `into` may be `a` or `b`. The result is copied at once, so the function may return an argument, or the same array
+    each time. The function is not called for 0 elements. It runs in the default floating-point environment, so that all
+    ranks compute the same bits.
 
     Raises:
-        UsageError: it returned something else than an array like its arguments.
-        Exception: what it raised.
+        UsageError: the function returned something else than an array like its arguments.
+        Exception: the exception that the function raised.
     """
-    assert op.function is not None, "it is an operation by a function"
+    assert op.function is not None, "a custom op has a function"
     if a.size == 0:
         return
     with _core.DefaultFloatEnvironment():
@@ -38,11 +41,11 @@ def combine(op: Op, a: AnyArray, b: AnyArray, into: AnyArray) -> None:
 
 
 def combine_all(op: Op, rows: AnyArray) -> AnyArray:
-    """Return the combination of all `rows` by a balanced tree, neighbours in pairs; it is in the memory of the first.
+    """Return the combination of all rows by a balanced tree, which combines neighbours in pairs.
 
     Args:
-        op: the operation.
-        rows: one or more, which are overwritten.
+        op: the custom op.
+        rows: one or more rows, which are overwritten. The result is in the first row.
     """
     level: list[AnyArray] = list(rows)
     while len(level) > 1:
@@ -53,15 +56,15 @@ def combine_all(op: Op, rows: AnyArray) -> AnyArray:
 
 
 def combine_in_sequence(op: Op, arrays: Sequence[AnyArray]) -> AnyArray:
-    """Return the combination of one or more arrays, one after the other, as a new array."""
+    """Return the combination of one or more arrays from left to right, as a new array."""
     total: AnyArray = arrays[0].copy()
-    for each in arrays[1:]:
-        combine(op, total, each, into=total)
+    for array in arrays[1:]:
+        combine(op, total, array, into=total)
     return total
 
 
 def combine_prefixes(op: Op, rows: AnyArray) -> None:
-    """Replace each of the `rows` by the combination of all up to it, one after the other."""
+    """Replace each row by the combination of all rows up to it, from the first row on."""
     for before, row in pairwise(rows):
         combine(op, before, row, into=row)
 
@@ -73,17 +76,17 @@ def _read_only(array: AnyArray) -> AnyArray:
 
 
 def _checked(op: Op, returned: Any, like: AnyArray) -> AnyArray:
-    wanted = f"{op.name} must return {like.dtype.name}[{like.size}], like its arguments"
+    rule = f"{op.name} must return {like.dtype.name}[{like.size}], like its arguments"
     try:
-        found: AnyArray = np.asarray(returned)
+        array: AnyArray = np.asarray(returned)
     except Exception as error:
         raise UsageError(
-            f"{wanted}; it returned something of type {type(returned).__name__}, which is no array"
+            f"{rule}; it returned something of type {type(returned).__name__}, which is no array"
         ) from error
-    if found.shape == like.shape and found.dtype == like.dtype:
-        return found
+    if array.shape == like.shape and array.dtype == like.dtype:
+        return array
     if returned is None:
-        raise UsageError(f"{wanted}; it returned None")
-    what = "" if isinstance(returned, np.ndarray) else f"something of type {type(returned).__name__}, which is "
-    shape = ",".join(map(str, found.shape))
-    raise UsageError(f"{wanted}; it returned {what}{found.dtype.name}[{shape}]")
+        raise UsageError(f"{rule}; it returned None")
+    origin = "" if isinstance(returned, np.ndarray) else f"something of type {type(returned).__name__}, which is "
+    shape = ",".join(map(str, array.shape))
+    raise UsageError(f"{rule}; it returned {origin}{array.dtype.name}[{shape}]")

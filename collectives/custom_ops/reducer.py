@@ -1,15 +1,23 @@
-"""Reductions by functions of Python, between exchanges that the executor carries out.
+"""Reductions by Python functions: `Reducer` combines arrays in Python, between exchanges that the executor runs.
 
-Theory of operation. The native core calls no Python. A reduction by a function is therefore an exchange, after which a
-rank has what all ranks contribute to its share of the elements, or of few elements to all of them; then it combines
-them, in the thread of the call; and then a second exchange, if need be, takes the results to where they belong. All
-contributions to an element so meet at one place, where they are combined in the order of ranks and always alike,
-whatever else is chosen.
+Used by: the dispatcher, for calls with an ``Op.from_function(fn)``.
 
-The first exchange has its turn among the calls of the communicator, and the signature of the call that the user made,
-by which a disagreement is found as ever. The second is made on a communicator of the same ranks that has no other
-calls: with ``wait=False``, calls that were made later may have begun on that of the user. Reductions by functions are
-carried out one after the other, so that all ranks make the second exchanges in the same order.
+Theory of operation
+-------------------
+The native core calls no Python, so a reduction by a function has three steps:
+
+1. An exchange brings to this rank the contributions of all ranks to its share of the elements, or to all elements if
+   there are few.
+2. This rank combines them, in the thread of the call.
+3. A second exchange, if needed, brings the results to the ranks that must have them.
+
+All contributions to an element meet on one rank, which always combines them in the order of ranks and in the same way.
+So the result does not depend on the exchanges that are chosen.
+
+The first exchange takes its turn among the calls of the communicator. It carries the signature of the user's call, so
+that ranks that disagree get a `MismatchError` about that call. The second exchange runs on an executor of the same
+ranks that nothing else uses, because later calls with ``wait=False`` may already have started on the communicator.
+Reductions by functions run one after the other, so all ranks make their second exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ import numpy as np
 from unisono import log
 from unisono.collectives.calls.planning import CallPlanner, CallSpec
 from unisono.collectives.calls.prepared import BoundArray, CheckedCall
-from unisono.collectives.calls.serial_queue import SerialQueue, TurnOperation
+from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.custom_ops.exchanges import PREFIXES, WHOLE, Draft, check, count_of, draft_shared, draft_whole
 from unisono.collectives.custom_ops.functions import combine_all, combine_prefixes
 from unisono.deadlines import Deadline
@@ -40,22 +48,22 @@ from unisono.transports.reductions.definition import numpy_dtype
 
 _log = log.get(log.NAME)
 
-# What a call costs before it sends anything, and what it costs to combine a byte: priors, as those of the model.
+# Assumed costs, which are not measured: of a call before it sends anything, and of combining a byte.
 _CALL_S = 10e-6
 _COMBINE_PER_BYTE_S = 1 / 4e9
-# Ways that are remembered.
-_MOST_WAYS = 4096
+# The reducer keeps at most this many planned reductions.
+_MOST_PLANNED = 4096
 
 
 @record
-class Way:
-    """How this rank takes its part in a kind of reduction: a draft, and its exchanges as calls.
+class PlannedReduction:
+    """A draft whose exchanges have been planned as calls.
 
     Attributes:
-        draft: what the exchanges bring and take on.
-        first: the exchange that brings contributions here.
-        second: that which takes the results on; None if the last one is that of this rank.
-        has_prefixes: whether results are those of all ranks up to each, or one of all.
+        draft: this rank's part in the reduction.
+        first: the exchange that brings contributions to this rank.
+        second: the exchange that sends the results on; None if each rank already has its result.
+        has_prefixes: whether each row of results combines the ranks up to it; otherwise there is one row of results.
     """
 
     draft: Draft
@@ -66,120 +74,132 @@ class Way:
 
 @record
 class Reductions(CheckedCall):
-    """A call that is right as far as this rank can tell; `ways` has one for each array."""
+    """A checked reduction by a Python function.
 
-    ways: Sequence[Way]
+    Attributes:
+        planned: the planned reduction of each array.
+    """
+
+    planned: Sequence[PlannedReduction]
 
 
 class Reducer:
-    """The reductions by functions of one rank of a communicator."""
+    """Carries out the reductions by Python functions of one rank of a communicator."""
 
-    def __init__(self, executor: Executor, calls: CallPlanner) -> None:
+    def __init__(self, executor: Executor, planner: CallPlanner) -> None:
         self._rank = executor.rank
         self._size = executor.size
         self._executor = executor
-        self._calls = calls
-        self._ways: dict[CallSpec, Way] = {}
-        self._turns = SerialQueue()
-        self._returning: Executor | None = None
-        self._thread: int | None = None  # that is in a function
+        self._planner = planner
+        self._planned: dict[CallSpec, PlannedReduction] = {}
+        self._queue = SerialQueue()
+        self._second_executor: Executor | None = None
+        self._thread: int | None = None  # the thread that is in a function of the user
 
-    def prepare(self, parts: Sequence[BoundArray], gathered: type[Any] | None) -> Reductions:
-        """Return the call on these arrays, all of which are reduced by one operation. Nothing is sent.
+    def prepare(self, arrays: Sequence[BoundArray], gathered: type[Any] | None) -> Reductions:
+        """Return the checked reduction of these arrays by one custom op. Nothing is sent.
 
         Raises:
-            UsageError: the operation is not defined for such a call.
-            NoAlgorithmError: an algorithm is named, or no algorithm carries out an exchange.
+            UsageError: the op is not defined for such a call.
+            NoAlgorithmError: the call names an algorithm, or no algorithm carries out an exchange.
         """
-        return Reductions(parts, gathered, [self._way(part.kind) for part in parts])
+        return Reductions(arrays, gathered, [self._plan(array.spec) for array in arrays])
 
     def run(self, reductions: Reductions, limit_s: float) -> None:
-        """Carry out a call.
+        """Run a reduction, and return when it has ended.
 
         Raises:
-            UsageError: a function returned something else than it must; other ranks get `AbortedError`.
-            AbortedError: a function raised, here or on another rank.
+            UsageError: the function returned a wrong value here; other ranks get `AbortedError`.
+            AbortedError: the function raised, here or on another rank.
             MismatchError, PeerLostError, CollectiveTimeoutError: the call failed.
         """
         with self._guarded():
             deadline = Deadline(limit_s)
             self._get_ready()
-            # What can be done here and now is done by the executor's quicker way.
-            at_once = self._turns.are_over() and len(reductions.parts) == 1
-            begun = None if at_once else self._begin(reductions, limit_s)
-            turn = self._turns.take()
-            turn.do(partial(self._finish, reductions, begun, deadline))
-            turn.ended.result()
+            # If no other reduction is waiting, `_finish` runs the first exchange, because `run` is faster than `start`.
+            at_once = self._queue.are_over() and len(reductions.arrays) == 1
+            started = None if at_once else self._start_first(reductions, limit_s)
+            ticket = self._queue.take()
+            ticket.do(partial(self._finish, reductions, started, deadline))
+            ticket.ended.result()
 
     def start(self, reductions: Reductions, limit_s: float) -> Operation:
-        """Start a call, which goes on by itself; its end is none of those that the executor counts."""
+        """Start a reduction, and return its operation; `Executor.wait_for_end` does not notice its end."""
         with self._guarded():
             deadline = Deadline(limit_s)
             self._get_ready()
-            begun = self._begin(reductions, limit_s)
-            turn = self._turns.take()
-            self._turns.do_later(turn, partial(self._finish, reductions, begun, deadline))
-        return TurnOperation(self._executor, turn.ended, str(reductions.ways[0].first.signature))
+            started = self._start_first(reductions, limit_s)
+            ticket = self._queue.take()
+            self._queue.do_later(ticket, partial(self._finish, reductions, started, deadline))
+        return QueuedOperation(self._executor, ticket.ended, str(reductions.planned[0].first.signature))
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the counters of the second exchanges, by peer."""
-        return {} if self._returning is None else self._returning.traffic()
+        """Return the traffic of the second exchanges, by peer."""
+        return {} if self._second_executor is None else self._second_executor.traffic()
 
     def close(self) -> None:
-        """End the calls that go on, after the executor has been closed."""
-        if self._returning is not None:
-            self._returning.close()
-        self._turns.close()
+        """End the calls in progress; the executor of the communicator must have been closed before."""
+        if self._second_executor is not None:
+            self._second_executor.close()
+        self._queue.close()
 
-    # --- how it is done --------------------------------------------------------------------------------------------
+    # --- running -----------------------------------------------------------------------------------------------------
 
     def _get_ready(self) -> None:
-        """Check that this thread is in no function, which could wait for its own end; let there be what calls need."""
+        """Make the executor for second exchanges, if there is none.
+
+        Raises:
+            UsageError: this thread is in the function of a reduction, which would wait for its own end.
+        """
         if self._thread == threading.get_ident():
-            raise UsageError("the function of an operation made a call on the communicator that has called it")
-        if self._returning is None:
-            self._returning = self._executor.subgroup(range(self._size))
+            raise UsageError(
+                "the function of an operation made a call on the communicator that has called it: it may only combine "
+                "its two arguments"
+            )
+        if self._second_executor is None:
+            self._second_executor = self._executor.subgroup(range(self._size))
 
-    def _begin(self, reductions: Reductions, limit_s: float) -> list[_Begun]:
-        """Start the first exchanges, and let them go on."""
-        begun = []
-        for part, way in zip(reductions.parts, reductions.ways, strict=True):
-            stage = _stage(part, way)
-            begun.append((self._executor.start(way.first, part.source, stage.reshape(-1)), stage))
-            begun[-1][0].go_on(limit_s)
-        return begun
+    def _start_first(self, reductions: Reductions, limit_s: float) -> list[_Started]:
+        """Start the first exchange of each array."""
+        started = []
+        for array, planned in zip(reductions.arrays, reductions.planned, strict=True):
+            stage = _stage(array, planned)
+            operation = self._executor.start(planned.first, array.source, stage.reshape(-1))
+            started.append((operation, stage))
+            operation.go_on(limit_s)
+        return started
 
-    def _finish(self, reductions: Reductions, begun: Sequence[_Begun] | None, deadline: Deadline) -> None:
-        """Wait for the first exchanges, or make them; combine, and make the second ones."""
+    def _finish(self, reductions: Reductions, started: Sequence[_Started] | None, deadline: Deadline) -> None:
+        """Wait for the first exchanges, or run them if `started` is None; combine, and run the second exchanges."""
         with self._guarded():
-            for index, (part, way) in enumerate(zip(reductions.parts, reductions.ways, strict=True)):
-                if begun is None:
-                    stage = _stage(part, way)
-                    self._executor.run(way.first, part.source, stage.reshape(-1), deadline.left_s())
+            for index, (array, planned) in enumerate(zip(reductions.arrays, reductions.planned, strict=True)):
+                if started is None:
+                    stage = _stage(array, planned)
+                    self._executor.run(planned.first, array.source, stage.reshape(-1), deadline.left_s())
                 else:
-                    operation, stage = begun[index]
+                    operation, stage = started[index]
                     operation.wait(deadline.left_s())
-                self._take_on(part, way, self._combined(part, way, stage), deadline)
+                self._deliver(array, planned, self._combined(array, planned, stage), deadline)
 
-    def _take_on(self, part: BoundArray, way: Way, results: AnyArray, deadline: Deadline) -> None:
-        """Bring results, in rows, to where they belong."""
-        if way.second is not None:
-            assert self._returning is not None, "it is made before the first exchange"
-            source = results[: way.draft.sent].reshape(-1)
-            self._returning.run(way.second, source, part.target, deadline.left_s())
-        elif way.draft.rows:
-            assert part.target is not None, "who combines has a result"
-            part.target[...] = results[-1]
+    def _deliver(self, array: BoundArray, planned: PlannedReduction, results: AnyArray, deadline: Deadline) -> None:
+        """Bring rows of results to the ranks that must have them."""
+        if planned.second is not None:
+            assert self._second_executor is not None, "it is made before the first exchange"
+            source = results[: planned.draft.sent].reshape(-1)
+            self._second_executor.run(planned.second, source, array.target, deadline.left_s())
+        elif planned.draft.rows:
+            assert array.target is not None, "a rank that combines has a result"
+            array.target[...] = results[-1]
 
-    def _combined(self, part: BoundArray, way: Way, stage: AnyArray) -> AnyArray:
-        """Return the results, in rows: one, or those of all ranks up to each."""
-        op, rows = part.kind.op, stage[: way.draft.rows]
-        assert isinstance(op, Op), "no function has a name"
+    def _combined(self, array: BoundArray, planned: PlannedReduction, stage: AnyArray) -> AnyArray:
+        """Return the rows of results: a single row, or for prefixes a row for each rank."""
+        op, rows = array.spec.op, stage[: planned.draft.rows]
+        assert isinstance(op, Op), "a custom op is an Op, not a name"
         self._thread = threading.get_ident()
         try:
-            if way.has_prefixes:
+            if planned.has_prefixes:
                 combine_prefixes(op, rows)
-            elif way.draft.rows:
+            elif planned.draft.rows:
                 rows = combine_all(op, rows)[np.newaxis]
         except UsageError as error:
             self._executor.abort(error.message)
@@ -189,7 +209,7 @@ class Reducer:
             self._executor.abort(text)
             me = self._executor.members[self._rank]
             undefined = "the contents of the output are undefined"
-            operation = str(way.first.signature)
+            operation = str(planned.first.signature)
             raise AbortedError(f"rank {me}: {text}", rank=me, operation=operation, buffers=undefined) from error
         finally:
             self._thread = None
@@ -197,7 +217,7 @@ class Reducer:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """End the communicator if the block is interrupted, for then it stands between two exchanges."""
+        """Abort the communicator if the block is interrupted, because other ranks then wait for its next exchange."""
         try:
             yield
         except UnisonoError:
@@ -206,50 +226,51 @@ class Reducer:
             self._executor.abort("interrupted" if isinstance(error, KeyboardInterrupt) else f"interrupted by {error!r}")
             raise
 
-    # --- ways ------------------------------------------------------------------------------------------------------
+    # --- planning ----------------------------------------------------------------------------------------------------
 
-    def _way(self, kind: CallSpec) -> Way:
-        """Return how this rank takes its part in calls of this kind, whatever the function."""
-        assert isinstance(kind.op, Op), "no function has a name"
-        key = kind._replace(op=kind.op.name)
-        found = self._ways.get(key)
-        if found is None:
-            if len(self._ways) >= _MOST_WAYS:
-                self._ways.clear()
-            check(kind)
-            found = self._ways[key] = self._build(kind, self._cheapest(kind))
-        return found
+    def _plan(self, spec: CallSpec) -> PlannedReduction:
+        """Return the planned reduction of this spec, which is the same for all functions."""
+        assert isinstance(spec.op, Op), "a custom op is an Op, not a name"
+        key = spec._replace(op=spec.op.name)
+        planned = self._planned.get(key)
+        if planned is None:
+            if len(self._planned) >= _MOST_PLANNED:
+                self._planned.clear()
+            check(spec)
+            draft = self._cheapest(spec)
+            first, *rest = [self._planner.carrying(spec, exchange) for exchange in draft.exchanges]
+            has_prefixes = spec.collective in PREFIXES
+            planned = self._planned[key] = PlannedReduction(draft, first, rest[0] if rest else None, has_prefixes)
+        return planned
 
-    def _cheapest(self, kind: CallSpec) -> Draft:
-        """Return the way that is predicted to be fastest, which is the same on all ranks."""
-        drafts = [draft_shared(kind, self._size, self._rank)]
-        if kind.collective in WHOLE:
-            drafts.insert(0, draft_whole(kind, self._size, self._rank))
-        with _core.DefaultFloatEnvironment():  # costs must have the same bits on all ranks, because they decide
-            costs = [self._cost_s(kind, draft) for draft in drafts]
+    def _cheapest(self, spec: CallSpec) -> Draft:
+        """Return the draft with the lowest predicted cost, which is the same on all ranks."""
+        drafts = [draft_shared(spec, self._size, self._rank)]
+        if spec.collective in WHOLE:
+            drafts.insert(0, draft_whole(spec, self._size, self._rank))
+        # Costs decide the choice, so they must have the same bits on all ranks.
+        with _core.DefaultFloatEnvironment():
+            costs = [self._cost_s(spec, draft) for draft in drafts]
         best = costs.index(min(costs))
         names = [" and ".join(each.collective for each in draft.exchanges) for draft in drafts]
         shown = ", ".join(f"{name} {cost * 1e6:.1f} us" for name, cost in zip(names, costs, strict=True))
-        what = f"{kind.collective} by a function of {count_of(kind)} elements of each rank"
-        _log.info("%s is carried out by %s; predicted: %s", what, names[best], shown)
+        reduction = f"{spec.collective} by a function of {count_of(spec)} elements of each rank"
+        _log.info("%s is carried out by %s; predicted: %s", reduction, names[best], shown)
         return drafts[best]
 
-    def _cost_s(self, kind: CallSpec, draft: Draft) -> float:
-        assert kind.dtype is not None, "a reduction has an array"
-        elements = count_of(kind) / (1 if draft.is_whole else self._size)
-        combined_nbytes = (self._size - 1) * elements * kind.dtype.itemsize
-        exchanges_s = sum(_CALL_S + self._calls.predicted_s(each) for each in draft.exchanges)
+    def _cost_s(self, spec: CallSpec, draft: Draft) -> float:
+        assert spec.dtype is not None, "a reduction has an array"
+        elements = count_of(spec) / (1 if draft.is_whole else self._size)
+        combined_nbytes = (self._size - 1) * elements * spec.dtype.itemsize
+        exchanges_s = sum(_CALL_S + self._planner.predicted_s(each) for each in draft.exchanges)
         return exchanges_s + combined_nbytes * _COMBINE_PER_BYTE_S
 
-    def _build(self, kind: CallSpec, draft: Draft) -> Way:
-        first, *rest = [self._calls.carrying(kind, each) for each in draft.exchanges]
-        return Way(draft, first, rest[0] if rest else None, kind.collective in PREFIXES)
+
+# A first exchange that has been started, and the memory that it fills.
+_Started: TypeAlias = tuple[Operation, AnyArray]
 
 
-# A first exchange that has been started, and what it brings.
-_Begun: TypeAlias = tuple[Operation, AnyArray]
-
-
-def _stage(part: BoundArray, way: Way) -> AnyArray:
-    assert part.kind.dtype is not None, "an array has a dtype"
-    return np.empty(way.draft.staged, numpy_dtype(part.kind.dtype))
+def _stage(array: BoundArray, planned: PlannedReduction) -> AnyArray:
+    """Return new memory for the contributions of all ranks."""
+    assert array.spec.dtype is not None, "an array has a dtype"
+    return np.empty(planned.draft.staged, numpy_dtype(array.spec.dtype))

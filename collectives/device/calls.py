@@ -30,7 +30,7 @@ from weakref import WeakMethod, finalize
 
 from unisono.collectives.calls.planning import CallPlanner
 from unisono.collectives.calls.prepared import CheckedCall
-from unisono.collectives.calls.serial_queue import SerialQueue, TurnOperation
+from unisono.collectives.calls.serial_queue import QueuedOperation, SerialQueue
 from unisono.collectives.calls.work import Works
 from unisono.collectives.device.adapters import DeviceArrays
 from unisono.collectives.device.contracts import HostCalls, Route
@@ -93,7 +93,7 @@ class DeviceCalls:
         memory, device = call.memory, call.memory.device
         streams = memory.streams()
         self._set_up(device)
-        announced = self._calls.announcing(*(part.kind for part in call.checked.parts))
+        announced = self._calls.announcing(*(array.spec for array in call.checked.arrays))
         announcement = self._executor.start(announced, None, None)
         announcement.go_on(limit_s)
         ready = [_recorded(device, stream) for stream in streams]
@@ -102,7 +102,7 @@ class DeviceCalls:
         ticket = self._queue.take()
         job = partial(self._issue, call, ready, arrival, announcement, Deadline(limit_s))
         name = str(announced.signature)
-        operation = TurnOperation(self._executor, ticket.ended, name)
+        operation = QueuedOperation(self._executor, ticket.ended, name)
         if here:
             ticket.do(job)
         else:

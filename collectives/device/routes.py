@@ -39,7 +39,7 @@ class ByIpc:
         self._stream = device.new_stream()
 
     def refuses(self, call: CheckedDeviceCall) -> str | None:
-        return next((reason for part in call.checked.parts if (reason := self.refuses_spec(part.kind))), None)
+        return next((reason for array in call.checked.arrays if (reason := self.refuses_spec(array.spec))), None)
 
     def refuses_collective(self, collective: str) -> str | None:
         """Return why no call of a collective can take this route; None if some calls can."""
@@ -63,20 +63,20 @@ class ByIpc:
         for event in ready:
             self._device.wait(self._stream, event)
         try:
-            for part in call.checked.parts:
-                self._issue_part(part, deadline)
+            for array in call.checked.arrays:
+                self._issue_array(array, deadline)
         finally:
             self._device.record(finished, self._stream)
 
-    def _issue_part(self, part: BoundArray, deadline: Deadline) -> None:
-        planned = self._calls.find(part.kind)
+    def _issue_array(self, array: BoundArray, deadline: Deadline) -> None:
+        planned = self._calls.find(array.spec)
         operation = self._collectives.start(
             planned.signature,
             planned.extents[0],
-            _address(part.source),
-            _address(part.target),
+            _address(array.source),
+            _address(array.target),
             self._stream,
-            as_request(part.kind.algorithm).algorithm,
+            as_request(array.spec.algorithm).algorithm,
         )
         operation.wait(deadline.left_s())
 
@@ -107,7 +107,7 @@ class Staged:
         return None
 
     def issue(self, call: CheckedDeviceCall, ready: Sequence[Event], finished: Event, deadline: Deadline) -> None:
-        segments = [segment for part in call.checked.parts for segment in self._segments(part, call, deadline)]
+        segments = [segment for array in call.checked.arrays for segment in self._segments(array, call, deadline)]
         self._staging.run(segments, ready, finished, deadline)
 
     def copied_nbytes(self) -> tuple[int, int]:
@@ -117,36 +117,36 @@ class Staged:
     def close(self, deadline: Deadline) -> None:
         self._staging.close(deadline)
 
-    def _segments(self, part: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.Segment]:
+    def _segments(self, array: BoundArray, call: CheckedDeviceCall, deadline: Deadline) -> list[staging.Segment]:
         """Return the segments of one array."""
-        spec = part.kind
+        spec = array.spec
         assert spec.layout is not None, "a call on a device has an array"
         assert spec.dtype is not None, "an array has a dtype"
         itemsize = spec.dtype.itemsize
         segments = segments_of(spec.collective, spec.layout, self._size, max(1, SEGMENT_NBYTES // itemsize))
         # An exscan leaves `out` of rank 0 as it is, because no rank comes before. A new result gets zeros instead.
-        is_kept = spec.collective == "exscan" and self._rank == 0 and not call.memory.is_new(part.result)
+        is_kept = spec.collective == "exscan" and self._rank == 0 and not call.memory.is_new(array.result)
         return [
             staging.Segment(
-                _pieces(part.source, segment.reads, itemsize),
-                _pieces(part.target, segment.writes, itemsize, is_kept=is_kept),
-                partial(self._exchange, part, segment, deadline),
+                _pieces(array.source, segment.reads, itemsize),
+                _pieces(array.target, segment.writes, itemsize, is_kept=is_kept),
+                partial(self._exchange, array, segment, deadline),
             )
             for segment in segments
         ]
 
     def _exchange(
-        self, part: BoundArray, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray
+        self, array: BoundArray, segment: Segment, deadline: Deadline, source: AnyArray, target: AnyArray
     ) -> None:
         """Make the host call of one segment."""
-        spec = part.kind
+        spec = array.spec
         assert spec.dtype is not None, "a call on a device has an array"
         dtype = numpy_dtype(spec.dtype)
         if spec.collective == "exscan":
             target[...] = 0
-        out = target.view(dtype) if part.target is not None else None
+        out = target.view(dtype) if array.target is not None else None
         # A rank that only receives a broadcast passes the memory for it as `x`.
-        x = source.view(dtype) if part.source is not None else out if spec.collective == "broadcast" else None
+        x = source.view(dtype) if array.source is not None else out if spec.collective == "broadcast" else None
         self._host._call_on_host(spec, x, out, segment.counts, deadline.left_s())
 
 

@@ -97,7 +97,7 @@ class Trials:
         self, comm: Communicator, dtype: str = "float32", run_s: float = 0.002, tuner_state: TunerState | None = None
     ) -> None:
         self._comm = comm
-        self._tuner_state = tuner_state or comm.known
+        self._tuner_state = tuner_state or comm.tuner_state
         self._dtype = numpy_dtype(DTYPES[dtype])
         self._run_s = run_s
         self._calls: dict[tuple[str, int, str], CallCycle] = {}

@@ -305,7 +305,7 @@ def test_wrong_calls_are_refused(four: NativeRanks) -> None:
     texts = four.run_calls(refused)[3]
     for text, expected in zip(
         texts,
-        ["source must be", "source must be", "tag must be", "this rank itself", "timeout_s", "no other rank"],
+        ["source must be", "source must be", "tag must be", "this rank itself", "timeout_s", "has only one"],
         strict=True,
     ):
         assert expected in text

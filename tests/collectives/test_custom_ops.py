@@ -383,7 +383,10 @@ REFUSED: dict[str, tuple[type[un.UnisonoError], Callable[[Any], Any]]] = {
     "an operation is made of a function": (un.UsageError, lambda world: un.Op.from_function("add")),  # type: ignore[arg-type]
     "commutative must be": (un.UsageError, lambda world: un.Op.from_function(np.add, 1)),  # type: ignore[arg-type]
     "accumulate is not for op add": (un.UsageError, lambda world: world.allreduce(X, OP, accumulate="float32")),
-    "by 'ring' combines on the way": (un.NoAlgorithmError, lambda world: world.allreduce(X, OP, algorithm="ring")),
+    "by 'ring' combines partial results on the way": (
+        un.NoAlgorithmError,
+        lambda world: world.allreduce(X, OP, algorithm="ring"),
+    ),
     "has no algorithm": (un.UsageError, lambda world: world.explain("allreduce", 8, op=OP)),
     "out has dtype float32": (un.UsageError, lambda world: world.scan(X, OP, out=np.ones(4, np.float32))),
     "x has 3 rows": (un.UsageError, lambda world: world.reduce_scatter(X[:3], OP)),

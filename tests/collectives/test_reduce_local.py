@@ -51,7 +51,7 @@ REFUSED = {
     "overlap": lambda: un.reduce_local(MEMORY[:6], MEMORY[3:9]),
     "op must be one of": lambda: un.reduce_local(X.copy(), X, op="mean"),
     "is not defined for float64": lambda: un.reduce_local(X.copy(), X, op="band"),
-    "has the factor of a rank": lambda: un.reduce_local(X.copy(), X, op=un.Op.premul_sum(2)),
+    "has a factor for the array of one rank": lambda: un.reduce_local(X.copy(), X, op=un.Op.premul_sum(2)),
 }
 
 

@@ -19,7 +19,7 @@ from support.native_ranks import NativeRanks
 import unisono as un
 from unisono.algorithms.catalogue.algorithm import Order
 from unisono.algorithms.catalogue.registry import find
-from unisono.collectives.calls.planning import HostLayout, selection
+from unisono.collectives.calls.planning import HostLayout, algorithm_request
 from unisono.dtypes import DTYPES
 from unisono.tuning.decide.choice import Question, choose
 
@@ -382,7 +382,7 @@ def known_to_the_cache(world: un.Communicator) -> bool:
 
 def test_later_calls_of_a_kind_are_known_by_their_arguments(three: NativeRanks) -> None:
     assert three.run_calls(known_to_the_cache) == [True] * 3
-    assert selection("ring", True, None) is selection("ring", True, None)
+    assert algorithm_request("ring", True, None) is algorithm_request("ring", True, None)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ X = np.ones(6, "float16")
 WRONG: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
     "another accumulator": (
         lambda world: world.allreduce(X, accumulate="float64"),
-        "UsageError: accumulate='float64' is not for float16, accumulated in float32",
+        "UsageError: accumulate='float64' is not possible for float16: pass 'float32'",
     ),
     "no dtype": (
         lambda world: world.allreduce(X, accumulate="float"),
@@ -425,7 +425,7 @@ WRONG: dict[str, tuple[Callable[[un.Communicator], Any], str]] = {
     ),
     "a plan of what does not reduce": (
         lambda world: world.plan("broadcast", X, reproducible=True),
-        "UsageError: broadcast has no op: it combines nothing",
+        "UsageError: broadcast combines nothing, so it has no op",
     ),
 }
 

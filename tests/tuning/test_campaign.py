@@ -432,7 +432,7 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monk
     parameters = json.loads(ended.stdout)
     assert len(parameters["links"]["shm"]["step"]) > 3
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = un.launch(lambda world: world.known.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
+    found = un.launch(lambda world: world.tuner_state.parameters.links["shm"], 2, timeout_s=DEADLINE_S)
     assert found[0] == found[1] != PRIORS.links["shm"]
 
 

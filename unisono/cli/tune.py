@@ -99,7 +99,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
     settings = Settings(
         request.collectives, request.sizes, request.budget_s, about, placement=request.placement, again=again
     )
-    known = comm.known
+    known = comm.tuner_state
     Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, known.parameters)
     if parameters is not known.parameters:
