@@ -40,6 +40,11 @@ class Builder:
         build: Build = getattr(import_module(f"unisono.algorithms.{self._module}"), self._function)
         return build
 
+    @property
+    def file(self) -> str:
+        """Return the name of the builder's file, such as "ring". Builders of one file share an idea."""
+        return self._module.rpartition(".")[2]
+
     def __call__(self, *arguments: Any, **params: Any) -> Plan:
         """Return the plan that the builder returns."""
         return self.__wrapped__(*arguments, **params)

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from support.covering import pairwise
 from support.deadlines import DEADLINE_S
 
-from unisono.algorithms.catalogue.algorithm import Algorithm
+from unisono.algorithms.catalogue.algorithm import Algorithm, Builder
 from unisono.algorithms.catalogue.registry import ALGORITHMS, find
 from unisono.algorithms.ir.binding import Shape, bounds, pieces, split
 from unisono.algorithms.ir.plan import (
@@ -190,3 +190,8 @@ def test_the_algorithms_are_imported_without_numpy_or_the_native_module() -> Non
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=sys.prefix
     )
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("[]", "", 0)
+
+
+def test_builders_of_one_file_share_a_name() -> None:
+    builders = [find("allreduce", name).build for name in ("ring", "multi_lane_ring", "hierarchical")]
+    assert [build.file for build in builders if isinstance(build, Builder)] == ["ring", "ring", "hierarchical"]

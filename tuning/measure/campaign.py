@@ -294,7 +294,7 @@ class Campaign:
     def _family(collective: str, variant: str) -> str:
         """Return what algorithms of one idea have in common: the file of their builders."""
         build = find(collective, parsed(variant).algorithm).build
-        return repr(build).partition(".")[0] if isinstance(build, Builder) else variant
+        return build.file if isinstance(build, Builder) else variant
 
     def _coordinates(self, collective: str, nbytes: int, best: Variant) -> list[tuple[str, Sequence[int]]]:
         """Return the parameters of a variant that can be refined, and their values, its own among them."""
