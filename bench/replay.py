@@ -35,7 +35,7 @@ from unisono.tuning.decide.choice import Question, TunerState, explain
 from unisono.tuning.decide.table import compiled
 from unisono.tuning.machine.parameters import PRIORS, between
 from unisono.tuning.measure.calibrate import calibrate_calls, calibrate_rounds, with_rounds
-from unisono.tuning.measure.campaign import Campaign, Placed, Settings
+from unisono.tuning.measure.campaign import Campaign, PlacementWait, Settings
 from unisono.tuning.measure.measurement_log import Measurement
 
 # Of four ranks on two cores that did nothing else.
@@ -98,9 +98,9 @@ class Recorded:
         call_s = usual_s * self._draw.choice(rounds) / median(rounds)
         return [call_s], _run_s(call_s, usual_s)
 
-    def await_placement(self, wanted: str, most_s: float) -> Placed:
+    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
         """Return that it was not recorded."""
-        return Placed("", 0.0, 0.0)
+        return PlacementWait("", 0.0, 0.0)
 
     def sweep_s(self) -> float:
         """Return the seconds that measuring everything in all rounds takes."""

@@ -1,1 +1,7 @@
+"""Chooses algorithms: measures machines, predicts times, and keeps decision tables.
 
+- `decide/`: the choice of an algorithm for a call.
+- `machine/`: machines, networks, and the costs of their links.
+- `measure/`: measurements, calibrations and campaigns.
+- `simulator/`: predicted times of plans on described topologies.
+"""

@@ -48,7 +48,7 @@ from unisono.errors import NoAlgorithmError, TransportUnavailableError, UsageErr
 from unisono.transports.host.core_distance import UNKNOWN, measure
 from unisono.transports.reductions.definition import numpy_dtype
 from unisono.tuning.decide.choice import Question, TunerState
-from unisono.tuning.measure.campaign import Placed
+from unisono.tuning.measure.campaign import PlacementWait
 
 # Calls of one run. Many runs of few calls are better than the reverse, because a disturbance affects a whole run.
 _FEWEST, _MOST = 3, 64
@@ -204,8 +204,8 @@ class Trials:
             self._meet()
         return label
 
-    def await_placement(self, wanted: str, most_s: float) -> Placed:
-        """Wait until the cores have the placement `wanted` ("any" accepts all), for at most `most_s` seconds.
+    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
+        """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
 
         With fewer than two cores, this does not wait. The time since the last run is returned, and does not count as a
         cost of the next run.
@@ -216,7 +216,7 @@ class Trials:
             time.sleep(_PAUSE_S)
             label = self.placement()
             waited_s += self._passed_s()
-        return Placed(label, passed_s, waited_s)
+        return PlacementWait(label, passed_s, waited_s)
 
     @cached_property
     def _cores(self) -> list[int]:

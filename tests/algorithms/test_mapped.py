@@ -96,11 +96,11 @@ def test_a_window_below_one_is_refused(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("name", ALLREDUCES)
 def test_the_tuner_refuses_them_over_sockets_and_leaves_them_to_those_who_name_them_on_one_host(name: str) -> None:
-    with pytest.raises(NoAlgorithmError, match=f"{name} needs memory that peers can map"):
+    with pytest.raises(NoAlgorithmError, match=f"{name} needs memory that its peers can map"):
         choose(Question("allreduce", 64, 4, "tcp", algorithm=name))
     assert choose(Question("allreduce", 64, 4, "shm", algorithm=name)).algorithm == name
     refusals = {each.algorithm: each.refusal for each in explain(Question("allreduce", 64, 4, "shm")).candidates}
-    assert refusals[name] == "runs where it is named only"
+    assert refusals[name] == "runs only if it is named"
 
 
 # Every flag is needed.

@@ -78,7 +78,7 @@ def test_without_a_cost_it_runs_where_it_is_named_only() -> None:
     algorithm("allreduce", "my_ring")(my_ring)
     explanation = explain(ASKED)
     candidate = next(each for each in explanation.candidates if each.algorithm == "my_ring")
-    assert (candidate.predicted_s, candidate.refusal) == (None, "declares no cost, so it runs where it is named only")
+    assert (candidate.predicted_s, candidate.refusal) == (None, "declares no cost, so it runs only if it is named")
     forced = explain(replace(ASKED, algorithm="my_ring"))
     assert (forced.choice.algorithm, forced.choice.tier, forced.choice.segments) == ("my_ring", "forced", 1)
     assert "my_ring              not predicted" in str(forced)
@@ -162,7 +162,7 @@ def test_a_cost_may_be_a_bound_and_is_one_then() -> None:
 def test_the_tuner_leaves_it_to_those_who_name_it_if_so_declared() -> None:
     algorithm("allreduce", "two_exchanges", cost=BALANCED.cost, by_name_only=True)(two_exchanges)
     candidates = {candidate.algorithm: candidate for candidate in explain(ASKED).candidates}
-    assert candidates["two_exchanges"].refusal == "runs where it is named only"
+    assert candidates["two_exchanges"].refusal == "runs only if it is named"
     assert candidates["two_exchanges"].predicted_s is not None
     assert choose(replace(ASKED, algorithm="two_exchanges")).algorithm == "two_exchanges"
 

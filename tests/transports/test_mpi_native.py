@@ -63,7 +63,7 @@ def test_what_mpi_does_is_not_refused() -> None:
 def test_without_mpi_it_is_refused_and_says_what_it_needs() -> None:
     with un.init() as world:
         assert "mpi.native" not in str(world.explain("allreduce", 1 << 20))
-        with pytest.raises(un.NoAlgorithmError, match=r"mpi\.native needs ranks that meet by its library"):
+        with pytest.raises(un.NoAlgorithmError, match=r"mpi\.native needs ranks that start by its library"):
             world.allreduce(np.ones(3), algorithm="mpi.native")
 
 

@@ -28,10 +28,11 @@ from unisono.collectives.measurement.call_trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide.choice import Question, TunerState, candidate, choose
 from unisono.tuning.decide.table import compiled, loaded
+from unisono.tuning.decide.variant_checks import SEGMENT
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Link, Parameters
 from unisono.tuning.measure import calibration_files
-from unisono.tuning.measure.campaign import FAMILIES, Campaign, Placed, Settings
+from unisono.tuning.measure.campaign import FAMILIES, Campaign, PlacementWait, Settings
 from unisono.tuning.measure.measurement_log import Measurement, Store
 
 # What the machine is really like; the tuner believes in the priors.
@@ -60,8 +61,8 @@ class MadeUp:
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
         return "does not run here" if variant == "reduce_broadcast" else None
 
-    def await_placement(self, wanted: str, most_s: float) -> Placed:
-        return Placed("near", 0.0, 0.0)
+    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
+        return PlacementWait("near", 0.0, 0.0)
 
     def true_s(self, collective: str, nbytes: int, variant: str) -> float:
         row = parsed(variant)
@@ -225,13 +226,13 @@ class Moving(MadeUp):
         is_far = self.label() == "far" and variant.partition("(")[0] in {"ring", "recursive_doubling", "rabenseifner"}
         return (10.0 if is_far else 1.0) * super().true_s(collective, nbytes, variant)
 
-    def await_placement(self, wanted: str, most_s: float) -> Placed:
+    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
         waited_s = 0.0
         while wanted not in {"any", self.label()} and waited_s < most_s:
             self._beside += 1
             waited_s += 0.01
         self.waited_s += waited_s
-        return Placed(self.label(), 0.0, waited_s)
+        return PlacementWait(self.label(), 0.0, waited_s)
 
 
 def test_only_races_count_during_which_the_cores_were_as_far_apart_as_is_wanted() -> None:
@@ -449,7 +450,7 @@ def test_a_cache_that_cannot_be_written_is_told_and_no_error(tmp_path: Path) -> 
 
 def test_a_table_that_cannot_be_used_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text("{")
-    with pytest.raises(un.UsageError, match="no whole JSON"):
+    with pytest.raises(un.UsageError, match="not complete JSON"):
         un.launch(lambda world: None, 3, options=un.Options(table=str(tmp_path / "table.json")), timeout_s=DEADLINE_S)
     with pytest.raises(un.UsageError, match="cannot be read: No such file"):
         un.launch(lambda world: None, 2, options=un.Options(table=str(tmp_path / "none.json")), timeout_s=DEADLINE_S)
@@ -483,7 +484,7 @@ def test_rules_are_honoured_or_refused_before_anything_is_sent() -> None:
         "recursive_doubling",
         "ring(segment_nbytes=65536)",
     ]
-    with pytest.raises(un.UsageError, match="cannot be honoured"):
+    with pytest.raises(un.UsageError, match="cannot be used"):
         un.launch(both, 2, options=un.Options(algorithm="allreduce:0-8K=rign"), timeout_s=DEADLINE_S)
     with pytest.raises(NoAlgorithmError, match="scatter_doubling does not run on 3 ranks"):
         un.launch(

@@ -197,7 +197,7 @@ def test_refusals_of_a_number_of_ranks_and_of_mapped_memory_are_told(monkeypatch
     with pytest.raises(NoAlgorithmError) as caught:
         choose(replace(ASKED, size=6, link="tcp"))
     assert "pairs does not run on 6 ranks: not a power of two" in str(caught.value)
-    assert "one_shot needs memory that peers can map" in str(caught.value)
+    assert "one_shot needs memory that its peers can map" in str(caught.value)
 
 
 def test_segments_carry_about_as_much_as_is_asked_for() -> None:
@@ -309,7 +309,7 @@ def test_hosts_of_unequal_ranks_have_leaders() -> None:
     [
         ((tuple(range(8)),), "shm", "has nothing to do on one host"),
         (tuple((rank,) for rank in range(8)), "tcp", "has nothing to do inside hosts of one rank each"),
-        ((), "tcp", "runs where it is named only, as the hosts of the ranks are not known"),
+        ((), "tcp", "runs only if it is named, because the hosts of the ranks are not known"),
     ],
 )
 def test_where_hosts_have_nothing_to_gain_compositions_run_by_name_only(

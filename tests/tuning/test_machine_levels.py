@@ -71,7 +71,7 @@ def test_switches_of_slurm_are_levels_of_hosts(tmp_path: Path) -> None:
         ("SwitchName=a Nodes=m0\n", "names no switch of the host 'n0'"),
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a,n0\n", "has no switch that is below no other"),
         ("SwitchName=t Switches=a\nSwitchName=a Switches=b,n0\nSwitchName=b Switches=a\n", "'a' is below itself"),
-        ("SwitchName=a Nodes=n[x]\n", "'x' is no list of numbers"),
+        ("SwitchName=a Nodes=n[x]\n", "'x' is not a list of numbers"),
     ],
 )
 def test_what_slurm_would_not_read_is_refused(tmp_path: Path, text: str, problem: str) -> None:

@@ -139,7 +139,7 @@ def levels(**changes: Any) -> dict[str, Any]:
         (levels(latency_s=None), r"levels\[0\]\.latency_s is missing"),
         (levels(per_byte_s="fast"), r"levels\[0\]\.per_byte_s: expected a number"),
         (levels(join="bus"), r"levels\[0\]\.join: expected one of switch, all_to_all, torus, not 'bus'"),
-        (levels(join="torus"), r"levels\[0\]\.shape: a torus has one"),
+        (levels(join="torus"), r"levels\[0\]\.shape: a torus needs a shape"),
         (levels(shape=[2, 2], size=5), r"levels\[0\]\.size: the shape \[2, 2\] has 4 parts, not 5"),
         (levels(shape=[0]), r"levels\[0\]\.shape: expected whole numbers"),
         (levels(hop_s="far"), r"levels\[0\]\.hop_s: expected seconds"),
@@ -177,7 +177,7 @@ def test_equal_identities_have_equal_fingerprints() -> None:
     one = to_json(Description("a", (Level("host", LINK, 2),)))
     assert fingerprint(one) == fingerprint(json.loads(json.dumps(one)))
     assert fingerprint(one) != fingerprint({**one, "name": "b"})
-    with pytest.raises(UsageError, match="made of what JSON has"):
+    with pytest.raises(UsageError, match="must consist of JSON values"):
         fingerprint({"a": float("nan")})
 
 

@@ -76,7 +76,7 @@ def test_a_line_that_was_cut_short_costs_itself_only(tmp_path: Path, warnings: p
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"v": 2}, "format 2"), ({"ranks": "4"}, "its ranks is '4'"), ({"median_s": -1.0}, "not positive")],
+    [({"v": 2}, "format 2"), ({"ranks": "4"}, "ranks cannot be '4'"), ({"median_s": -1.0}, "not positive")],
 )
 def test_lines_of_another_kind_are_left_out_with_a_reason(
     change: dict[str, Any], reason: str, tmp_path: Path, warnings: pytest.LogCaptureFixture
@@ -149,26 +149,26 @@ OVERLAP = [{"from": 0, "to": 9000, "algorithm": "ring"}, {"from": 8192, "to": No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (changed()[:-40], "no whole JSON, as of a file cut short"),
-        ("[]", "is no table of Unisono"),
+        (changed()[:-40], "not complete JSON, as if cut short"),
+        ("[]", "is not a decision table of Unisono"),
         (
             json.dumps({"format": "unisono table", "version": 2, "decisions": []}),
-            "of version 2, and this Unisono reads",
+            "has version 2, and this Unisono reads",
         ),
         (changed(ranges=OVERLAP), "ranges overlap .*ring to 9000 and chain from 8192"),
-        (changed(ranges=[{"from": 9, "to": 9, "algorithm": "ring"}]), "no range goes from 9 to 9"),
-        (changed(sizes=[4, 2]), "sizes are not ascending"),
-        (changed(times_us={"ring": [1.0]}), "the times of ring are not"),
-        (changed(times_us={"ring": [-1.0] * 6}), "the times of ring are not"),
+        (changed(ranges=[{"from": 9, "to": 9, "algorithm": "ring"}]), "a range cannot go from 9 to 9"),
+        (changed(sizes=[4, 2]), "sizes must be ascending"),
+        (changed(times_us={"ring": [1.0]}), "the times of ring must be"),
+        (changed(times_us={"ring": [-1.0] * 6}), "the times of ring must be"),
         (json.dumps({"format": "unisono table", "version": 1, "decisions": [{}]}), "decision 1: 'machine' is missing"),
         (json.dumps({"format": "unisono table", "version": 1, "decisions": {"a": 1}}), "no list of decisions"),
         (json.dumps({"format": "unisono table", "version": 1, "decisions": [1]}), "decision 1: it is not written as"),
         (changed(ranges=["ring"]), "decision 1: it is not written as"),
         (changed(times_us=[1.0]), "decision 1: it is not written as"),
-        (changed(ranks="4"), "decision 1: its ranks is '4'"),
-        (changed(ranks_per_host=0), "decision 1: its ranks_per_host is 0"),
-        (changed(link=None), "decision 1: its link is None"),
-        (twice(), "decision 2 is of the same calls as an earlier one"),
+        (changed(ranks="4"), "decision 1: ranks cannot be '4'"),
+        (changed(ranks_per_host=0), "decision 1: ranks_per_host cannot be 0"),
+        (changed(link=None), "decision 1: link cannot be None"),
+        (twice(), "decision 2 is for the same calls as an earlier one"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_where_and_why(text: str, reason: str) -> None:
@@ -272,7 +272,7 @@ def test_an_algorithm_that_the_size_refuses_gives_way_to_the_next(warnings: pyte
     found = known(took("recursive_doubling", 1 << 10, 1.0, here), took("bruck", 1 << 10, 2.0, here))
     explanation = explain(Question("allgather", 1 << 10, 3, "shm"), found)
     assert (explanation.choice.algorithm, explanation.choice.tier) == ("bruck", "table")
-    assert "the table's recursive_doubling is not taken, as it does not run on 3 ranks" in warnings.text
+    assert "the table's recursive_doubling is not used, because it does not run on 3 ranks" in warnings.text
 
 
 def test_what_the_call_demands_comes_before_the_table() -> None:
@@ -316,8 +316,8 @@ def test_rules_force_by_collective_and_size(collective: str, nbytes: int, name: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("allreduce:0-8K=rign", "cannot be honoured: .*'rign'.*did you mean 'ring'"),
-        ("allredcue:0-8K=ring", "cannot be honoured: .*'allredcue'"),
+        ("allreduce:0-8K=rign", "cannot be used: .*'rign'.*did you mean 'ring'"),
+        ("allredcue:0-8K=ring", "cannot be used: .*'allredcue'"),
         ("allreduce:0-8K=ring(radix=2)", "no parameter 'radix'"),
         ("allreduce:0-8K=ring;4K-=chain", "overlap: both ring and chain from 4096 B on"),
         ("allreduce:8K-4K=ring", "ends after its beginning"),

@@ -1,0 +1,10 @@
+"""Decides which algorithm a call uses.
+
+- `choice.py`: the tuner's choice for a question, with all candidates and their refusals.
+- `forced_rules.py`: rules that force algorithms by collective and size.
+- `lint.py`: finds suspicious decisions and times in a decision table.
+- `model.py`: predicts times by closed-form costs of algorithms.
+- `rank_interpolation.py`: predicts the fastest algorithm between measured numbers of ranks and bytes.
+- `table.py`: decision tables and their files.
+- `variant_checks.py`: checks that a named variant exists.
+"""

@@ -1,11 +1,12 @@
-"""Choosing an algorithm: candidates, their predicted times, the reasons of those that are refused, and the choice.
+"""Chooses an algorithm for a call, and explains the choice: all candidates, their predicted times, and refusals.
 
-The choice depends only on what is equal on all ranks, so all ranks choose alike without a message. A name that is
-forced comes first; then a table, if one has times for such calls; then the model.
+The choice depends only on values that are equal on all ranks, so all ranks choose alike without a message. A forced
+name comes first, then a decision table if it has times for such calls, and then the model.
 
-Of a flat algorithm it is known which part of its cost lies between hosts, of consecutive ranks; and how many ranks of a
-host send there at once, as they may share its link. A composition knows which of its phases stay inside hosts, and its
-costs add up; so the cheapest algorithm of each phase is found by itself.
+The model needs to know which part of an algorithm's cost lies between hosts. For a flat algorithm among consecutive
+ranks, its `Crossing` says so, and how many ranks of a host send there at once, because they may share the host's link.
+A composition knows which of its phases stay inside hosts, and its cost is the sum of its phases. So the fastest
+algorithm of each phase can be chosen on its own.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from unisono.tuning.decide.model import (
     split,
     usual_segment_nbytes,
 )
+from unisono.tuning.decide.variant_checks import SEGMENT, check_variant
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:
@@ -41,17 +43,17 @@ if TYPE_CHECKING:
 
 _log = log.get(log.NAME)
 
-# The dtype whose reductions are measured for each class.
+# For each class of dtypes, the dtype whose reductions are measured.
 _MEASURED = {"plain": "float32", "narrow": "bfloat16"}
-_LARGE = 1 << 20  # bytes at which the two are compared
+_LARGE = 1 << 20  # bytes at which the reductions of the two classes are compared
 
 
 class TunerState(NamedTuple):
-    """What is known of a machine, beside the question; the same on all ranks.
+    """What the tuner knows about the machine. It is the same on all ranks.
 
     Attributes:
-        table: measured times and decisions, or None.
-        parameters: what links cost, measured or not.
+        table: the decision table with measured times, or None.
+        parameters: the costs of links and memory, measured or by priors.
         machine: the fingerprint of the machine.
     """
 
@@ -63,29 +65,29 @@ class TunerState(NamedTuple):
 NO_STATE = TunerState()
 
 _MOST_SHOWN = 8
-_MOST_NAMED = 4  # algorithms that an error suggests
+_MOST_NAMED = 4  # the most algorithms that an error suggests
 
 
 @record
 class Question:
-    """What is to be carried out.
+    """A call for which the tuner chooses an algorithm.
 
     Attributes:
         collective: "allreduce", "broadcast", …
         nbytes: bytes of the vector.
         size: number of ranks.
-        link: the slowest kind of link between the ranks: the name of a transport.
-        commutative: whether the operation is.
-        algorithm: an algorithm to force, by name or with parameters as "knomial(radix=3)", or "auto".
-        segment_nbytes: bytes of a block that travel at once, or 0 to leave it to the model.
-        varying: whether the shares of the ranks differ in length.
-        hosts: the ranks of each host; none if they are not known.
-        inside: the kind of link between the ranks of a host.
-        crowd: the number of ranks for each core on the most crowded host, and at least 1.
-        order: the order in which contributions must be combined; None for any.
-        vendors: the algorithms of libraries that the ranks have, each with the reason why it does not carry this out,
-            or None.
-        dtype: the class of dtypes: "narrow" where elements are combined in a wider type, or else "plain".
+        link: the slowest kind of link between the ranks, by the name of its transport.
+        commutative: whether the op is commutative.
+        algorithm: the algorithm to force, by name or with parameters as in "knomial(radix=3)", or "auto".
+        segment_nbytes: bytes of a block that travel at once, or 0 to let the model decide.
+        varying: whether ranks contribute or receive different numbers of elements.
+        hosts: the ranks of each host; empty if the hosts are not known.
+        inside: the kind of link between the ranks of one host.
+        crowd: the number of ranks for each core on the most crowded host, at least 1.
+        order: the order in which contributions must be combined; None for any order.
+        vendors: the library algorithms that the ranks can use, each with the reason why it cannot run this call, or
+            None if it can.
+        dtype: the class of dtypes: "narrow" if elements are combined in a wider type, else "plain".
     """
 
     collective: str
@@ -105,21 +107,27 @@ class Question:
 
     @property
     def ranks_per_host(self) -> int:
-        """The most ranks on one host; all of them, if hosts are not known."""
+        """The largest number of ranks on one host; all ranks if the hosts are not known."""
         return max(map(len, self.hosts), default=self.size)
 
     @property
     def level(self) -> str:
-        """The level of the slowest link, where there are several hosts."""
+        """The level of the slowest link: the network if there are several hosts, else none."""
         return NETWORK if len(self.hosts) > 1 else ""
 
 
 @record
 class Candidate:
-    """One algorithm that was looked at: its predicted seconds, if it declares a cost; why it is refused, or None.
+    """One algorithm that the tuner considered for a call.
 
-    `phases` names the algorithm of each phase of a composition, by the parameter of its builder; `measured_s` are the
-    seconds that a table knows; `params` are those of the variant.
+    Attributes:
+        algorithm: its name.
+        predicted_s: its predicted seconds; None if it declares no cost.
+        segments: the number of segments that it would use.
+        refusal: why it cannot run the call; None if it can.
+        phases: for a composition, the algorithm of each phase, by the parameter of the builder.
+        measured_s: its seconds according to the decision table, or None.
+        params: the parameters of the variant.
     """
 
     algorithm: str
@@ -138,9 +146,15 @@ class Candidate:
 
 @record
 class Choice:
-    """The chosen algorithm, over how many segments it runs, and which tier chose it: "forced", "table…" or "model".
+    """The chosen algorithm.
 
-    `params` are for its builder: `build(size, rank, root, **dict(params))`.
+    Attributes:
+        algorithm: its name.
+        segments: the number of segments that it uses.
+        tier: what decided: "forced", "table…" or "model".
+        predicted_s: its predicted seconds; None if it declares no cost.
+        params: arguments for its builder: `build(size, rank, root, **dict(params))`.
+        variant: the algorithm with its parameters, as text.
     """
 
     algorithm: str
@@ -152,16 +166,21 @@ class Choice:
 
     @property
     def shown(self) -> str:
-        """The algorithm with what is given of its builder's parameters: of its segments, calls tell otherwise."""
+        """The variant without its segment size, because reports of calls show their number of segments apart."""
         return str(parsed(self.variant).having(**{SEGMENT: None}))
 
 
 @record
 class Explanation:
-    """A question, everything that was looked at, and the choice; and how each rank is reached, as far as known.
+    """A question with all candidates and the choice.
 
-    `is_calibrated` says whether the link was measured on this machine; if not, predictions are by priors. `on_device`
-    says how arrays of a GPU would go; empty if that is not known.
+    Attributes:
+        question: the call.
+        candidates: all algorithms that were considered, best first.
+        choice: the chosen algorithm.
+        links: for each rank that is reached over a link, a description of it.
+        on_device: how arrays on a GPU would travel; empty if that is not known.
+        is_calibrated: whether the link was measured on this machine. If not, predictions use priors.
     """
 
     question: Question
@@ -173,21 +192,21 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return a table for people, best candidate first."""
-        asked = self.question
-        hosts = f", on {len(asked.hosts)} hosts by {asked.inside}" if len(asked.hosts) > 1 else ""
+        question = self.question
+        hosts = f", on {len(question.hosts)} hosts by {question.inside}" if len(question.hosts) > 1 else ""
         lines = [
-            f"{asked.collective} of {asked.nbytes} B over {asked.size} ranks by {asked.link}{hosts}: "
+            f"{question.collective} of {question.nbytes} B over {question.size} ranks by {question.link}{hosts}: "
             f"{self.choice.algorithm}, {self.choice.segments} segment(s), chosen by tier {self.choice.tier!r}, "
             f"predicted by {'a calibration' if self.is_calibrated else 'priors'}"
         ]
         for candidate in self.candidates:
             measured = "" if candidate.measured_s is None else f"measured {candidate.measured_s * 1e6:.1f} us, "
-            what = candidate.refusal or f"{measured}{shown(candidate.predicted_s)}"
+            verdict = candidate.refusal or f"{measured}{shown(candidate.predicted_s)}"
             mark = "*" if candidate.variant == self.choice.variant else " "
             phases = ", ".join(f"{parameter}={name}" for parameter, name in candidate.phases)
-            lines.append(f" {mark} {candidate.variant:<20} {what}{phases and f' with {phases}'}")
+            lines.append(f" {mark} {candidate.variant:<20} {verdict}{phases and f' with {phases}'}")
         for link in dict.fromkeys(self.links.values()):
-            ranks = [rank for rank, its_link in self.links.items() if its_link == link]
+            ranks = [rank for rank, link_of_rank in self.links.items() if link_of_rank == link]
             shown_ranks = ", ".join(map(str, ranks[:_MOST_SHOWN])) + (", …" if len(ranks) > _MOST_SHOWN else "")
             lines.append(f"   rank{'s' if len(ranks) > 1 else ''} {shown_ranks}: {link}")
         if self.on_device:
@@ -195,21 +214,21 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(question: Question, known: TunerState = NO_STATE) -> Explanation:
+def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     """Return the candidates for `question`, best first, and the choice among them.
 
     Raises:
-        NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; says why.
-        UsageError: `hosts` does not name every rank once, or the algorithm has no such parameters.
+        NoAlgorithmError: there is no such collective or algorithm, or every candidate is refused; gives the reasons.
+        UsageError: `hosts` does not name every rank exactly once, or the algorithm has no such parameters.
     """
     forced = None if question.algorithm == "auto" else _forced(question)
-    reading = _reading(question, known)
+    reading = _reading(question, state)
     times = reading.times_s if reading else {}
     named = [*([forced] if forced else []), *_variants_of(reading)]
     rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
     candidates = sorted(
-        (candidate(row, question, known, times.get(str(row)), row in named) for row in rows),
-        key=_place,
+        (candidate(row, question, state, times.get(str(row)), row in named) for row in rows),
+        key=_rank_of,
     )
     best, tier = _best(candidates, forced, reading)
     if best.refusal is not None and forced:
@@ -220,12 +239,12 @@ def explain(question: Question, known: TunerState = NO_STATE) -> Explanation:
     hosts = (("hosts", question.hosts),) if best.phases and question.hosts else ()
     params = tuple({**dict(hosts), **dict(best.phases), **builder_params(best.params)}.items())
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, params, best.variant)
-    is_calibrated = bool(known.parameters.link(question.link, question.level).step.nbytes)
+    is_calibrated = bool(state.parameters.link(question.link, question.level).step.nbytes)
     return Explanation(question, tuple(candidates), choice, is_calibrated=is_calibrated)
 
 
 def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question: Question) -> str:
-    """Return why the algorithm that is forced cannot carry a call out, and which algorithms can, best first."""
+    """Return why the forced algorithm cannot run the call, and which algorithms can, best first."""
     asked_by = _ORDER_ASKED_BY.get(question.order) if forced.refusal == _order_refusal(question) else None
     reason = f"{forced.variant} {forced.refusal}"
     if asked_by:
@@ -240,24 +259,24 @@ def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question
     return f"{reason}; {', '.join(names)}{' and ' if names else ''}{last} can carry out this {question.collective}"
 
 
-def _place(each: Candidate) -> tuple[bool, bool, float]:
-    """Return by what candidates are in order: those refused come last, and those that were measured first."""
+def _rank_of(each: Candidate) -> tuple[bool, bool, float]:
+    """Return the sort key of a candidate: refused ones come last, measured ones before predicted ones, then by time."""
     return each.refusal is not None, each.measured_s is None, each.measured_s or each.predicted_s or 0.0
 
 
-def choose(question: Question, known: TunerState = NO_STATE) -> Choice:
+def choose(question: Question, state: TunerState = NO_STATE) -> Choice:
     """Return the choice for `question`; raises as `explain` does."""
-    return explain(question, known).choice
+    return explain(question, state).choice
 
 
 def looked_at(question: Question) -> list[Algorithm]:
-    """Return the algorithms, and of what libraries do by themselves that which the ranks have or the question names."""
+    """Return the algorithms to consider: all of ours, and library algorithms that the ranks have or the call names."""
     vendors = {question.algorithm, *dict(question.vendors)}
     return [each for each in candidates_of(question.collective).values() if not each.vendor or each.name in vendors]
 
 
 def builder_params(params: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the parameters of a variant that are its builder's."""
+    """Return the parameters of a variant that go to its builder."""
     return {name: value for name, value in params if name != SEGMENT}
 
 
@@ -266,41 +285,46 @@ def _forced(question: Question) -> Variant:
     try:
         variant = parsed(question.algorithm)
     except ValueError:
-        variant = Variant(question.algorithm)  # which there is not, as the error says with those that there are
+        variant = Variant(question.algorithm)  # check_variant refuses it, and its error lists the algorithms
     check_variant(question.collective, variant)
     return variant
 
 
-def _context(question: Question, known: TunerState) -> Any:
+def _context(question: Question, state: TunerState) -> Any:
     from unisono.tuning.measure.measurement_log import Context
 
-    asked = question
-    return Context(known.machine, asked.collective, asked.link, asked.dtype, asked.size, asked.ranks_per_host)
+    return Context(
+        state.machine, question.collective, question.link, question.dtype, question.size, question.ranks_per_host
+    )
 
 
-def _reading(question: Question, known: TunerState) -> Reading | None:
-    """Return what the table says; nothing where the model knows more: of ranks among which calls were calibrated."""
-    found = known.table.read(_context(question, known), question.nbytes) if known.table else None
-    is_less = found is not None and found.is_interpolated and _is_calibrated(question, known.parameters)
-    return None if is_less else found
+def _reading(question: Question, state: TunerState) -> Reading | None:
+    """Return the reading of the decision table, or None if there is none or the model is the better source.
+
+    The model is better than a reading that was interpolated between numbers of ranks if whole calls were calibrated
+    among exactly these ranks.
+    """
+    reading = state.table.read(_context(question, state), question.nbytes) if state.table else None
+    is_less = reading is not None and reading.is_interpolated and _is_calibrated(question, state.parameters)
+    return None if is_less else reading
 
 
-def _is_calibrated(question: Question, known: Parameters) -> bool:
-    """Return whether whole calls of the collective were calibrated among just so many ranks."""
-    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
+def _is_calibrated(question: Question, parameters: Parameters) -> bool:
+    """Return whether whole calls of the collective were calibrated among exactly as many ranks."""
+    rounds = parameters.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
     alike = (question.size, question.ranks_per_host)
     return rounds is not None and (rounds.ranks, rounds.ranks_per_host) == alike and question.collective in rounds.calls
 
 
 def _variants_of(reading: Reading | None) -> list[Variant]:
-    """Return the variants that a table knows for a call, all of which there are."""
+    """Return the variants in a reading of the table. The table has checked that they exist."""
     if reading is None:
         return []
     return [parsed(text) for text in {**reading.times_s, **({reading.variant: None} if reading.variant else {})}]
 
 
 def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading | None) -> tuple[Candidate, str]:
-    """Return the best of the candidates, which are in order, and the tier that says so."""
+    """Return the best of the candidates, which are sorted, and the tier that decided."""
     if forced:
         return next(each for each in candidates if each.variant == str(forced)), "forced"
     if reading:
@@ -308,17 +332,17 @@ def _best(candidates: list[Candidate], forced: Variant | None, reading: Reading 
         if of_range and of_range.refusal is None:
             return of_range, reading.tier
         if of_range and of_range.refusal:
-            _log.info("the table's %s is not taken, as it %s", of_range.variant, of_range.refusal)
+            _log.info("the table's %s is not used, because it %s", of_range.variant, of_range.refusal)
         if candidates[0].refusal is None and candidates[0].measured_s is not None:
             return candidates[0], reading.tier
     return candidates[0], "model"
 
 
 def candidate(
-    row: Variant, question: Question, known: TunerState, measured_s: float | None, is_named: bool
+    row: Variant, question: Question, state: TunerState, measured_s: float | None, is_named: bool
 ) -> Candidate:
-    """Return what there is to say of a variant; `is_named` if someone or a table has named it."""
-    algorithm, links, params = find(question.collective, row.algorithm), known.parameters, dict(row.params)
+    """Return a variant with its prediction and its refusal; `is_named` if the caller or a table named it."""
+    algorithm, links, params = find(question.collective, row.algorithm), state.parameters, dict(row.params)
     refusal = _refusal(algorithm, question, is_named)
     phases: tuple[tuple[str, str], ...] = ()
     link = links.link(question.link, question.level)
@@ -335,12 +359,12 @@ def candidate(
     return Candidate(algorithm.name, predicted, parts, refusal, phases, measured_s, row.params)
 
 
-def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters) -> float:
-    """Return the prediction of a flat algorithm: by rounds and calls of about as many ranks, if they were measured."""
-    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
-    reduce = known.reduce.get(_MEASURED[question.dtype], UNMEASURED)
+def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, parameters: Parameters) -> float:
+    """Return the prediction for a flat algorithm, by measured rounds and calls of about as many ranks if there are."""
+    rounds = parameters.rounds_of(question.link, question.size, question.ranks_per_host, question.crowd)
+    reduce = parameters.reduce.get(_MEASURED[question.dtype], UNMEASURED)
     if rounds is None:
-        return _by_links(algorithm, cost, question, known, reduce)
+        return _by_links(algorithm, cost, question, parameters, reduce)
     contract = CONTRACTS[question.collective]
     by_rounds_s = partial(
         predicted_by_rounds_s,
@@ -348,27 +372,27 @@ def _predicted_s(algorithm: Algorithm, cost: Cost, question: Question, known: Pa
         is_rooted=contract.input_at_root or contract.output_at_root,
         crowd=question.crowd,
     )
-    plain = known.reduce.get(_MEASURED["plain"], UNMEASURED)
+    plain = parameters.reduce.get(_MEASURED["plain"], UNMEASURED)
     slower = reduce.at(_LARGE) / plain.at(_LARGE) if reduce.nbytes and plain.nbytes else 1.0
     seconds = by_rounds_s(cost, question.nbytes, slower=slower)
     calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
-    there = algorithm.cost_of(rounds.ranks, {})
-    if calls is None or there is None:
+    cost_there = algorithm.cost_of(rounds.ranks, {})
+    if calls is None or cost_there is None:
         return seconds
-    return seconds * factor_at(calls, partial(by_rounds_s, there), question.nbytes)
+    return seconds * factor_at(calls, partial(by_rounds_s, cost_there), question.nbytes)
 
 
-def _by_links(algorithm: Algorithm, cost: Cost, question: Question, known: Parameters, reduce: Curve) -> float:
-    """Return the prediction of a flat algorithm by what the links inside hosts and between them cost."""
+def _by_links(algorithm: Algorithm, cost: Cost, question: Question, parameters: Parameters, reduce: Curve) -> float:
+    """Return the prediction for a flat algorithm by the costs of the links inside hosts and between them."""
     crossing = _crossing(algorithm, question)
     inside, across = split(cost, crossing)
-    near, far = known.link(question.inside), known.link(question.link, question.level)
+    near, far = parameters.link(question.inside), parameters.link(question.link, question.level)
     inside_s = predicted_s(inside, question.nbytes, near, question.crowd, reduce)
     return inside_s + predicted_s(across, question.nbytes, far, question.crowd, reduce, crossing.at_once)
 
 
 def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
-    """Return what of an algorithm lies between hosts: everything, if they are not known or no runs of ranks."""
+    """Return the part of an algorithm's cost between hosts: all of it if the hosts are not known or not consecutive."""
     if len(question.hosts) < 2:
         return Crossing(1, 1, 1)
     levels = levels_of(question.hosts, question.size)
@@ -380,7 +404,7 @@ def _crossing(algorithm: Algorithm, question: Question) -> Crossing:
 def _composed(
     algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, str], ...], Cost | None, float]:
-    """Return the algorithms of the phases, as named or predicted to be fastest, their cost, and the prediction."""
+    """Return the algorithm of each phase, named or predicted to be fastest, then their total cost and prediction."""
     levels = algorithm.levels(question.hosts or None, question.size)
     names: dict[str, str] = {}
     costs = [algorithm.between(levels)]
@@ -394,26 +418,29 @@ def _composed(
     return tuple(names.items()), total(costs), predicted
 
 
-def _composed_factor(algorithm: Composition, question: Question, known: Parameters, named: Mapping[str, Any]) -> float:
-    """Return how many times as long as the phases a composition takes, if it was called on as many ranks and hosts."""
-    rounds = known.rounds_of(question.link, question.size, question.ranks_per_host)
+def _composed_factor(algorithm: Composition, question: Question, links: Parameters, named: Mapping[str, Any]) -> float:
+    """Return how much longer than its phases a composition takes as measured, or 1 if it was not measured.
+
+    Only calls among exactly as many ranks and hosts count.
+    """
+    rounds = links.rounds_of(question.link, question.size, question.ranks_per_host)
     if rounds is None or (rounds.ranks, rounds.ranks_per_host) != (question.size, question.ranks_per_host):
         return 1.0
     calls = rounds.calls.get(question.collective, {}).get(algorithm.name)
     if calls is None:
         return 1.0
     return factor_at(
-        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), known, named)[2], question.nbytes
+        calls, lambda nbytes: _composed(algorithm, replace(question, nbytes=nbytes), links, named)[2], question.nbytes
     )
 
 
 def _fastest(
     phase: PhaseKind, among: Sequence[str], levels: Levels, question: Question, link: Link
 ) -> tuple[float, str, Cost]:
-    """Return the prediction, the name and the cost of the algorithm of a phase that is predicted to be fastest.
+    """Return the prediction, the name and the cost of the phase's fastest algorithm, by prediction.
 
     Raises:
-        NoAlgorithmError: no cost is known of any.
+        NoAlgorithmError: none of the algorithms has a known cost.
     """
     costs = {name: cost for name in among if (cost := phase.cost(levels, name)) is not None}
     at_once = levels.widest[0] if phase.by_all else 1
@@ -421,19 +448,19 @@ def _fastest(
         name: predicted_s(cost, question.nbytes, link, question.crowd, at_once=at_once) for name, cost in costs.items()
     }
     if not predicted:
-        raise NoAlgorithmError(f"the costs of {', '.join(among)} as {phase.parameter} are not known")
+        raise NoAlgorithmError(f"cannot predict {phase.parameter}: the costs of {', '.join(among)} are not known")
     name = min(predicted, key=predicted.__getitem__)
     return predicted[name], name, costs[name]
 
 
-# How contributions are combined in the orders that can be asked for.
+# For each order that a call can ask for, how errors describe it.
 _ORDERS: dict[Order | None, str] = {
     "rank": "one after the other, in the order of ranks",
     "at_once": "all contributions at once",
     "canonical": "by the balanced tree",
 }
 
-# The argument of a call that asks for an order.
+# For each order, the argument by which a call asks for it.
 _ORDER_ASKED_BY: dict[Order | None, str] = {
     "rank": "reproducible=True",
     "at_once": "accumulate",
@@ -445,38 +472,38 @@ def _order_refusal(question: Question) -> str:
     return f"does not combine {_ORDERS.get(question.order)}"
 
 
-# Kinds of link whose ranks can map each other's memory.
+# Links whose ranks can map each other's memory.
 _MAPPABLE = ("shm", "local")
 
 
 def _refusal(algorithm: Algorithm, question: Question, is_named: bool) -> str | None:
     unsupported = algorithm.supports(question.size)
-    vendor = dict(question.vendors).get(algorithm.name, "needs ranks that meet by its library: see un.init(mpi_comm=)")
+    vendor = dict(question.vendors).get(algorithm.name, "needs ranks that start by its library: see un.init(mpi_comm=)")
     reasons = (
         (algorithm.vendor and vendor is not None, vendor),
         (
             algorithm.mapped and question.link not in _MAPPABLE,
-            "needs memory that peers can map, so all ranks on one host",
+            "needs memory that its peers can map, so all ranks must be on one host",
         ),
         (algorithm.commutative_only and not question.commutative, "needs a commutative operation"),
         (question.varying and not algorithm.varying, "needs shares of equal length"),
-        (algorithm.cost is None and not is_named, "declares no cost, so it runs where it is named only"),
+        (algorithm.cost is None and not is_named, "declares no cost, so it runs only if it is named"),
         (question.order not in (None, algorithm.order), _order_refusal(question)),
-        # Of those that combine in one order, its cost misleads nobody.
-        (algorithm.by_name_only and not is_named and question.order is None, "runs where it is named only"),
+        # An algorithm that is the only one of its order may be chosen, because no other prediction competes with it.
+        (algorithm.by_name_only and not is_named and question.order is None, "runs only if it is named"),
         (unsupported is not None, f"does not run on {question.size} ranks: {unsupported}"),
     )
-    told = next((reason for applies, reason in reasons if applies), None)
-    return told or (_refusal_of_hosts(algorithm, question, is_named) if isinstance(algorithm, Composition) else None)
+    refusal = next((reason for applies, reason in reasons if applies), None)
+    return refusal or (_refusal_of_hosts(algorithm, question, is_named) if isinstance(algorithm, Composition) else None)
 
 
 def _refusal_of_hosts(algorithm: Composition, question: Question, is_named: bool) -> str | None:
-    """Return why a composition cannot run on the hosts or, where it is not named, would have nothing to gain there."""
+    """Return why a composition cannot run on these hosts or, unless it is named, would gain nothing there."""
     levels = levels_of(question.hosts or None, question.size)
     unfit = algorithm.needs(levels)
     reasons = (
         (unfit is not None, f"does not run on these hosts: {unfit}"),
-        (not question.hosts and not is_named, "runs where it is named only, as the hosts of the ranks are not known"),
+        (not question.hosts and not is_named, "runs only if it is named, because the hosts of the ranks are not known"),
         (len(question.hosts) == 1 and not is_named, "has nothing to do on one host"),
         (len(question.hosts) == question.size and not is_named, "has nothing to do inside hosts of one rank each"),
     )

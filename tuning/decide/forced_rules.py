@@ -1,9 +1,9 @@
-"""Algorithms that are forced by collective and size, as the option `algorithm` has them.
+"""Rules that force algorithms by collective and size, as the option `algorithm` takes them.
 
     allreduce:0-8K=recursive_doubling;8K-=ring;broadcast:1M-=chain
 
-Each part says for which collective (by default, that of the part before), from how many bytes on, below how many, and
-which algorithm, with parameters or without. Where no part holds, the tuner chooses.
+Each rule names a collective, the size from which it holds, the size below which it holds, and an algorithm with or
+without parameters. Without a collective, it is for that of the rule before. The tuner chooses where no rule holds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from unisono.algorithms.catalogue.registry import algorithms_of, check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
+from unisono.tuning.decide.variant_checks import check_variant
 
 
 class Rule(NamedTuple):
-    """A part: `variant` for calls of `collective` of at least `first` bytes and fewer than `end`, if that is given."""
+    """One rule: `variant` is for calls of `collective` from `first` bytes on, below `end` bytes unless it is None."""
 
     collective: str
     first: int
@@ -29,29 +30,29 @@ class Rule(NamedTuple):
 
 @lru_cache(maxsize=8)
 def rules(text: str) -> tuple[Rule, ...]:
-    """Return the rules in `text`, by collective and size.
+    """Return the rules in `text`, sorted by collective and size.
 
     Raises:
-        UsageError: a part cannot be understood, two overlap, or there is no such collective, algorithm or parameter.
+        UsageError: a rule is not valid, two overlap, or there is no such collective, algorithm or parameter.
 
     >>> rules("allreduce:0-8K=recursive_doubling;8K-=ring")[1]
     Rule(collective='allreduce', first=8192, end=None, variant='ring')
     """
-    found, collective = list[Rule](), ""
+    parts, collective = list[Rule](), ""
     for part in text.split(";"):
-        head, is_given, rest = part.rpartition(":")
-        collective = head.strip() if is_given else collective
-        found.append(_rule(collective, rest, part))
-    ordered = sorted(found, key=lambda rule: (rule.collective, rule.first))
+        head, has_collective, rest = part.rpartition(":")
+        collective = head.strip() if has_collective else collective
+        parts.append(_rule(collective, rest, part))
+    ordered = sorted(parts, key=lambda rule: (rule.collective, rule.first))
     for before, after in pairwise(ordered):
         if before.collective == after.collective and (before.end is None or before.end > after.first):
-            them = f"{before.variant} and {after.variant} from {after.first} B on"
-            raise UsageError(f"the rules of {before.collective} overlap: both {them}")
+            overlap = f"{before.variant} and {after.variant} from {after.first} B on"
+            raise UsageError(f"the rules of {before.collective} overlap: both {overlap}")
     return tuple(ordered)
 
 
 def forced(text: str, collective: str, nbytes: int) -> str:
-    """Return the variant that the rules in `text` force for a call, or "auto"; raises as `rules` does."""
+    """Return the variant that the rules in `text` force for a call, else "auto"; raises as `rules` does."""
     for rule in rules(text):
         if rule.collective == collective and rule.first <= nbytes and (rule.end is None or nbytes < rule.end):
             return rule.variant
@@ -75,7 +76,7 @@ def _rule(collective: str, rest: str, part: str) -> Rule:
         algorithms_of(collective)
         check_variant(collective, variant)
     except NoAlgorithmError as error:
-        raise UsageError(f"{part.strip()!r} in the option algorithm cannot be honoured: {error}") from None
+        raise UsageError(f"{part.strip()!r} in the option algorithm cannot be used: {error}") from None
     return rule
 
 

@@ -1,4 +1,7 @@
-"""What cannot be right in a table: performance guidelines that hold on any machine (Träff, Gropp, Thakur 2010)."""
+"""Checks a decision table against performance guidelines that hold on any machine (Träff, Gropp, Thakur 2010).
+
+For example, an allreduce must not take longer than a reduce and then a broadcast, because these two do the same.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import NamedTuple
 from unisono.tuning.decide.table import Decision, Table
 from unisono.tuning.measure.measurement_log import Context
 
-# What a collective can be put together from, at the same number of bytes of its vector: slower than them, it can be no
-# good choice.
+# For each collective, the sequences of other collectives that do the same with as many bytes. A table that makes the
+# collective slower than one of these sequences is suspicious.
 _MOCK_UPS = {
     "allreduce": (("reduce", "broadcast"), ("reduce_scatter", "allgather")),
     "reduce": (("allreduce",), ("reduce_scatter", "gather")),
@@ -20,14 +23,14 @@ _MOCK_UPS = {
     "gather": (("allgather",),),
     "barrier": (("allreduce",),),
 }
-# Times are noisy; what is less than this much slower is left alone.
+# Times are noisy, so a guideline counts as broken only if a time is larger by this factor.
 _SLACK = 1.10
 
 
 class Suspicion(NamedTuple):
-    """One thing in a table that cannot be right: what it is, and the points whose times tell so.
+    """One broken guideline: its text, and the measured points that break it.
 
-    A point is a context and the bytes of the vector. There are none where a range was written by hand.
+    A point is a context and the bytes of the vector. There are no points if a range was written by hand.
     """
 
     text: str
@@ -35,13 +38,13 @@ class Suspicion(NamedTuple):
 
 
 def lint(table: Table) -> list[Suspicion]:
-    """Return what is suspicious in a table; nothing if all times and ranges agree with each other."""
-    found = list[Suspicion]()
+    """Return the suspicions about a table; none if all its times and ranges agree with each other."""
+    suspicions = list[Suspicion]()
     for context, decision in table.decisions.items():
         where = f"{context.collective}, {context.ranks} ranks by {context.link}"
-        for each in (*_alone(context, decision), *_beside(table, context, decision)):
-            found.append(each._replace(text=f"{where}: {each.text}"))
-    return found
+        for suspicion in (*_alone(context, decision), *_beside(table, context, decision)):
+            suspicions.append(suspicion._replace(text=f"{where}: {suspicion.text}"))
+    return suspicions
 
 
 def _alone(context: Context, decision: Decision) -> Iterator[Suspicion]:
@@ -64,9 +67,9 @@ def _alone(context: Context, decision: Decision) -> Iterator[Suspicion]:
 def _beside(table: Table, context: Context, decision: Decision) -> Iterator[Suspicion]:
     for parts in _MOCK_UPS.get(context.collective, ()):
         contexts = [context._replace(collective=part, dtype="plain") for part in parts]
-        known = [table.decisions[each] for each in contexts if each in table.decisions]
-        for nbytes in decision.sizes if len(known) == len(parts) else ():
-            of_parts = [_best_s(other, nbytes) for other in known]
+        decisions = [table.decisions[each] for each in contexts if each in table.decisions]
+        for nbytes in decision.sizes if len(decisions) == len(parts) else ():
+            of_parts = [_best_s(other, nbytes) for other in decisions]
             own = _best_s(decision, nbytes)
             together = sum(each for each in of_parts if each is not None)
             if own is not None and None not in of_parts and own > _SLACK * together:

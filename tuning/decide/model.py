@@ -1,14 +1,24 @@
-"""Predicted times of collectives: the alpha-beta-gamma (Hockney) model over the algorithms' closed-form costs.
+"""Predicts times of collectives by the alpha-beta-gamma (Hockney) model over closed-form costs of algorithms.
 
-A round costs a latency (alpha), and every message of the busiest rank some work; each byte that it sends costs beta,
-and each byte that it combines gamma. Where ranks share cores, their work adds up, and a round takes a turn of each.
-Where more ranks of a host send to other hosts at once than the link carries pairs, the most loaded resource of a round
-is not a rank's own port but the way out of its host: their messages take as long as one of all their bytes.
-Where whole rounds were measured, by the bytes of a message, they take the place of constants (PLogP): between two ranks
-or, which knows best what ranks that share cores cost each other, among as many as there are. Algorithms of the same
-closed form still differ, by the order in which their ranks wait for each other; so where whole calls of an algorithm
-were measured too, at a few sizes, they say by which factor it is off, and the rounds what is between. What a link costs
-is in `tuning.parameters`; the simulator (`tuning.simulate`) knows more, and takes longer.
+Theory of operation
+-------------------
+A round costs a latency (alpha), and each message of the busiest rank costs some work. Each byte that this rank sends
+costs beta, and each byte that it combines costs gamma.
+
+Ranks that share a core add up their work, and a round takes a turn of each of them.
+
+Suppose that more ranks of a host send to other hosts at once than the link carries at full bandwidth. Then the busiest
+resource of a round is the link of the host, not a rank's own port. The messages of these ranks take as long as one
+message with all their bytes.
+
+Whole rounds that were measured, by the bytes of a message, replace the constants, as in PLogP. They were measured
+between two ranks or among all ranks of a job. The latter knows best what ranks on shared cores cost each other.
+
+Algorithms of the same closed form still differ, because their ranks wait for each other in different orders. So if
+whole calls of an algorithm were measured at a few sizes, they give the factor by which the prediction is off. Rounds
+give the times between these sizes.
+
+`machine/parameters.py` holds the costs of links. The simulator (`simulator/`) is more exact and takes longer.
 """
 
 from __future__ import annotations
@@ -21,30 +31,36 @@ from unisono.algorithms.catalogue.algorithm import Algorithm, Cost
 from unisono.algorithms.catalogue.host_crossing import Crossing
 from unisono.tuning.machine.parameters import UNMEASURED, Curve, Link, RoundCosts, between
 
-# A rank that shares its core waits for a turn of each of the others, and then finds nothing of its own in the caches.
-# So do they, and the less the more there are: a turn takes so much for each of them.
+# A rank that shares its core waits for a turn of each of the others, and then has lost its data from the caches. The
+# others have lost theirs as well, so each turn takes this time for each rank on the core.
 _TURN_S = 0.6e-6
-_COLD = 4
+_COLD = 4  # the factor of a message's overhead, because the caches are cold
 
-# Bytes of the cache that is nearest to a core.
+# The size of the cache nearest to a core, in bytes.
 _NEAREST_CACHE = 32 << 10
 
 _MOST_SEGMENTS = 4096
 
-# Of parts of rounds: what logarithms may be off by.
+# The rounding error of logarithms, where a number of rounds is a part of another.
 _ROUNDING = 1e-9
 
 
 def predicted_s(
     cost: Cost, nbytes: int, link: Link, crowd: float = 1.0, reduce: Curve = UNMEASURED, at_once: int = 1
 ) -> float:
-    """Return the predicted seconds of what costs so much on vectors of `nbytes`, not pipelined.
+    """Return the predicted seconds of a call with this cost on vectors of `nbytes`, without pipelining.
 
-    `crowd` is the number of ranks for each core, and at least 1; `reduce` is the measured time of combining, by bytes;
-    without knots, the link's own rate holds. `at_once` ranks of a host send to other hosts at once. A rank that sends
-    whole vectors has as many messages; one that sends parts of them, one in each round. All of them are taken to be
-    equally long. What is stored on the way, and no first-level cache holds, takes as long to write and read again as to
-    combine.
+    A rank that sends whole vectors sends as many messages; one that sends parts of them sends one message a round. All
+    messages are taken to be equally long. Intermediate results that exceed the first-level cache take as long to write
+    and read again as to combine.
+
+    Args:
+        cost: the closed form.
+        nbytes: bytes of a vector.
+        link: the link that all messages take.
+        crowd: the number of ranks for each core, at least 1.
+        reduce: the measured time of combining, by bytes; without knots, the rate of the link holds.
+        at_once: the number of ranks of a host that send to other hosts at once.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
@@ -55,18 +71,18 @@ def predicted_s(
     message_s = max(0.0, link.step_s(message_nbytes) - link.latency_s) + (cold - 1) * link.overhead_s
     work_s = messages * message_s + worked * reduce_per_byte_s(link, message_nbytes, reduce)
     alone_s, shared_s = (_transfer_s(link, message_nbytes * share) for share in (1.0, max(1.0, at_once / link.pairs)))
-    # Who shares a core with others sends after them, and so does who shares a link: not twice.
+    # Ranks that share a core send one after another, and so do ranks that share a link: the wait counts only once.
     waits_s = messages * max(0.0, shared_s - crowd * alone_s)
     return cost.rounds * (link.latency_s + turn_s) + crowd * work_s + waits_s
 
 
 def _transfer_s(link: Link, nbytes: float) -> float:
-    """Return the seconds that a message takes beyond latency and work."""
+    """Return the seconds of a message beyond latency and work."""
     return max(0.0, link.step_s(nbytes) - link.latency_s - link.overhead_s)
 
 
 def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
-    """Return what a cost is inside hosts, and between them; together they are the whole."""
+    """Return the part of a cost inside hosts and the part between them, whose sum is the cost."""
     across = Cost(
         rounds=math.ceil(cost.rounds * crossing.rounds - _ROUNDING),
         sent=cost.sent * crossing.sent,
@@ -87,11 +103,11 @@ def split(cost: Cost, crossing: Crossing) -> tuple[Cost, Cost]:
 def predicted_by_rounds_s(
     cost: Cost, nbytes: int, rounds: RoundCosts, *, is_rooted: bool, crowd: float = 1.0, slower: float = 1.0
 ) -> float:
-    """Return the predicted seconds of what costs so much on vectors of `nbytes`, by measured rounds of these ranks.
+    """Return the predicted seconds of a call with this cost on vectors of `nbytes`, by measured rounds of these ranks.
 
-    In a rooted collective the ranks send one vector on average, or less. So where the busiest sends more than that, it
-    has cores to itself that ranks share (`crowd`) where all are as busy. Combining takes `slower` times as long as
-    where it was measured.
+    In a rooted collective, the ranks send one vector on average, or less. So where ranks share cores (`crowd`), a rank
+    that sends more than that has a core to itself while it does so. `slower` is the ratio of the time of combining to
+    the time where rounds were measured.
     """
     messages, message_nbytes = _messages(cost, nbytes)
     if not messages:
@@ -108,9 +124,10 @@ def predicted_by_rounds_s(
 
 
 def factor_at(measured: Curve, predicted_s: Callable[[int], float], nbytes: int) -> float:
-    """Return how many times as long as predicted calls on so many bytes take, by the measured sizes around.
+    """Return the ratio of measured to predicted time at `nbytes`, by the measured sizes on both sides.
 
-    Between two of them it is on the line through both, on logarithmic axes; beyond the outermost, as there.
+    Between two sizes, the ratio is on the line through both, on logarithmic axes. Beyond the outermost size, it is the
+    ratio at that size.
     """
     after = bisect_right(measured.nbytes, nbytes)
     around = measured.nbytes[max(0, after - 1) : after + 1]
@@ -120,25 +137,25 @@ def factor_at(measured: Curve, predicted_s: Callable[[int], float], nbytes: int)
 
 
 def _messages(cost: Cost, nbytes: int) -> tuple[float, float]:
-    """Return how many messages the busiest rank sends, and the bytes of each."""
+    """Return the number of messages that the busiest rank sends, and the bytes of each."""
     messages = max(cost.rounds, cost.sent, cost.most_messages)
     return messages, nbytes * cost.sent / messages if messages else 0.0
 
 
 def reduce_per_byte_s(link: Link, nbytes: float, reduce: Curve = UNMEASURED) -> float:
-    """Return the seconds that each byte takes to combine, in messages of so many bytes."""
+    """Return the seconds of combining one byte, in messages of `nbytes`."""
     return reduce.at(nbytes) / nbytes if reduce.nbytes and nbytes else link.reduce_per_byte_s
 
 
 def shown(predicted_s: float | None) -> str:
-    """Return what people read about a prediction."""
+    """Return a prediction as text for people."""
     return "not predicted" if predicted_s is None else f"predicted {predicted_s * 1e6:.1f} us"
 
 
 def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbytes: int) -> int:
-    """Return over how many segments to run `algorithm`, so that about `segment_nbytes` of a block travel at once.
+    """Return the number of segments of `algorithm` if about `segment_nbytes` of a block travel at once.
 
-    Where there is one round, there is nothing that the next one could begin with before all has come.
+    With only one round it is 1, because there is no next round that could begin before the first has ended.
     """
     if cost is None or cost.rounds <= 1 or not algorithm.segmentable:
         return 1
@@ -146,7 +163,7 @@ def segments(algorithm: Algorithm, cost: Cost | None, nbytes: int, segment_nbyte
 
 
 def usual_segment_nbytes(algorithm: Algorithm, cost: Cost | None, nbytes: int, link: Link) -> int:
-    """Return how much of a block travels at once by a link, where nobody has said."""
+    """Return the bytes of a block that travel at once over a link if the caller has not said."""
     is_whole = algorithm.steady and cost is not None and _block_nbytes(cost, nbytes) <= link.whole_nbytes
     return link.whole_nbytes if is_whole else link.segment_nbytes
 

@@ -1,21 +1,21 @@
-"""Choosing among algorithms that were measured, at numbers of ranks and of bytes that were not.
+"""Predicts which algorithm is fastest at numbers of ranks and bytes between those that were measured.
 
 Theory of operation
 -------------------
-Measurements come in *rounds*: all that was measured of one call (collective, ranks, bytes) in one job. The same point
-in another job may be half as fast, but what it is compared with is then slower by about as much. So the logarithm of a
-time is taken to be what the algorithm is there, plus what the round is; and only the former decides.
+Measurements come in *rounds*: all times of one call (collective, ranks, bytes) in one job. The same point may take
+twice as long in another job, but then so do the algorithms that it is compared with. So the logarithm of a time is
+modelled as the sum of two parts: one of the algorithm at this point, and one of the round. Only the first decides.
 
-`Interpolation` knows nothing of algorithms. Near the point that is asked for, the logarithm of each algorithm's time is
-a plane over the logarithms of ranks and of bytes; rounds count the less, the further away they are, and also where the
-number of ranks is a power of two and the point's is not, or where hosts have more ranks. All planes and all rounds are
-found together, by least squares.
+`Interpolation` needs no knowledge of algorithms. Near the requested point, the logarithm of an algorithm's time is a
+plane over the logarithms of ranks and bytes. A round counts less the further away it is. It also counts less if its
+number of ranks is a power of two and the point's is not, or if its hosts have more ranks. One least-squares problem
+gives all planes and all rounds.
 
-`Steps` is a model of the kind of PLogP: an algorithm of so many rounds with messages of so many bytes takes that many
-times the time of a step, which is one curve over the bytes of a message for all of them, times what it is slower or
-faster than that throughout. It needs the closed form of each algorithm's cost, and fewer measurements.
+`Steps` is a model in the manner of PLogP. An algorithm takes a number of steps with messages of some bytes, and a step
+takes a time that depends only on these bytes: one curve for all algorithms of a collective. Each algorithm also has one
+factor by which it is slower or faster. This model needs the closed-form cost of each algorithm, and fewer measurements.
 
-`combined` takes both.
+`combined` averages both.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Point(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What was measured at a point in one job: seconds by algorithm."""
+    """The measurements at one point in one job: seconds by algorithm."""
 
     point: Point
     seconds: Mapping[str, float]
 
 
 class Widths(NamedTuple):
-    """How far rounds count: by e less for each of these steps, the logarithms being those of base 2.
+    """The widths of the kernel that weights rounds: a weight falls by a factor e for each width, in log2 units.
 
-    `level` and `slope` say how strongly planes are held to what all algorithms have in common, and to being level.
+    `level` and `slope` say how strongly a plane is drawn to the level of all algorithms and to slope 0.
     """
 
     ranks: float = 2.0
@@ -69,28 +69,28 @@ USUAL = Widths()
 
 
 class Interpolation:
-    """Times of algorithms between those that were measured, up to a factor that is the same for all of a point."""
+    """Predicts relative times of algorithms near measured points, up to a factor common to a point."""
 
     def __init__(self, rounds: Sequence[Round], widths: Widths = USUAL) -> None:
         self._widths = widths
         self._rounds: defaultdict[str, list[Round]] = defaultdict(list)
-        for each in rounds:
-            self._rounds[each.point.collective].append(each)
+        for round_ in rounds:
+            self._rounds[round_.point.collective].append(round_)
 
     def predict(self, point: Point, algorithms: Sequence[str]) -> Predictions:
-        """Return the relative time of each of `algorithms` that was ever measured beside another of them."""
+        """Return the relative time of each of `algorithms` that was ever measured together with another of them."""
         number = {name: at for at, name in enumerate(algorithms)}
         near = [
-            (each.point, [(number[name], math.log2(found)) for name, found in each.seconds.items() if name in number])
+            (each.point, [(number[name], math.log2(time_s)) for name, time_s in each.seconds.items() if name in number])
             for each in self._rounds[point.collective]
         ]
         near = [(where, times) for where, times in near if len(times) > 1]
-        known = {at for _, times in near for at, _ in times}
+        numbers = {at for _, times in near for at, _ in times}
         levels = self._levels(point, near, len(algorithms)) if near else []
-        return {algorithms[at]: 2.0 ** levels[at] for at in sorted(known)}
+        return {algorithms[at]: 2.0 ** levels[at] for at in sorted(numbers)}
 
     def _levels(self, point: Point, near: list[tuple[Point, list[tuple[int, float]]]], count: int) -> list[float]:
-        """Return the logarithm of the time of each algorithm at a point: unknowns are planes, then rounds."""
+        """Return the logarithm of each algorithm's time at a point. The unknowns are the planes, then the rounds."""
         here = _coordinates(point)
         widths = np.array(self._widths[:4])
         rows = sum(len(times) for _, times in near)
@@ -109,22 +109,23 @@ class Interpolation:
                 row += 1
         held = np.repeat([self._widths.level, self._widths.slope, self._widths.slope], count)
         matrix[rows + np.arange(3 * count), np.arange(3 * count)] = held
-        found: list[float] = _solved(matrix, right)[:count].tolist()
-        return found
+        levels: list[float] = _solved(matrix, right)[:count].tolist()
+        return levels
 
 
 CostOf: TypeAlias = Callable[[str, str, int], Cost | None]
 
-# Knots of a step, in powers of two of bytes; how strongly it is held to be straight, and factors and rounds to be 1.
+# The knots of a step's curve, as powers of two of bytes. Then the weights that hold the curve straight, the factors at
+# 1, and the rounds at 1.
 _KNOTS = np.arange(0.0, 34.0, 3.0)
 _STRAIGHT, _FACTOR, _ROUND = 0.3, 0.3, 0.5
 
 
 class Steps:
-    """A step of each collective, and by what factor each algorithm differs, from measured rounds.
+    """Predicts times by one step curve for each collective and one factor for each algorithm, fitted to rounds.
 
-    `cost_of` gives the closed form of (collective, algorithm, ranks), or None where it is not known; what has none is
-    not predicted.
+    `cost_of` returns the closed form of (collective, algorithm, ranks), or None if it is not known. An algorithm
+    without one gets no prediction.
 
     Attributes:
         steps: by collective.
@@ -139,17 +140,17 @@ class Steps:
             self._fit(collective, [each for each in rounds if each.point.collective == collective])
 
     def predict(self, point: Point, algorithms: Sequence[str]) -> Predictions:
-        """Return the seconds of each of `algorithms` that is known."""
-        found = {}
+        """Return the seconds of each of `algorithms` that has a factor and a cost."""
+        predictions = {}
         factors = self.factors.get(point.collective, {})
         for name in algorithms:
             if name in factors and (shape := self._shape(point, name)):
                 number, message_nbytes = shape
-                found[name] = factors[name] * number * self.steps[point.collective].at(message_nbytes)
-        return found
+                predictions[name] = factors[name] * number * self.steps[point.collective].at(message_nbytes)
+        return predictions
 
     def _shape(self, point: Point, name: str) -> tuple[float, float] | None:
-        """Return how many steps there are, and the bytes of a message."""
+        """Return the number of steps, and the bytes of a message."""
         cost = self._cost_of(point.collective, name, point.size)
         if cost is None or not cost.rounds:
             return None
@@ -157,38 +158,38 @@ class Steps:
         return number, max(1.0, point.nbytes * cost.sent / number)
 
     def _fit(self, collective: str, rounds: Sequence[Round]) -> None:
-        found = [
+        points = [
             (at, name, *shape, math.log2(seconds))
             for at, each in enumerate(rounds)
             for name, seconds in each.seconds.items()
             if (shape := self._shape(each.point, name))
         ]
-        if not found:
+        if not points:
             return
-        names = sorted({name for _, name, *_ in found})
+        names = sorted({name for _, name, *_ in points})
         knots, factors = len(_KNOTS), len(names)
         unknown = knots + factors + len(rounds)
-        rows = len(found) + knots - 2 + factors + len(rounds)
+        rows = len(points) + knots - 2 + factors + len(rounds)
         matrix, right = np.zeros((rows, unknown)), np.zeros(rows)
-        for row, (at, name, number, nbytes, log_s) in enumerate(found):
+        for row, (at, name, number, nbytes, log_s) in enumerate(points):
             matrix[row, :knots] = _between_knots(math.log2(nbytes))
             matrix[row, [knots + names.index(name), knots + factors + at]] = 1.0
             right[row] = log_s - math.log2(number)
         for at in range(knots - 2):
-            matrix[len(found) + at, at : at + 3] = _STRAIGHT, -2 * _STRAIGHT, _STRAIGHT
+            matrix[len(points) + at, at : at + 3] = _STRAIGHT, -2 * _STRAIGHT, _STRAIGHT
         held = np.concatenate((np.full(factors, _FACTOR), np.full(len(rounds), _ROUND)))
-        matrix[len(found) + knots - 2 + np.arange(len(held)), knots + np.arange(len(held))] = held
+        matrix[len(points) + knots - 2 + np.arange(len(held)), knots + np.arange(len(held))] = held
         solved = _solved(matrix, right).tolist()
-        # What was measured of the last step or two may fall by noise; a step never does.
+        # Measured times of the last steps may fall because of noise, but a true step never takes less for more bytes.
         sizes = [round(2**knot) for knot in _KNOTS.tolist()]
         self.steps[collective] = curve(zip(sizes, (2.0**log_s for log_s in solved[:knots]), strict=True))
         self.factors[collective] = {name: 2.0 ** solved[knots + at] for at, name in enumerate(names)}
 
 
 def combined(predictions: Sequence[Predictions]) -> Predictions:
-    """Return the geometric mean of what several predict, relative to the best of each; what one knows is kept.
+    """Return the geometric mean of several predictions, each relative to its best; names that only one has are kept.
 
-    They err in different ways, so that their mean errs less than either.
+    The models err in different ways, so their mean errs less than either.
     """
     logs: defaultdict[str, list[float]] = defaultdict(list)
     for predicted in predictions:
@@ -199,13 +200,13 @@ def combined(predictions: Sequence[Predictions]) -> Predictions:
 
 
 def survivors(predicted: Predictions, algorithms: Sequence[str], margin: float) -> list[str]:
-    """Return those of `algorithms` worth measuring: predicted within `margin` times the best, or not predicted."""
+    """Return the algorithms that are worth measuring: within `margin` times the predicted best, or not predicted."""
     best = min(predicted.values(), default=math.inf)
     return [name for name in algorithms if predicted.get(name, 0.0) <= margin * best]
 
 
 def regret(chosen: str, measured: Mapping[str, float]) -> float:
-    """Return how many times as long the chosen algorithm takes as the best one."""
+    """Return the ratio of the chosen algorithm's time to the best time."""
     return measured[chosen] / min(measured.values())
 
 
@@ -215,7 +216,7 @@ def _coordinates(point: Point) -> _Floats:
 
 
 def _between_knots(log_nbytes: float) -> _Floats:
-    """Return the weights of the knots that a step of so many bytes is interpolated from."""
+    """Return the weights of the knots in the interpolated time of a step with so many bytes."""
     weights: _Floats = np.zeros(len(_KNOTS))
     place = float(np.clip(log_nbytes, _KNOTS[0], _KNOTS[-1]))
     low = min(int(np.searchsorted(_KNOTS, place, "right")) - 1, len(_KNOTS) - 2)
@@ -225,5 +226,5 @@ def _between_knots(log_nbytes: float) -> _Floats:
 
 
 def _solved(matrix: _Floats, right: _Floats) -> _Floats:
-    found: _Floats = np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], np.float64)
-    return found
+    solution: _Floats = np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], np.float64)
+    return solution

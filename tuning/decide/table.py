@@ -1,13 +1,17 @@
-"""Decision tables: for each collective and place, which variant of an algorithm from how many bytes on, and the times.
+"""Decision tables: for each kind of call, the variant of an algorithm to use from how many bytes on, and all times.
 
-Theory of operation. A table is compiled from measurements (`tuning.store`). In one context, each variant has times at
-some sizes; between two of them its time is interpolated, by logarithms of bytes and seconds, and the fastest is taken:
-so ranges begin where two curves cross. For a number of ranks between two that were measured, the curves themselves are
-interpolated, by the logarithm of the number of ranks, and then the best is taken; winners are not copied from one
-number of ranks to another. A variant is compared only where it was measured on both sides, for there is a reason where
-it was not.
+A table is a JSON file that people can read and change. Its ranges decide, and its times show why.
 
-A table is a JSON file that people can read and change: ranges decide, and times say why.
+Theory of operation
+-------------------
+A table is compiled from measurements (`measure/measurement_log.py`). In one context, each variant has times at some
+sizes. Between two sizes, its time is interpolated linearly in the logarithms of bytes and seconds. The fastest variant
+wins, so a range begins where the curves of two variants cross.
+
+For a number of ranks between two measured ones, the curves are interpolated by the logarithm of the number of ranks,
+and then the fastest variant is taken. The winner of another number of ranks is never copied.
+
+A variant is compared only where it was measured on both sides, because a missing measurement has a reason.
 """
 
 from __future__ import annotations
@@ -25,20 +29,21 @@ from unisono import log
 from unisono.algorithms.catalogue.registry import check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
+from unisono.tuning.decide.variant_checks import check_variant
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 
 _log = log.get(log.NAME)
 
 FORMAT = 1
-# How many times as long as the best another variant takes before it gives way.
+# A variant keeps its range until another one is faster by this factor.
 WORTH_IT = 1.02
 KIND = "unisono table"
 _NUMBERS = ("ranks", "ranks_per_host")
 
 
 class Range(NamedTuple):
-    """The variant for vectors of at least `first` and fewer than `end` bytes; `end` is None for all that are longer."""
+    """The variant for vectors of at least `first` and fewer than `end` bytes; `end` is None for the last range."""
 
     first: int
     end: int | None
@@ -46,12 +51,12 @@ class Range(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What is known in one context.
+    """The ranges and the times of one context.
 
     Attributes:
-        ranges: ascending, apart from each other.
+        ranges: ascending and disjoint.
         sizes: bytes at which times were measured, ascending.
-        times_s: of each variant, one for each size; None where it was not measured.
+        times_s: for each variant, one time for each size; None where it was not measured.
     """
 
     ranges: tuple[Range, ...]
@@ -59,42 +64,41 @@ class Decision(NamedTuple):
     times_s: Mapping[str, tuple[float | None, ...]]
 
     def times_at(self, nbytes: int) -> dict[str, float]:
-        """Return the time of each variant that was measured on both sides of `nbytes`, or right there."""
+        """Return the time of each variant that was measured at `nbytes`, or at the sizes on both sides of it."""
         after = bisect_left(self.sizes, nbytes)
         if after < len(self.sizes) and self.sizes[after] == nbytes:
             places: tuple[int, ...] = (after,)
         else:
             places = tuple(place for place in (after - 1, after) if 0 <= place < len(self.sizes))
-        found = {
+        return {
             variant: self._between([(self.sizes[place], seconds) for place, seconds in known], nbytes)
             for variant, times in self.times_s.items()
             if len(known := [(place, s) for place in places if (s := times[place]) is not None]) == len(places)
         }
-        return found
 
     @staticmethod
     def _between(known: Sequence[tuple[int, float]], nbytes: int) -> float:
         (low, below), (high, above) = known[0], known[-1]
-        if low == high:  # Right there, or beyond the end, where longer ones take as much longer as they are.
+        if low == high:  # `nbytes` was measured, or is beyond an end. Longer vectors take time in proportion.
             return below * max(1.0, nbytes / max(1, low))
         return between(nbytes, (low, below), (high, above))
 
     def variant_at(self, nbytes: int) -> str | None:
-        """Return the variant of the range that `nbytes` is in, if there is one."""
+        """Return the variant of the range that holds `nbytes`, or None."""
         place = bisect_right([each.first for each in self.ranges], nbytes) - 1
-        found = self.ranges[place] if place >= 0 else None
-        return found.variant if found and (found.end is None or nbytes < found.end) else None
+        holder = self.ranges[place] if place >= 0 else None
+        return holder.variant if holder and (holder.end is None or nbytes < holder.end) else None
 
 
 class Reading(NamedTuple):
-    """What a table says about a call.
+    """The answer of a table for one call.
 
     Attributes:
-        tier: how: "table" (this number of ranks) or "table, interpolated" (between numbers of ranks), with ", another
-            dtype" or ", another machine" where it knows no better.
-        variant: the one that the range names; None where the times decide.
-        times_s: of all variants that it has times of.
-        is_interpolated: whether all that is of other numbers of ranks.
+        tier: how the table got the answer: "table" (measured at this number of ranks) or "table, interpolated"
+            (between two numbers of ranks). It ends with ", another dtype" or ", another machine" if those differ.
+        variant: the variant of the range; None if the times decide.
+        times_s: the times of all variants that the table knows here.
+        is_interpolated: whether the times come from other numbers of ranks.
     """
 
     tier: str
@@ -104,19 +108,19 @@ class Reading(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What a table file holds.
+    """The content of a table file.
 
     Attributes:
         decisions: by context.
-        machines: by fingerprint, what is known of the machines that were measured: their identity
-            (`tuning.identity.describe`), and when and at which load that was (`measured_when`).
+        machines: by fingerprint, the machines that were measured: their identity (`machine.fingerprint.describe`), and
+            the dates and loads of the measurements (`measured_when`).
     """
 
     decisions: Mapping[Context, Decision]
     machines: Mapping[str, Mapping[str, Any]] = {}
 
     def read(self, context: Context, nbytes: int) -> Reading | None:
-        """Return what is known about calls in a context, or else with another dtype or machine; None if nothing is."""
+        """Return the answer for a context, if need be with another dtype or machine; None if the table has none."""
         machines = sorted({each.machine for each in self.decisions}, key=lambda name: (name != context.machine, name))
         for machine in machines:
             for dtype in dict.fromkeys((context.dtype, "plain")):
@@ -128,10 +132,10 @@ class Table(NamedTuple):
         return None
 
     def _read(self, context: Context, nbytes: int) -> Reading | None:
-        known = self.decisions.get(context)
-        if known is not None:
-            times = known.times_at(nbytes)
-            variant = known.variant_at(nbytes)
+        decision = self.decisions.get(context)
+        if decision is not None:
+            times = decision.times_at(nbytes)
+            variant = decision.variant_at(nbytes)
             return Reading("table", variant, times, False) if variant or times else None
         few, many = self._neighbours(context)
         if few is None or many is None:
@@ -145,7 +149,7 @@ class Table(NamedTuple):
         return Reading("table, interpolated", None, times, True) if times else None
 
     def _neighbours(self, context: Context) -> tuple[Context | None, Context | None]:
-        """Return the contexts with the nearest smaller and larger number of ranks, with as many on each host."""
+        """Return the contexts with the next smaller and larger number of ranks, and as many ranks on each host."""
         alike = sorted(
             (each for each in self.decisions if each._replace(ranks=0) == _with_ranks(context, each)._replace(ranks=0)),
             key=lambda each: each.ranks,
@@ -156,95 +160,102 @@ class Table(NamedTuple):
 
 
 def _with_ranks(context: Context, other: Context) -> Context:
-    """Return the context with as many ranks on a host as another has, where both are on one host."""
+    """Return the context with the ranks per host of `other` if both are on one host, else unchanged."""
     both_on_one_host = context.ranks == context.ranks_per_host and other.ranks == other.ranks_per_host
     return context._replace(ranks_per_host=other.ranks_per_host) if both_on_one_host else context
 
 
 def compiled(measurements: Iterable[Measurement]) -> Table:
-    """Return the table that follows from measurements; of several of one variant and size, their rounds count."""
+    """Return the table that follows from measurements; equal points of several jobs are averaged."""
     by_context = defaultdict[Context, dict[tuple[str, int], list[Measurement]]](lambda: defaultdict(list))
-    for each in measurements:
-        by_context[each.context][each.variant, each.nbytes].append(each)
-    return Table({context: _decision(found) for context, found in sorted(by_context.items())})
+    for measurement in measurements:
+        by_context[measurement.context][measurement.variant, measurement.nbytes].append(measurement)
+    return Table({context: _decision(points) for context, points in sorted(by_context.items())})
 
 
 def measured_when(measurements: Iterable[Measurement]) -> dict[str, dict[str, Any]]:
-    """Return for each machine, by its fingerprint, when it was measured and how busy it was then.
+    """Return for each machine, by its fingerprint, when it was measured and how busy it was.
 
-    The fields are ``measured``, the first and the last date, and ``load``, the least and the greatest load average;
-    a field that no measurement of the machine has is left out.
+    The fields are ``measured``, the first and last date, and ``load``, the least and greatest load average. A field is
+    absent if no measurement of the machine has it.
     """
     by_machine = defaultdict[str, list[Measurement]](list)
-    for each in measurements:
-        by_machine[each.context.machine].append(each)
-    found = dict[str, dict[str, Any]]()
+    for measurement in measurements:
+        by_machine[measurement.context.machine].append(measurement)
+    machines = dict[str, dict[str, Any]]()
     for machine, of_machine in by_machine.items():
-        dates = sorted(each.date for each in of_machine if each.date)
-        loads = sorted(each.load for each in of_machine if each.load is not None)
-        found[machine] = {
+        dates = sorted(measurement.date for measurement in of_machine if measurement.date)
+        loads = sorted(measurement.load for measurement in of_machine if measurement.load is not None)
+        machines[machine] = {
             name: [every[0], every[-1]] for name, every in (("measured", dates), ("load", loads)) if every
         }
-    return found
+    return machines
 
 
-def _decision(found: Mapping[tuple[str, int], Sequence[Measurement]]) -> Decision:
-    sizes = tuple(sorted({nbytes for _, nbytes in found}))
+def _decision(points: Mapping[tuple[str, int], Sequence[Measurement]]) -> Decision:
+    sizes = tuple(sorted({nbytes for _, nbytes in points}))
     times = {
-        variant: tuple(_pooled_s(found.get((variant, nbytes), ())) for nbytes in sizes)
-        for variant in sorted({variant for variant, _ in found})
+        variant: tuple(_pooled_s(points.get((variant, nbytes), ())) for nbytes in sizes)
+        for variant in sorted({variant for variant, _ in points})
     }
     return Decision(_ranges(Decision((), sizes, times)), sizes, times)
 
 
-def _pooled_s(found: Sequence[Measurement]) -> float | None:
-    """Return the mean of the medians by their rounds, of logarithms, as jobs differ by factors; None of none."""
-    if not found:
+def _pooled_s(measurements: Sequence[Measurement]) -> float | None:
+    """Return the geometric mean of the medians, weighted by rounds; None if there are none.
+
+    The mean is geometric because jobs differ by factors.
+    """
+    if not measurements:
         return None
-    return math.exp(sum(math.log(each.median_s) * each.rounds for each in found) / sum(each.rounds for each in found))
+    weighted = sum(math.log(each.median_s) * each.rounds for each in measurements)
+    return math.exp(weighted / sum(each.rounds for each in measurements))
 
 
-def _ranges(known: Decision) -> tuple[Range, ...]:
-    """Return the ranges in which one variant is fastest: looked for at each size, and between where winners differ."""
-    winners = _winners(known)
+def _ranges(decision: Decision) -> tuple[Range, ...]:
+    """Return the ranges in which one variant is fastest.
+
+    The winner is determined at each size, and between two sizes whose winners differ.
+    """
+    winners = _winners(decision)
     edges = [(0, winners[0][1])]
     for (low, before), (high, after) in pairwise(winners):
         if before != after:
-            edges += _crossings(known, (low, before), (high, after))
+            edges += _crossings(decision, (low, before), (high, after))
     firsts = [edge for number, edge in enumerate(edges) if number == 0 or edge[1] != edges[number - 1][1]]
     ends = [*(first for first, _ in firsts[1:]), None]
     return tuple(Range(first, end, variant) for (first, variant), end in zip(firsts, ends, strict=True))
 
 
-def _winners(known: Decision) -> list[tuple[int, str]]:
-    """Return the variant to take at each size: the one of the size before, unless another is worth a change."""
-    found = list[tuple[int, str]]()
-    for nbytes in known.sizes:
-        times = known.times_at(nbytes)
+def _winners(decision: Decision) -> list[tuple[int, str]]:
+    """Return the winner at each size: that of the size before, unless another is faster by more than `WORTH_IT`."""
+    winners = list[tuple[int, str]]()
+    for nbytes in decision.sizes:
+        times = decision.times_at(nbytes)
         best = min(times, key=times.__getitem__)
-        before = found[-1][1] if found else best
-        found.append((nbytes, before if times.get(before, math.inf) <= WORTH_IT * times[best] else best))
-    return found
+        before = winners[-1][1] if winners else best
+        winners.append((nbytes, before if times.get(before, math.inf) <= WORTH_IT * times[best] else best))
+    return winners
 
 
-def _crossings(known: Decision, low: tuple[int, str], high: tuple[int, str]) -> list[tuple[int, str]]:
-    """Return from how many bytes on which variant is fastest, between two sizes at which two others are."""
+def _crossings(decision: Decision, low: tuple[int, str], high: tuple[int, str]) -> list[tuple[int, str]]:
+    """Return the sizes between `low` and `high`, which have different winners, at which the winner changes."""
     edges, (nbytes, variant) = list[tuple[int, str]](), low
     steps = 64
     for step in range(1, steps):
-        there = round(max(1, low[0]) * (high[0] / max(1, low[0])) ** (step / steps))
-        if there <= nbytes or not (times := known.times_at(there)):
+        middle = round(max(1, low[0]) * (high[0] / max(1, low[0])) ** (step / steps))
+        if middle <= nbytes or not (times := decision.times_at(middle)):
             continue
         best = min(times, key=times.__getitem__)
-        nbytes = there
+        nbytes = middle
         if best != variant and times.get(variant, math.inf) > WORTH_IT * times[best]:
-            edges.append((there, best))
+            edges.append((middle, best))
             variant = best
     return edges if variant == high[1] else [*edges, high]
 
 
 def to_json(table: Table, **about: Any) -> dict[str, Any]:
-    """Return a table as JSON has it; `about` says where it is from."""
+    """Return a table in its JSON form; `about` adds fields that say where it comes from."""
     return {
         "format": KIND,
         "version": FORMAT,
@@ -265,7 +276,7 @@ def to_json(table: Table, **about: Any) -> dict[str, Any]:
 
 
 def dumped(content: Mapping[str, Any]) -> str:
-    """Return the text of a table's file: a line for each range and each row of times."""
+    """Return the text of a table file: one line for each range and each row of times."""
     lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in content.items() if name != "decisions"]
     decisions = ",\n".join(map(_dumped_decision, content["decisions"]))
     return "{\n" + "\n".join(lines) + '\n "decisions": [\n' + decisions + "\n ]\n}\n"
@@ -284,7 +295,7 @@ def loaded(path: Path) -> Table:
     """Return the table in a file.
 
     Raises:
-        UsageError: it cannot be read, or is none; says where and what to do.
+        UsageError: the file cannot be read, or is not a valid table; says where and what to do.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -294,25 +305,25 @@ def loaded(path: Path) -> Table:
 
 
 def from_text(text: str, name: str) -> Table:
-    """Return the table in the text of its file, which is called `name`; raises as `loaded` does."""
+    """Return the table in the text of a file with this `name`; raises as `loaded` does."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         advice = f"`unisono tune merge {name} --out {name}` compiles it anew from the measurements beside it"
-        raise UsageError(f"the table {name} is no whole JSON, as of a file cut short: {error}; {advice}") from None
+        raise UsageError(f"the table {name} is not complete JSON, as if cut short: {error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != KIND:
-        raise UsageError(f"{name} is no table of Unisono: `unisono tune` makes one")
+        raise UsageError(f"{name} is not a decision table of Unisono: `unisono tune` makes one")
     if content.get("version") != FORMAT:
-        what = f"of version {content.get('version')!r}, and this Unisono reads version {FORMAT}"
-        raise UsageError(f"the table {name} is {what}: use the Unisono that wrote it, or tune again")
+        version = f"has version {content.get('version')!r}, and this Unisono reads version {FORMAT}"
+        raise UsageError(f"the table {name} {version}: use the Unisono that wrote it, or tune again")
     if not isinstance(content.get("decisions"), list):
         raise UsageError(f"the table {name} cannot be used: it has no list of decisions")
     decisions: dict[Context, Decision] = {}
-    for number, each in enumerate(content["decisions"], start=1):
+    for number, entry in enumerate(content["decisions"], start=1):
         try:
-            context, decision = _read_decision(each, number)
+            context, decision = _read_decision(entry, number)
             if context in decisions:
-                raise ValueError(f"decision {number} is of the same calls as an earlier one: leave one of the two out")
+                raise ValueError(f"decision {number} is for the same calls as an earlier one: remove one of the two")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the table {name} cannot be used: {_reason(error, number)}") from None
         decisions[context] = decision
@@ -328,66 +339,66 @@ def _reason(error: Exception, number: int) -> str:
     return f"decision {number}: {lack}"
 
 
-def _read_decision(found: Mapping[str, Any], number: int) -> tuple[Context, Decision]:
-    context = Context(**{field: found[field] for field in Context._fields})
+def _read_decision(entry: Mapping[str, Any], number: int) -> tuple[Context, Decision]:
+    context = Context(**{field: entry[field] for field in Context._fields})
     for field, value in context._asdict().items():
         if not (type(value) is int and value > 0 if field in _NUMBERS else type(value) is str):
-            raise ValueError(f"decision {number}: its {field} is {value!r}")
+            raise ValueError(f"decision {number}: {field} cannot be {value!r}")
     where = f"decision {number} ({context.collective}, {context.ranks} ranks by {context.link})"
-    ranges = tuple(Range(each["from"], each["to"], each["algorithm"]) for each in found["ranges"])
+    ranges = tuple(Range(each["from"], each["to"], each["algorithm"]) for each in entry["ranges"])
     _check_ranges(ranges, where)
-    sizes = tuple(found["sizes"])
+    sizes = tuple(entry["sizes"])
     if list(sizes) != sorted(set(sizes)) or not all(type(nbytes) is int and nbytes >= 0 for nbytes in sizes):
-        raise ValueError(f"{where}: sizes are not ascending numbers of bytes")
-    known = {variant: times for variant, times in found["times_us"].items() if _is_known(context, variant, where)}
-    for variant, times in known.items():
+        raise ValueError(f"{where}: sizes must be ascending numbers of bytes")
+    times_us = {variant: times for variant, times in entry["times_us"].items() if _is_known(context, variant, where)}
+    for variant, times in times_us.items():
         if len(times) != len(sizes) or not all(each is None or 0 < each < math.inf for each in times):
-            raise ValueError(f"{where}: the times of {variant} are not a positive number or null for each size")
-    times_s = {variant: tuple(None if us is None else us / 1e6 for us in times) for variant, times in known.items()}
-    kept = tuple(each for each in ranges if _is_known(context, each.variant, where))
-    return context, Decision(kept, sizes, times_s)
+            raise ValueError(f"{where}: the times of {variant} must be a positive number or null for each size")
+    times_s = {variant: tuple(None if us is None else us / 1e6 for us in times) for variant, times in times_us.items()}
+    existing = tuple(each for each in ranges if _is_known(context, each.variant, where))
+    return context, Decision(existing, sizes, times_s)
 
 
 def _check_ranges(ranges: Sequence[Range], where: str) -> None:
-    for each in ranges:
-        whole = type(each.first) is int and (each.end is None or type(each.end) is int)
-        if not whole or each.first < 0 or (each.end is not None and each.end <= each.first):
-            raise ValueError(f"{where}: no range goes from {each.first!r} to {each.end!r}")
+    for part in ranges:
+        whole = type(part.first) is int and (part.end is None or type(part.end) is int)
+        if not whole or part.first < 0 or (part.end is not None and part.end <= part.first):
+            raise ValueError(f"{where}: a range cannot go from {part.first!r} to {part.end!r}")
     for before, after in pairwise(ranges):
         if before.end is None or before.end > after.first:
-            them = f"{before.variant} to {before.end} and {after.variant} from {after.first}"
-            raise ValueError(f"{where}: ranges overlap or are not ascending: {them}; mend one of the two")
+            overlap = f"{before.variant} to {before.end} and {after.variant} from {after.first}"
+            raise ValueError(f"{where}: ranges overlap or are not ascending: {overlap}; correct one of the two")
 
 
-_told = set[str]()
+_reported = set[str]()
 
 
 def _is_known(context: Context, variant: str, where: str) -> bool:
-    """Return whether the algorithm of a variant is there; if not, say so once."""
+    """Return whether a variant exists; if not, log a warning once."""
     try:
         check_variant(context.collective, parsed(variant))
         return True
     except (NoAlgorithmError, UsageError) as error:
         reason = str(error)
-    except ValueError:
-        reason = f"{variant!r} names no algorithm"
-    if reason not in _told:
-        _told.add(reason)
+        reason = f"{variant!r} is not the name of an algorithm"
+    if reason not in _reported:
+        _reported.add(reason)
+        _log.warning("%s of a table is ignored: %s", where, reason)
         _log.warning("%s of a table is left out: %s", where, reason)
     return False
 
 
 def differences(first: Table, second: Table) -> list[str]:
-    """Return a line for each decision that two tables do not have in common, or in which other variants are chosen."""
-    found = list[str]()
+    """Return a line for each decision that only one of two tables has, or in which they choose different variants."""
+    lines = list[str]()
     for context in sorted({*first.decisions, *second.decisions}):
         where = f"{context.collective}, {context.ranks} ranks by {context.link}, {context.dtype}"
         if context not in first.decisions or context not in second.decisions:
-            found.append(f"{where}: only in the {'first' if context in first.decisions else 'second'}")
+            lines.append(f"{where}: only in the {'first' if context in first.decisions else 'second'}")
             continue
         one, other = first.decisions[context], second.decisions[context]
         for nbytes in sorted({each.first for each in (*one.ranges, *other.ranges)}):
             names = one.variant_at(nbytes), other.variant_at(nbytes)
             if names[0] != names[1]:
-                found.append(f"{where}, from {nbytes} B: {names[0]} and {names[1]}")
-    return found
+                lines.append(f"{where}, from {nbytes} B: {names[0]} and {names[1]}")
+    return lines

@@ -1,0 +1,9 @@
+"""Describes machines and networks: their identity, their structure, and the costs of their links and memory.
+
+- `fingerprint.py`: the identity of a machine, and its hash.
+- `gpu_inventory.py`: the GPUs of a machine and their NVLink connections.
+- `levels.py`: the processors that share a core, a cache, a NUMA node or a socket, and the hosts that share a switch.
+- `parameters.py`: costs of links, rounds and memory, by priors or from a calibration.
+- `topology.py`: the paths of messages over levels of links, and the resources that they share.
+- `topology_files.py`: topologies described in TOML or JSON.
+"""

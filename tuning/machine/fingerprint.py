@@ -1,7 +1,7 @@
-"""What a machine is, as far as it decides which times hold on it.
+"""The identity of a machine, and its fingerprint: a hash that is equal on machines with the same times.
 
-A fingerprint is a hash of identities only: processor, numbers of cores and NUMA nodes, GPUs, system. What changes from
-boot to boot, or with load, is not in it. `tuning.calibration_files` has what was measured on a machine.
+The identity has only facts that stay: processor, numbers of cores and NUMA nodes, GPUs, operating system. Nothing in it
+changes from boot to boot, or with load. `measure/calibration_files.py` keeps the measurements of a machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HEAD = 4096  # of /proc/cpuinfo, which has a part for each core
 
 
 def describe() -> dict[str, Any]:
-    """Return what identifies this machine, for people and for `fingerprint`."""
-    found = {
+    """Return the facts that identify this machine, for people and for `fingerprint`."""
+    facts = {
         "processor": _processor(),
         "architecture": platform.machine(),
         "cores": os.cpu_count() or 1,
@@ -29,33 +29,33 @@ def describe() -> dict[str, Any]:
         "system": platform.system(),
     }
     gpus = _gpus("/proc/driver/nvidia/gpus")
-    return {**found, "gpus": gpus} if gpus else found
+    return {**facts, "gpus": gpus} if gpus else facts
 
 
 def fingerprint(identity: Mapping[str, Any] | None = None) -> str:
-    """Return 16 hexadecimal digits that are equal for equal identities, by default for this machine's.
+    """Return 16 hexadecimal digits that are equal for equal identities, by default those of this machine.
 
     Raises:
-        UsageError: it is not made of what JSON has.
+        UsageError: the identity has a value that JSON cannot hold.
 
     >>> fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
     True
     """
-    found = describe() if identity is None else identity
+    facts = describe() if identity is None else identity
     try:
-        text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"an identity is made of what JSON has: {error}") from None
+        raise UsageError(f"an identity must consist of JSON values: {error}") from None
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def maker() -> str:
-    """Return who has made the processor, as Linux names it ("GenuineIntel"); nothing where it does not say."""
+    """Return the maker of the processor in the words of Linux ("GenuineIntel"); empty if Linux does not say."""
     return _of_cores("vendor_id")
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the user's cache folder of Unisono, which need not be there."""
+    """Return the user's cache folder of Unisono, which need not exist."""
     base = environ.get("XDG_CACHE_HOME", "")
     return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "unisono")
 
@@ -65,7 +65,7 @@ def _processor() -> str:
 
 
 def _of_cores(*fields: str) -> str:
-    """Return what Linux says of the first core by the first of these fields that it has; nothing if it has none."""
+    """Return the value of the first of `fields` that /proc/cpuinfo has for the first core; empty if it has none."""
     return next((line.partition(":")[2].strip() for line in _about_cores() if line.startswith(fields)), "")
 
 
@@ -79,16 +79,16 @@ def _about_cores() -> tuple[str, ...]:
 
 
 def _gpus(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the models of the GPUs that the driver of NVIDIA tells; `tuning.gpus` knows more, and takes longer."""
-    found = list[str]()
+    """Return the models of the NVIDIA GPUs from /proc; `machine/gpu_inventory.py` finds more, and takes longer."""
+    models = list[str]()
     for name in _names(folder):
         try:
             with open(os.path.join(folder, name, "information"), encoding="utf-8", errors="replace") as file:
                 lines = file.read().splitlines()
         except OSError:
             continue
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return sorted(found)
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return sorted(models)
 
 
 def _count(folder: str, prefix: str) -> int:
@@ -96,7 +96,7 @@ def _count(folder: str, prefix: str) -> int:
 
 
 def _names(folder: str | os.PathLike[str]) -> list[str]:
-    """Return what is in a folder; nothing if there is none, or it cannot be read."""
+    """Return the names in a folder; none if the folder cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:

@@ -1,7 +1,7 @@
-"""The GPUs of a machine: which there are, and which of them NVLink joins, as the driver says by NVML.
+"""The GPUs of a machine and their NVLink connections, according to the driver's library NVML.
 
-The library is `pynvml` (package nvidia-ml-py), which needs no CUDA. Without it, without a driver or without a GPU there
-are none, and that is no error.
+The package nvidia-ml-py (`pynvml`) is used, which needs no CUDA. Without it, without a driver or without a GPU, the
+list of GPUs is empty, and no error is raised.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ class Gpu(NamedTuple):
     """A GPU.
 
     Attributes:
-        number: as NVML counts, by the address on the bus; CUDA may count otherwise.
+        number: the index in NVML, which orders GPUs by bus address. CUDA may order them differently.
         name: "NVIDIA H200", …
-        bus: its address.
-        nvlinks: the numbers of the others that it reaches over NVLink, through switches too.
+        bus: its bus address.
+        nvlinks: the numbers of the GPUs that it reaches over NVLink, directly or through switches.
     """
 
     number: int
@@ -46,7 +46,7 @@ def _gpu(nvml: Any, index: int, handles: list[Any]) -> Gpu:
     def is_joined(other: Any) -> bool:
         try:
             status = nvml.nvmlDeviceGetP2PStatus(handles[index], other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        except nvml.NVMLError:  # A driver or a GPU that knows no NVLink.
+        except nvml.NVMLError:  # The driver or the GPU does not support NVLink.
             return False
         return bool(status == nvml.NVML_P2P_STATUS_OK)
 
@@ -55,19 +55,19 @@ def _gpu(nvml: Any, index: int, handles: list[Any]) -> Gpu:
     return Gpu(index, _text(nvml.nvmlDeviceGetName(handles[index])), _text(bus), nvlinks)
 
 
-def _text(found: str | bytes) -> str:
-    return found.decode() if isinstance(found, bytes) else found  # older versions give bytes
+def _text(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else text  # older versions of pynvml return bytes
 
 
-def islands(found: tuple[Gpu, ...]) -> tuple[frozenset[int], ...]:
-    """Return the sets of GPUs that NVLink joins, each of at least two, in the order of their first ones.
+def islands(gpus_: tuple[Gpu, ...]) -> tuple[frozenset[int], ...]:
+    """Return the sets of at least two GPUs that NVLink joins, sorted by their first GPU.
 
     >>> chain = [Gpu(0, "a", "", (1,)), Gpu(1, "a", "", (0, 2)), Gpu(2, "a", "", (1,)), Gpu(3, "a", "", ())]
     >>> [sorted(island) for island in islands(tuple(chain))]
     [[0, 1, 2]]
     """
     islands_ = list[set[int]]()
-    for gpu in found:
+    for gpu in gpus_:
         mine = {gpu.number, *gpu.nvlinks}
         for other in [each for each in islands_ if each & mine]:
             islands_.remove(other)

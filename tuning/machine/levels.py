@@ -1,7 +1,7 @@
-"""The levels of a machine: which of its processors share a core, a cache, a NUMA node or a socket, read from /sys.
+"""Levels of a machine, read from /sys: which processors share a core, a cache, a NUMA node or a socket.
 
-And which hosts share a switch, read from the file `topology.conf` of Slurm. Both give ranks as compositions take them:
-tuples in tuples, from the outermost level in.
+It also reads the file `topology.conf` of Slurm, which says which hosts share a switch. Both are returned in the form
+that compositions take: nested tuples of ranks, from the outermost level in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from unisono.algorithms.composition.host_levels import Hosts
 from unisono.errors import UsageError
 
-# From the outermost level in: its name, and the file of a processor that lists those that share it.
+# For each level, from the outermost in: the file of a processor that lists the processors in its set.
 SHARED = {
     "socket": "topology/package_cpus_list",
     "numa": "",
@@ -29,8 +29,8 @@ class Processors(NamedTuple):
     """The processors of a machine.
 
     Attributes:
-        levels: from the outermost one in, the sets of processors that share something, only where there are several
-            sets, and other ones than those of the level outside.
+        levels: by name, from the outermost in: the sets of processors that share something. A level is absent if it has
+            only one set, or the same sets as the level outside it.
     """
 
     levels: Mapping[str, tuple[frozenset[int], ...]]
@@ -38,13 +38,13 @@ class Processors(NamedTuple):
     def shared(self, first: int, second: int) -> str:
         """Return the innermost level that two processors share, or "host" if none."""
         inside = [
-            name for name, sets in self.levels.items() if any(first in found and second in found for found in sets)
+            name for name, sets in self.levels.items() if any(first in group and second in group for group in sets)
         ]
         return inside[-1] if inside else "host"
 
 
 def processors(root: Path = Path("/sys/devices/system")) -> Processors:
-    """Return what is known of the processors of this machine that are online; nothing where it tells nothing."""
+    """Return the online processors of this machine; without levels if /sys does not describe them."""
     online = numbers(_text(root / "cpu/online") or "")
     nodes = [numbers(_text(path) or "") for path in sorted(root.glob("node/node[0-9]*/cpulist"))]
     levels: dict[str, tuple[frozenset[int], ...]] = {}
@@ -52,32 +52,32 @@ def processors(root: Path = Path("/sys/devices/system")) -> Processors:
     for name, file in SHARED.items():
         lists = [_text(root / f"cpu/cpu{cpu}" / file) for cpu in online] if file else []
         sets = [numbers(text) for text in lists if text] if file else nodes
-        found = tuple(sorted({frozenset(each) & frozenset(online) for each in sets}, key=sorted))
-        if len(found) > 1 and found != outside and all(len(each) > 1 for each in found):
-            levels[name] = outside = found
+        groups = tuple(sorted({frozenset(each) & frozenset(online) for each in sets}, key=sorted))
+        if len(groups) > 1 and groups != outside and all(len(each) > 1 for each in groups):
+            levels[name] = outside = groups
     return Processors(levels)
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list as Linux writes it.
+    """Return the numbers in a list in the notation of Linux.
 
     >>> numbers("0-2,8")
     (0, 1, 2, 8)
     """
-    found: list[int] = []
+    listed: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+        listed += range(int(first), int(last or first) + 1)
+    return tuple(listed)
 
 
 def switches(path: Path, host_of_rank: Sequence[str]) -> Hosts:
-    """Return ranks by host, and hosts by switch, as `topology.conf` of Slurm says; `host_of_rank` names their hosts.
+    """Return ranks by host, and hosts by switch, according to Slurm's `topology.conf`; `host_of_rank` names the hosts.
 
-    Switches above one another are levels. Hosts and switches of no rank are left out.
+    A switch above switches makes a level. Hosts and switches without ranks are omitted.
 
     Raises:
-        UsageError: the file cannot be read, has a line that is none of Slurm's, or does not name the host of a rank.
+        UsageError: the file cannot be read, has an invalid line, or does not name the host of a rank.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -96,45 +96,45 @@ def switches(path: Path, host_of_rank: Sequence[str]) -> Hosts:
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(host_of_rank):
         ranks.setdefault(host, []).append(rank)
-    known = {name for parts in below.values() for name in parts}
-    if lacking := [host for host in ranks if host not in known]:
+    named = {name for parts in below.values() for name in parts}
+    if lacking := [host for host in ranks if host not in named]:
         raise UsageError(f"{path} names no switch of the host {lacking[0]!r}")
-    tops = [name for name in below if name not in known]
+    tops = [name for name in below if name not in named]
     if not tops:
         raise UsageError(f"{path} has no switch that is below no other")
-    found = tuple(part for name in tops if (part := _under(name, below, ranks, ())))
-    return found[0] if len(found) == 1 else found
+    trees = tuple(part for name in tops if (part := _under(name, below, ranks, ())))
+    return trees[0] if len(trees) == 1 else trees
 
 
 def names(text: str) -> list[str]:
-    """Return the names in a list as Slurm writes it.
+    """Return the names in a list in the notation of Slurm.
 
     >>> names("a[1-2,07],b")
     ['a1', 'a2', 'a07', 'b']
     """
-    found: list[str] = []
+    expanded: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         pieces = [
             _numbers(piece[1:-1]) if piece[:1] == "[" else [piece] for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
         ]
-        found += ["".join(choice) for choice in product(*pieces)]
-    return found
+        expanded += ["".join(choice) for choice in product(*pieces)]
+    return expanded
 
 
 def _numbers(text: str) -> list[str]:
-    found: list[str] = []
+    listed: list[str] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not (first.isdigit() and (not last or last.isdigit())):
-            raise UsageError(f"{text!r} is no list of numbers, as [0-7,12]")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return found
+            raise UsageError(f"{text!r} is not a list of numbers such as [0-7,12]")
+        listed += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return listed
 
 
 def _under(
     name: str, below: Mapping[str, Iterable[str]], ranks: Mapping[str, list[int]], path: tuple[str, ...]
 ) -> Hosts:
-    """Return the ranks below a switch or of a host, in tuples."""
+    """Return the ranks below a switch or on a host, in nested tuples."""
     if name in path:
         raise UsageError(f"the switch {name!r} is below itself")
     if name not in below:

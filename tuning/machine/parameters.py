@@ -1,11 +1,13 @@
-"""What links and memory cost: the numbers that calibration measures, and that the model and the simulator read.
+"""Costs of links, rounds and memory: calibration measures them, and the model and the simulator read them.
 
-A `Link` is a kind of way between ranks: its constants are those of the alpha-beta-gamma (Hockney) and LogGP models and,
-where it was measured, `step` is the time of a whole round by message size, which knows what constants do not (protocols
-that change, caches that are full), as in PLogP. The priors below were measured on one x86-64 server of 2025; they only
-have to order algorithms rightly until a machine has been calibrated.
+A `Link` has the constants of the alpha-beta-gamma (Hockney) and LogGP models. If it was measured, it also has `step`:
+the time of a whole round by message size, as in PLogP. `step` includes effects that constants cannot, such as a change
+of protocol or full caches.
 
-Everything here is frozen data, and JSON both ways: `to_json`, `from_json`.
+The priors at the end were measured on one x86-64 server of 2025. They only have to order algorithms correctly until the
+machine has been calibrated.
+
+All values are frozen data; `to_json` and `from_json` convert them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from unisono.errors import UsageError
 
 FORMAT = 1
 
-# Of a link that does not say how many pairs of ranks it carries at once: as many as there are.
+# The number of pairs that a link carries at once if its description does not limit it.
 UNBOUNDED = math.inf
 
 
@@ -34,20 +36,20 @@ def between(place: float, low: tuple[float, float], high: tuple[float, float]) -
 
 
 class Curve(NamedTuple):
-    """Seconds by number of bytes, never falling: knots, straight lines between them where both axes are logarithmic.
+    """Seconds by number of bytes, never falling: knots with straight lines between them on logarithmic axes.
 
     Attributes:
-        nbytes: of the knots, at least 1 and ascending.
-        seconds: of the knots, positive and not descending. No knots: nothing was measured.
+        nbytes: sizes of the knots, at least 1 and ascending.
+        seconds: times of the knots, positive and not descending. A curve without knots was not measured.
     """
 
     nbytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
 
     def at(self, nbytes: float) -> float:
-        """Return the seconds of so many bytes.
+        """Return the seconds for `nbytes`.
 
-        Below the first knot it is the time of that one; beyond the last one, each byte takes as long as in the last.
+        Below the first knot it is the time of that knot. Beyond the last one, time grows in proportion to bytes.
         """
         after = bisect_right(self.nbytes, nbytes)
         if after == 0:
@@ -63,9 +65,9 @@ UNMEASURED = Curve()
 
 
 def curve(points: Iterable[tuple[int, float]]) -> Curve:
-    """Return the curve nearest to measured (bytes, seconds), in any order, several of a size or falling by noise too.
+    """Return the curve nearest to measured (bytes, seconds), which may repeat sizes and fall because of noise.
 
-    Neighbours that fall are replaced by their geometric mean, until none do (pool adjacent violators).
+    Neighbours that fall are replaced by their geometric mean, until none falls (pool adjacent violators).
 
     Raises:
         UsageError: a size is not positive, or a time is not a positive number.
@@ -76,7 +78,7 @@ def curve(points: Iterable[tuple[int, float]]) -> Curve:
     by_size: dict[int, list[float]] = {}
     for nbytes, seconds in points:
         if nbytes < 1 or not 0 < seconds < math.inf:
-            raise UsageError(f"a curve has positive bytes and seconds, not ({nbytes}, {seconds})")
+            raise UsageError(f"a curve needs positive bytes and seconds, not ({nbytes}, {seconds})")
         by_size.setdefault(nbytes, []).append(math.log(seconds))
     pools: list[tuple[list[int], list[float]]] = []
     for nbytes in sorted(by_size):
@@ -94,21 +96,21 @@ def _mean(values: list[float]) -> float:
 
 
 class Link(NamedTuple):
-    """What one kind of link between ranks costs.
+    """The costs of one kind of link between ranks.
 
     Attributes:
-        name: "shm", "tcp", "local", or what a described topology calls it.
-        latency_s: of one message (alpha), without the work of the ranks.
-        overhead_s: of the work of a rank for one message, which adds up where it has several at a time.
-        per_byte_s: of each byte sent (beta; the gap per byte).
-        reduce_per_byte_s: of each byte combined (gamma), where `Parameters.reduce` has not measured it.
-        segment_nbytes: how much of a block travels at once in a pipelined plan.
-        whole_nbytes: blocks of no more travel whole where all ranks send all the time, as caches hold them.
-        step: seconds of a round in which every rank sends one message and receives one, by the bytes of the message,
-            with all latency and work but no reduction; if it has knots, it stands for the first three constants.
+        name: "shm", "tcp", "local", or a name from a topology file.
+        latency_s: seconds of one message (alpha), without the work of the ranks.
+        overhead_s: seconds of a rank's work for one message. It adds up if the rank has several messages at a time.
+        per_byte_s: seconds of each byte sent (beta; the gap per byte).
+        reduce_per_byte_s: seconds of each byte combined (gamma), unless `Parameters.reduce` has measured it.
+        segment_nbytes: bytes of a block that travel at once in a pipelined plan.
+        whole_nbytes: blocks up to this size travel whole where all ranks send all the time, because caches hold them.
+        step: seconds of a round in which every rank sends and receives one message, by the bytes of the message. It
+            includes all latency and work, but no reduction. If it has knots, it replaces the first three constants.
         ports: how many messages a rank can have under way, each at full bandwidth.
-        pairs: how many pairs of ranks of two hosts (or parts of a level) send at once, each at full bandwidth; if there
-            are more, they share it.
+        pairs: how many pairs of ranks of two hosts (or parts of a level) can send at once at full bandwidth. More pairs
+            share this bandwidth.
     """
 
     name: str
@@ -123,26 +125,26 @@ class Link(NamedTuple):
     pairs: float = UNBOUNDED
 
     def step_s(self, nbytes: float) -> float:
-        """Return the seconds of a round in which each rank sends a message of so many bytes and receives one."""
+        """Return the seconds of a round in which each rank sends and receives one message of `nbytes`."""
         if self.step.nbytes:
             return self.step.at(nbytes)
         return self.latency_s + self.overhead_s + nbytes * self.per_byte_s
 
 
 class RoundCosts(NamedTuple):
-    """What a call and its rounds cost where so many ranks take part at once, and share cores, memory and network.
+    """Measured costs of a call and its rounds among all ranks of a job, which share cores, memory and network.
 
     Attributes:
-        ranks, ranks_per_host: how many took part, and the most on one host.
-        call_s: of a call, beside its rounds.
-        rooted_call_s: the same where not all ranks wait for each other, as a root sends or receives.
-        step: seconds of a round in which each rank sends one message and receives one, by the bytes of a message, if
-            the ranks share the vector out.
-        whole: the same of messages that are whole vectors; caches hold more of these.
-        further: seconds of each message more that all ranks send in a round.
+        ranks, ranks_per_host: the number of ranks that took part, and the most on one host.
+        call_s: seconds of a call beyond its rounds.
+        rooted_call_s: the same for rooted collectives, where not all ranks wait for each other.
+        step: seconds of a round in which each rank sends and receives one message, by the bytes of a message. The
+            message is a share of the vector.
+        whole: the same for messages that are whole vectors, of which caches hold more.
+        further: seconds of each further message that all ranks send in a round.
         reduce: seconds of combining a message as it arrives.
-        reduce_apart: the same of each of several that arrive in a round, and are combined when all have.
-        calls: by collective and algorithm, seconds of whole calls by the bytes of the vector; of those measured.
+        reduce_apart: the same if several messages arrive in a round and are combined when all have arrived.
+        calls: by collective and algorithm, measured seconds of whole calls by the bytes of the vector.
     """
 
     ranks: int
@@ -157,7 +159,7 @@ class RoundCosts(NamedTuple):
     calls: Mapping[str, Mapping[str, Curve]] = {}
 
     def step_s(self, nbytes: float, whole_nbytes: float) -> float:
-        """Return the seconds of a round whose messages have so many bytes, of vectors of so many.
+        """Return the seconds of a round with messages of `nbytes` from vectors of `whole_nbytes`.
 
         Between a share and a whole vector, it is on the line through both, on logarithmic axes.
         """
@@ -168,27 +170,27 @@ class RoundCosts(NamedTuple):
         return float(whole_s * (shared_s / whole_s) ** part)
 
 
-# The level between hosts, where a transport is measured apart from the ranks of one host.
+# The level between hosts, where a transport is measured separately from the ranks of one host.
 NETWORK = "network"
 
 
 def at_level(transport: str, level: str = "") -> str:
-    """Return the name under which a link of a transport at a level is known; without a level, at all of them."""
+    """Return the name of a transport's link at a level, such as "tcp/network"; without a level, at all levels."""
     return f"{transport}/{level}" if level else transport
 
 
-# How many times as many ranks there may be as there were when rounds were measured, or as few.
+# Measured rounds hold for up to this factor more or fewer ranks.
 _ALIKE = 2.0
 
 
 class Parameters(NamedTuple):
-    """All that was measured on a machine.
+    """All measured costs of a machine.
 
     Attributes:
         links: by transport, such as "shm" or, where a level was measured apart, transport and level, as "tcp/network".
         reduce: seconds of combining two vectors, by dtype and by the bytes of one of them.
         copy: seconds of copying, by bytes.
-        rounds: of all ranks of a job, by transport; one for each number of ranks that was measured.
+        rounds: costs of rounds among all ranks of a job, by transport; one for each measured number of ranks.
     """
 
     links: Mapping[str, Link]
@@ -197,21 +199,21 @@ class Parameters(NamedTuple):
     rounds: Mapping[str, tuple[RoundCosts, ...]] = {}
 
     def link(self, transport: str, level: str = "") -> Link:
-        """Return the link of a transport at a level: what was measured there, or what holds for all levels.
+        """Return the link of a transport at a level, or else its link for all levels.
 
         Raises:
-            UsageError: the transport is not there.
+            UsageError: there are no parameters of the transport.
         """
-        found = self.links.get(at_level(transport, level)) or self.links.get(transport)
-        if found is None:
+        link = self.links.get(at_level(transport, level)) or self.links.get(transport)
+        if link is None:
             raise UsageError(f"there are no parameters of a link {transport!r}: there are {', '.join(self.links)}")
-        return found
+        return link
 
     def rounds_of(self, transport: str, ranks: int, ranks_per_host: int, crowd: float = 1.0) -> RoundCosts | None:
-        """Return the costs of rounds among about so many ranks; None if none were measured near them.
+        """Return the costs of rounds measured among about as many ranks, or None.
 
-        What was measured on one host tells nothing of several, and the other way round. Where ranks share cores, each
-        with `crowd` of them, it takes just as many: otherwise more or fewer would share a core.
+        Measurements on one host say nothing about several hosts, and vice versa. Where `crowd` ranks share each core,
+        the numbers of ranks must be equal, because otherwise more or fewer ranks would have shared a core.
         """
 
         def distance(each: RoundCosts) -> float:
@@ -235,33 +237,33 @@ PRIORS = Parameters(
 )
 LINKS = PRIORS.links
 
-# By the maker of the processor, where it makes a difference to shared memory: decision 5 tells what was measured.
+# Shared-memory priors that depend on the maker of the processor; decision 5 has the measurements.
 _SHM_BY_MAKER = {"AuthenticAMD": LINKS["shm"]._replace(segment_nbytes=128 << 10, whole_nbytes=2 << 20)}
 
 
 def priors(maker: str) -> Parameters:
-    """Return the priors of a machine whose processor is by this maker, as Linux names it; any other name will do."""
+    """Return the priors for a maker of processors, in the words of Linux; an unknown maker gets the usual ones."""
     return PRIORS._replace(links={**LINKS, "shm": _SHM_BY_MAKER.get(maker, LINKS["shm"])})
 
 
 def to_json(parameters: Parameters) -> dict[str, Any]:
-    """Return parameters as JSON has them; curves are lists of [bytes, seconds]."""
+    """Return parameters in their JSON form; curves are lists of [bytes, seconds]."""
     return {
         "format": FORMAT,
         "links": {name: link_to_json(link) for name, link in parameters.links.items()},
-        "reduce": {dtype: _knots(found) for dtype, found in parameters.reduce.items()},
+        "reduce": {dtype: _knots(times) for dtype, times in parameters.reduce.items()},
         "copy": _knots(parameters.copy),
-        "rounds": {name: [_rounds_to_json(each) for each in found] for name, found in parameters.rounds.items()},
+        "rounds": {name: [_rounds_to_json(each) for each in costs] for name, costs in parameters.rounds.items()},
     }
 
 
-def from_json(found: object) -> Parameters:
-    """Return the parameters in what was read from JSON.
+def from_json(content: object) -> Parameters:
+    """Return the parameters in a value that was read from JSON.
 
     Raises:
-        UsageError: it is something else, or of a newer format; names the field.
+        UsageError: a field is not valid, or the format is another one; names the field.
     """
-    fields = _fields(found, "parameters", {"format", "links", "reduce", "copy", "rounds"})
+    fields = _fields(content, "parameters", {"format", "links", "reduce", "copy", "rounds"})
     if fields.get("format") != FORMAT:
         raise UsageError(f"parameters of format {fields.get('format')!r}; this version reads format {FORMAT}")
     links = _fields(fields.get("links"), "links")
@@ -271,23 +273,23 @@ def from_json(found: object) -> Parameters:
         {name: link_from_json(link, f"links.{name}") for name, link in links.items()},
         {dtype: curve_from_json(knots, f"reduce.{dtype}") for dtype, knots in reduce.items()},
         curve_from_json(fields.get("copy", []), "copy"),
-        {name: _all_rounds_from_json(found, f"rounds.{name}") for name, found in rounds.items()},
+        {name: _all_rounds_from_json(costs, f"rounds.{name}") for name, costs in rounds.items()},
     )
 
 
 def link_to_json(link: Link) -> dict[str, Any]:
-    """Return a link as JSON has it; what is unbounded is left out."""
+    """Return a link in its JSON form, without fields that are unbounded."""
     fields = {**link._asdict(), "step": _knots(link.step)}
     return {name: value for name, value in fields.items() if value != UNBOUNDED}
 
 
-def link_from_json(found: object, where: str, also: Iterable[str] = ()) -> Link:
-    """Return the link in what was read from JSON, or from TOML; `also` names fields that errors tell of besides.
+def link_from_json(entry: object, where: str, also: Iterable[str] = ()) -> Link:
+    """Return the link in a value that was read from JSON or TOML; errors list the fields in `also` as valid too.
 
     Raises:
-        UsageError: it is no link; names the field, which begins with `where`.
+        UsageError: a field is not valid; names the field, with `where` in front.
     """
-    fields = _fields(found, where, set(Link._fields), also)
+    fields = _fields(entry, where, set(Link._fields), also)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{where}.name: expected a name, not {name!r}")
@@ -304,19 +306,20 @@ def link_from_json(found: object, where: str, also: Iterable[str] = ()) -> Link:
 def _rounds_to_json(rounds: RoundCosts) -> dict[str, Any]:
     fields = {name: _knots(value) if isinstance(value, Curve) else value for name, value in rounds._asdict().items()}
     calls = {
-        collective: {name: _knots(each) for name, each in found.items()} for collective, found in rounds.calls.items()
+        collective: {name: _knots(each) for name, each in algorithms.items()}
+        for collective, algorithms in rounds.calls.items()
     }
     return {**fields, "calls": calls}
 
 
-def _all_rounds_from_json(found: object, where: str) -> tuple[RoundCosts, ...]:
-    if not isinstance(found, list):
-        raise UsageError(f"{where}: expected a list, not {found!r}")
-    return tuple(_rounds_from_json(each, f"{where}[{number}]") for number, each in enumerate(found))
+def _all_rounds_from_json(value: object, where: str) -> tuple[RoundCosts, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: expected a list, not {value!r}")
+    return tuple(_rounds_from_json(each, f"{where}[{number}]") for number, each in enumerate(value))
 
 
-def _rounds_from_json(found: object, where: str) -> RoundCosts:
-    fields = _fields(found, where, set(RoundCosts._fields))
+def _rounds_from_json(value: object, where: str) -> RoundCosts:
+    fields = _fields(value, where, set(RoundCosts._fields))
     if missing := [name for name in (*_ROUND_NUMBERS, *_ROUND_CURVES) if name not in fields]:
         raise UsageError(f"{where}.{missing[0]} is missing")
     numbers: dict[str, Any] = {name: _number(fields[name], f"{where}.{name}", name) for name in _ROUND_NUMBERS}
@@ -331,29 +334,29 @@ def _rounds_from_json(found: object, where: str) -> RoundCosts:
     return RoundCosts(**(numbers | curves), calls=calls)
 
 
-def _times_from_json(found: object, where: str) -> Curve:
-    knots = curve_from_json(found, where)
+def _times_from_json(value: object, where: str) -> Curve:
+    knots = curve_from_json(value, where)
     if not knots.nbytes:
         raise UsageError(f"{where} has no times")
     return knots
 
 
-def curve_from_json(found: object, where: str) -> Curve:
-    """Return the curve whose knots were read from JSON, as [bytes, seconds].
+def curve_from_json(value: object, where: str) -> Curve:
+    """Return the curve in a list of knots [bytes, seconds] that was read from JSON.
 
     Raises:
-        UsageError: they are no curve; names the field, which is `where`.
+        UsageError: the knots are not a curve; names the field `where`.
     """
     problem = f"{where}: expected [bytes, seconds], positive, with bytes that ascend and seconds that do not descend"
-    if not isinstance(found, list) or not all(isinstance(knot, list) and len(knot) == 2 for knot in found):
-        raise UsageError(f"{problem}, not {found!r}")
-    if not all(isinstance(nbytes, int) and isinstance(seconds, (int, float)) for nbytes, seconds in found):
-        raise UsageError(f"{problem}, not {found!r}")
-    knots = Curve(tuple(knot[0] for knot in found), tuple(float(knot[1]) for knot in found))
+    if not isinstance(value, list) or not all(isinstance(knot, list) and len(knot) == 2 for knot in value):
+        raise UsageError(f"{problem}, not {value!r}")
+    if not all(isinstance(nbytes, int) and isinstance(seconds, (int, float)) for nbytes, seconds in value):
+        raise UsageError(f"{problem}, not {value!r}")
+    knots = Curve(tuple(knot[0] for knot in value), tuple(float(knot[1]) for knot in value))
     ascend = all(low < high for low, high in zip(knots.nbytes, knots.nbytes[1:], strict=False))
     rise = all(0 < low <= high < math.inf for low, high in zip(knots.seconds, knots.seconds[1:], strict=False))
     if knots.nbytes and (knots.nbytes[0] < 1 or not 0 < knots.seconds[0] < math.inf or not ascend or not rise):
-        raise UsageError(f"{problem}, not {found!r}")
+        raise UsageError(f"{problem}, not {value!r}")
     return knots
 
 
@@ -364,22 +367,22 @@ _WHOLE = ("segment_nbytes", "whole_nbytes", "ports", "ranks", "ranks_per_host")
 _AT_LEAST_ONE = (*_WHOLE, "pairs")
 
 
-def _number(found: object, where: str, field: str) -> Any:
+def _number(value: object, where: str, field: str) -> Any:
     least = 1 if field in _AT_LEAST_ONE else 0
     kinds = (int,) if field in _WHOLE else (int, float)
-    if not isinstance(found, kinds) or isinstance(found, bool) or not least <= found < math.inf:
+    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value < math.inf:
         kind = "whole number" if field in _WHOLE else "number"
-        raise UsageError(f"{where}: expected a {kind}, at least {least}, not {found!r}")
-    return found
+        raise UsageError(f"{where}: expected a {kind}, at least {least}, not {value!r}")
+    return value
 
 
-def _fields(found: object, where: str, known: set[str] | None = None, also: Iterable[str] = ()) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise UsageError(f"{where}: expected fields by name, not {found!r}")
-    if known is not None and (unknown := sorted(set(map(str, found)) - known)):
+def _fields(value: object, where: str, known: set[str] | None = None, also: Iterable[str] = ()) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected fields by name, not {value!r}")
+    if known is not None and (unknown := sorted(set(map(str, value)) - known)):
         raise UsageError(f"{where} has no field {unknown[0]!r}: it has {', '.join(sorted({*known, *also}))}")
-    return found
+    return value
 
 
-def _knots(found: Curve) -> list[list[float]]:
-    return [[nbytes, seconds] for nbytes, seconds in zip(found.nbytes, found.seconds, strict=True)]
+def _knots(curve_: Curve) -> list[list[float]]:
+    return [[nbytes, seconds] for nbytes, seconds in zip(curve_.nbytes, curve_.seconds, strict=True)]

@@ -1,22 +1,20 @@
-"""Topologies: which link two ranks talk over, and which parts of the network their messages share with others.
+"""Topologies: which link joins two ranks, and which parts of the network their messages share with others.
 
-Theory of operation
--------------------
 A topology is a list of *levels* from the inside out: ranks are joined to hosts, hosts to racks, and so on. A level
-joins `size` *parts* (ranks, or what the level inside it makes) in one of three ways:
+joins `size` *parts* (ranks, or parts of the next level inside) in one of three ways:
 
-- "switch": each part has one way up and one down. Switches on switches are a fat tree; `pairs` of the link says how
+- "switch": each part has one way up and one way down. Switches on switches are a fat tree; `pairs` of the link says how
   many messages at full bandwidth a way carries at once, so fewer than its ranks is an oversubscribed one.
 - "all_to_all": each pair of parts has a channel of its own in each direction. Two such levels around a switch are a
-  dragonfly with minimal routing; NVLink islands are one.
+  dragonfly with minimal routing. An NVLink island is one such level.
 - "torus": parts stand on a grid of `shape` that wraps around, and messages go along one dimension after the other, the
   shorter way. Each hop takes `hop_s` more.
 
-Two ranks talk over the innermost level that joins them. Everything that a message crosses on the way is a *resource*
-with a number, and a capacity: how many messages it carries at full bandwidth; some may be declared slower than others.
-At the ends of every path stand the ranks themselves, whose capacity is the `ports` of their links.
+Two ranks talk over the innermost level that joins them. Each way that a message crosses is a *resource* with a number
+and a capacity, which is how many messages it carries at full bandwidth. Some ways may be declared slower than others.
+At both ends of a path are the ranks themselves, whose capacity is the `ports` of their links.
 
-All questions are asked for arrays of pairs at once.
+All methods take arrays of pairs of ranks, because a simulation asks about many messages at once.
 """
 
 from __future__ import annotations
@@ -40,16 +38,16 @@ NO_RESOURCE = -1
 
 
 class Level(NamedTuple):
-    """How parts are joined.
+    """One level: how its parts are joined.
 
     Attributes:
         name: such as "host".
-        link: between ranks that this level joins.
-        size: number of parts; 0, at the outermost level only: as many as it takes.
+        link: the link between ranks that this level joins.
+        size: number of parts; 0 at the outermost level means as many as the ranks need.
         join: one of `JOINS`.
-        shape: of the grid of a torus; its product is `size`.
-        hop_s: seconds that each hop of a torus takes, beyond the first one.
-        slow: parts (counted over the whole level) whose ways have that much of the usual capacity.
+        shape: the lengths of a torus; their product is `size`.
+        hop_s: seconds of each hop of a torus after the first.
+        slow: parts (numbered over the whole level) whose ways have less capacity, with the fraction that they have.
     """
 
     name: str
@@ -62,12 +60,12 @@ class Level(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The ways of many messages.
+    """The paths of many messages.
 
     Attributes:
-        level: of each message, the level that it goes over.
-        extra_s: of each message, the seconds that its hops add to the latency of that level's link.
-        resources: of each message (row), the numbers of what it shares; `NO_RESOURCE` where there is no more.
+        level: for each message, the level that it crosses.
+        extra_s: for each message, the seconds that its hops add to the latency of that level's link.
+        resources: for each message (row), the numbers of its resources, padded with `NO_RESOURCE`.
     """
 
     level: Ranks
@@ -76,14 +74,15 @@ class Paths(NamedTuple):
 
 
 class Topology:
-    """Levels over a number of ranks.
+    """The levels of a number of ranks, with all their resources.
 
     Attributes:
         size: number of ranks.
         levels: from the inside out.
-        capacities: of each resource, by its number.
-        names: of what kind each resource is, as (first number, name); ascending.
-        reduce, copy: seconds of combining and of copying, by bytes; without knots, the innermost link's rate, or none.
+        capacities: for each resource, by its number, how many messages it carries at full bandwidth.
+        names: the kinds of resources, as (first number, name); ascending.
+        reduce, copy: seconds of combining and of copying, by bytes. Without knots, combining takes the rate of the
+            innermost link, and copying takes no time.
     """
 
     def __init__(
@@ -100,27 +99,27 @@ class Topology:
     def of_hosts(
         cls, hosts: Hosts, inside: Link, across: Link, *, reduce: Curve = UNMEASURED, copy: Curve = UNMEASURED
     ) -> Topology:
-        """Return the topology of hosts of any numbers of ranks, as a communicator knows them: two levels of switches.
+        """Return the topology of hosts with any numbers of ranks: two levels of switches.
 
         Raises:
-            UsageError: `hosts` does not name every rank once.
+            UsageError: `hosts` does not name every rank exactly once.
         """
         from unisono.algorithms.composition.host_levels import levels_of
 
         of_hosts = [ranks_of(host) for host in hosts]
         size = sum(map(len, of_hosts))
         levels_of(tuple(of_hosts), size)
-        found = cls.__new__(cls)
-        found.size, found.reduce, found.copy = size, reduce, copy
-        found.levels = (Level("host", inside, max(map(len, of_hosts))), Level("network", across, len(of_hosts)))
+        topology = cls.__new__(cls)
+        topology.size, topology.reduce, topology.copy = size, reduce, copy
+        topology.levels = (Level("host", inside, max(map(len, of_hosts))), Level("network", across, len(of_hosts)))
         host_of = np.empty(size, np.int64)
         for number, ranks in enumerate(of_hosts):
             host_of[list(ranks)] = number
-        found._setup([np.arange(size), host_of])
-        return found
+        topology._setup([np.arange(size), host_of])
+        return topology
 
     def paths(self, sources: Ranks, targets: Ranks) -> Paths:
-        """Return the ways of messages from `sources` to `targets`, which are equally long; no rank sends to itself."""
+        """Return the paths of messages from `sources` to `targets`, equally long arrays. No rank may send to itself."""
         level = np.zeros(len(sources), np.int64)
         for part in self._parts[1:]:
             level += part[sources] != part[targets]
@@ -142,7 +141,7 @@ class Topology:
         return Paths(level, extra_s, np.stack(columns, axis=1))
 
     def hosts(self) -> Hosts:
-        """Return the ranks of each part that the innermost level makes, as compositions take them."""
+        """Return the ranks of each part of the innermost level, in the form that compositions take."""
         if len(self.levels) == 1:
             return (tuple(range(self.size)),)
         of_rank = self._parts[1]
@@ -151,12 +150,12 @@ class Topology:
         return tuple(tuple(ranks.tolist()) for ranks in np.split(order, edges))
 
     def name_of(self, resource: int) -> str:
-        """Return what a resource is called in reports."""
+        """Return the name of a resource for reports."""
         first, name = max(entry for entry in self.names if entry[0] <= resource)
         return f"{name} {resource - first}"
 
     def _setup(self, parts: list[Ranks]) -> None:
-        """Number the resources, and set their capacities; `parts` are those that each rank belongs to, by level."""
+        """Number the resources and set their capacities. `parts` holds for each level the part of every rank."""
         self._parts = parts
         self._up, self._down, self._between, self._widths = ([0] * len(self.levels) for _ in range(4))
         self.names: list[tuple[int, str]] = []
@@ -174,11 +173,11 @@ class Topology:
                 self._up[at] = self._add(capacities, f"out of {inside}", slow * capacity)
                 self._down[at] = self._add(capacities, f"into {inside}", slow * capacity)
             if level.join == "all_to_all":
-                each = np.repeat(slow * level.link.pairs, self._widths[at])
-                self._between[at] = self._add(capacities, f"{level.name} channel", each)
+                capacity_of_way = np.repeat(slow * level.link.pairs, self._widths[at])
+                self._between[at] = self._add(capacities, f"{level.name} channel", capacity_of_way)
             elif level.join == "torus":
-                each = np.repeat(slow * level.link.pairs, 2 * len(level.shape))
-                self._between[at] = self._add(capacities, f"{level.name} link", each)
+                capacity_of_way = np.repeat(slow * level.link.pairs, 2 * len(level.shape))
+                self._between[at] = self._add(capacities, f"{level.name} link", capacity_of_way)
         self.capacities = np.concatenate(capacities)
 
     def _add(self, capacities: list[Floats], name: str, more: Floats) -> int:
@@ -188,7 +187,7 @@ class Topology:
         return first
 
     def _through_torus(self, at: int, here: Ranks, there: Ranks) -> tuple[Ranks, list[Ranks]]:
-        """Return the number of hops from some parts to others, and the links on the way, column by column."""
+        """Return the number of hops from each of `here` to `there`, and the links on the way as columns."""
         shape = self.levels[at].shape
         width = prod(shape)
         grid, position, goal = here - here % width, here % width, there % width
@@ -212,5 +211,5 @@ class Topology:
 
 
 def flat(size: int, link: Link, **rates: Any) -> Topology:
-    """Return the topology of ranks that share nothing but their own ports."""
+    """Return the topology of ranks that share only their own ports."""
     return Topology(size, [Level("network", link)], **rates)

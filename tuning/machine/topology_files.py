@@ -1,4 +1,4 @@
-"""Described topologies: small files, TOML or JSON, that say what levels there are.
+"""Topology files: TOML or JSON that describes the levels of a network.
 
     name = "16 hosts of 4 ranks, with half of the bandwidth between them"
 
@@ -10,14 +10,14 @@
     per_byte_s = 1e-10
 
     [[levels]]
-    name = "network"            # without a size: as many hosts as it takes
+    name = "network"            # no size: as many hosts as the ranks need
     latency_s = 2e-6
     overhead_s = 0.5e-6
     per_byte_s = 8e-11
-    pairs = 2                   # messages at full bandwidth that the way out of a host carries at once
+    pairs = 2                   # messages at full bandwidth that the link of a host carries at once
 
-A level also takes `join` ("switch", "all_to_all" or "torus"), `shape` and `hop_s` of a torus, `slow`, as [[part,
-factor], …], and all fields of `tuning.parameters.Link`. See `tuning.topology` for what they mean.
+A level can also have `join` ("switch", "all_to_all" or "torus"), `shape` and `hop_s` for a torus, `slow` as [[part,
+factor], …], and all fields of `Link` in `machine/parameters.py`. `machine/topology.py` explains them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FIELDS = ("name", "levels", "reduce", "copy")
 
 
 class Description(NamedTuple):
-    """What a file says.
+    """The content of a topology file.
 
     Attributes:
         name: for people.
         levels: from the inside out.
-        reduce, copy: seconds by bytes, if they are known.
+        reduce, copy: seconds of combining and of copying, by bytes, if they are known.
     """
 
     name: str
@@ -55,48 +55,47 @@ class Description(NamedTuple):
         """Return the topology of the first `size` ranks.
 
         Raises:
-            UsageError: there are fewer.
+            UsageError: the levels have room for fewer ranks.
         """
         return Topology(size, self.levels, reduce=self.reduce, copy=self.copy)
 
 
 def load(path: Path) -> Description:
-    """Return the description in a file, TOML or, if its name ends so, JSON.
+    """Return the description in a file: JSON if its name ends in .json, else TOML.
 
     Raises:
-        UsageError: it cannot be read, or something in it is wrong; names the file, and the line or the field.
+        UsageError: the file cannot be read or is not valid; names the file, and the line or the field.
     """
     try:
-        found = _parsed(path, path.read_text(encoding="utf-8"))
-        return described(found)
+        return described(_parsed(path, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"the topology {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a UsageError is one, as are errors of TOML, JSON and UTF-8
+    except ValueError as error:  # UsageError is a ValueError, as are the errors of TOML, JSON and UTF-8
         raise UsageError(f"the topology {path}: {error}") from None
 
 
-def described(found: object) -> Description:
-    """Return the description in what was read from TOML or JSON.
+def described(content: object) -> Description:
+    """Return the description in a value that was read from TOML or JSON.
 
     Raises:
-        UsageError: something is wrong; names the field.
+        UsageError: a field is not valid; names the field.
     """
-    if not isinstance(found, dict):
-        raise UsageError(f"expected fields by name, not {found!r}")
-    if unknown := sorted(set(map(str, found)) - set(_FIELDS)):
+    if not isinstance(content, dict):
+        raise UsageError(f"expected fields by name, not {content!r}")
+    if unknown := sorted(set(map(str, content)) - set(_FIELDS)):
         raise UsageError(f"there is no field {unknown[0]!r}: there are {', '.join(_FIELDS)}")
-    given = found.get("levels")
-    if not isinstance(given, list) or not given:
+    entries = content.get("levels")
+    if not isinstance(entries, list) or not entries:
         raise UsageError("levels: expected at least one")
-    levels = tuple(_level(level, f"levels[{at}]", at == len(given) - 1) for at, level in enumerate(given))
+    levels = tuple(_level(entry, f"levels[{at}]", at == len(entries) - 1) for at, entry in enumerate(entries))
     if len({level.name for level in levels}) < len(levels):
         raise UsageError("levels: two of them have the same name")
-    rates = {name: curve_from_json(found.get(name, []), name) for name in ("reduce", "copy")}
-    return Description(str(found.get("name", "")), levels, **rates)
+    rates = {name: curve_from_json(content.get(name, []), name) for name in ("reduce", "copy")}
+    return Description(str(content.get("name", "")), levels, **rates)
 
 
 def to_json(description: Description) -> dict[str, Any]:
-    """Return a description as JSON has it; what is as usual is left out."""
+    """Return a description in its JSON form, without fields that have their default."""
     levels = []
     for level in description.levels:
         fields = {name: getattr(level, name) for name in _OF_LEVEL}
@@ -113,46 +112,46 @@ def to_json(description: Description) -> dict[str, Any]:
 def _parsed(path: Path, text: str) -> object:
     if path.suffix == ".json":
         return json.loads(text)
-    # Both have one interface; the package `tomli` is installed where Python has no module of its own for TOML.
+    # Python before 3.11 has no TOML module; there, the package `tomli` provides the same interface.
     return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(text)
 
 
-def _level(found: object, where: str, is_outermost: bool) -> Level:
-    if not isinstance(found, dict):
-        raise UsageError(f"{where}: expected fields by name, not {found!r}")
-    fields = dict(found)
-    own = {name: fields.pop(name) for name in _OF_LEVEL if name in fields}
+def _level(entry: object, where: str, is_outermost: bool) -> Level:
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where}: expected fields by name, not {entry!r}")
+    fields = dict(entry)
+    level_fields = {name: fields.pop(name) for name in _OF_LEVEL if name in fields}
     link = link_from_json(fields, where, also=_OF_LEVEL)
-    shape = tuple(_whole(own.pop("shape", []), f"{where}.shape"))
-    join = own.pop("join", "torus" if shape else "switch")
+    shape = tuple(_whole(level_fields.pop("shape", []), f"{where}.shape"))
+    join = level_fields.pop("join", "torus" if shape else "switch")
     if join not in JOINS:
         raise UsageError(f"{where}.join: expected one of {', '.join(JOINS)}, not {join!r}")
     if (join == "torus") != bool(shape):
-        raise UsageError(f"{where}.shape: a torus has one, and nothing else has")
-    size = own.pop("size", prod(shape) if shape else 0)
+        raise UsageError(f"{where}.shape: a torus needs a shape, and other joins have none")
+    size = level_fields.pop("size", prod(shape) if shape else 0)
     if not isinstance(size, int) or isinstance(size, bool) or size < 0 or (size == 0 and not is_outermost):
         raise UsageError(f"{where}.size: expected how many parts the level joins, not {size!r}")
     if shape and size != prod(shape):
         raise UsageError(f"{where}.size: the shape {list(shape)} has {prod(shape)} parts, not {size}")
-    hop_s = own.pop("hop_s", 0.0)
+    hop_s = level_fields.pop("hop_s", 0.0)
     if not isinstance(hop_s, (int, float)) or not 0 <= hop_s < inf:
         raise UsageError(f"{where}.hop_s: expected seconds, not {hop_s!r}")
-    return Level(link.name, link, size, join, shape, hop_s, _slow(own.pop("slow", []), f"{where}.slow"))
+    return Level(link.name, link, size, join, shape, hop_s, _slow(level_fields.pop("slow", []), f"{where}.slow"))
 
 
-def _whole(found: object, where: str) -> list[int]:
-    if not isinstance(found, (list, tuple)) or not all(isinstance(each, int) and each >= 1 for each in found):
-        raise UsageError(f"{where}: expected whole numbers, at least 1, not {found!r}")
-    return list(found)
+def _whole(value: object, where: str) -> list[int]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, int) and each >= 1 for each in value):
+        raise UsageError(f"{where}: expected whole numbers, at least 1, not {value!r}")
+    return list(value)
 
 
-def _slow(found: object, where: str) -> tuple[tuple[int, float], ...]:
-    problem = f"{where}: expected [[part, factor], …], with 0 < factor ≤ 1, not {found!r}"
-    if not isinstance(found, (list, tuple)) or not all(
-        isinstance(each, (list, tuple)) and len(each) == 2 for each in found
+def _slow(value: object, where: str) -> tuple[tuple[int, float], ...]:
+    problem = f"{where}: expected [[part, factor], …], with 0 < factor ≤ 1, not {value!r}"
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(each, (list, tuple)) and len(each) == 2 for each in value
     ):
         raise UsageError(problem)
-    for part, factor in found:
+    for part, factor in value:
         if not isinstance(part, int) or part < 0 or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
             raise UsageError(problem)
-    return tuple((part, float(factor)) for part, factor in found)
+    return tuple((part, float(factor)) for part, factor in value)

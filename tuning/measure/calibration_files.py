@@ -1,7 +1,7 @@
 """Calibrations in the user's cache folder: one JSON file for each machine, named by its fingerprint.
 
-A file holds the parameters that every job on that machine chooses algorithms by. It also says where they are from: the
-machine in words, and for each link when it was measured, at which load, and how far the model was off afterwards.
+A file holds the parameters with which every job on the machine chooses algorithms. It also records their origin: the
+machine in words, and for each link the date, the load, and the largest error of the model in calls made afterwards.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SUFFIX = ".json"
 
 
 class Origin(NamedTuple):
-    """How the parameters of a link came about.
+    """The origin of the parameters of a link.
 
     Attributes:
         date: when they were measured, in ISO 8601.
         library: the version of Unisono that measured them.
         load: the load average of the machine when the measurement began.
         cores: the number of cores that the process could use.
-        worst_factor: by which factor the model was off at most, in calls that were measured afterwards; 2.0 means that
-            it predicted half or twice the time. 1.0 where nothing was checked.
+        worst_factor: the largest factor by which the model was off, in calls that were measured afterwards; 2.0 means
+            that it predicted half or twice the time. 1.0 if nothing was checked.
     """
 
     date: str = "unknown"
@@ -44,14 +44,14 @@ class Origin(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """The content of a file.
+    """The content of a calibration file.
 
     Attributes:
         machine: the fingerprint of the machine.
-        path: of the file.
-        parameters: what was measured.
-        identity: the machine in words, as `tuning.identity.describe` gives it; empty if the file does not say.
-        origins: by the name of the link, how its parameters came about.
+        path: the path of the file.
+        parameters: the measured parameters.
+        identity: the machine in words, from `machine.fingerprint.describe`; empty if the file lacks it.
+        origins: the origin of the parameters of each link, by its name.
     """
 
     machine: str
@@ -62,7 +62,7 @@ class Calibration(NamedTuple):
 
 
 def path_of(machine: str) -> str:
-    """Return the path of the calibration of the machine with this fingerprint."""
+    """Return the path of the calibration file of the machine with this fingerprint."""
     return os.path.join(machine_identity.cache_folder(), machine + _SUFFIX)
 
 
@@ -71,7 +71,7 @@ def read(machine: str) -> Calibration | None:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no calibration (a `UsageError`), or no JSON.
+        ValueError: the file is not JSON, or not a calibration (then a `UsageError`).
     """
     path = path_of(machine)
     try:
@@ -85,17 +85,17 @@ def read(machine: str) -> Calibration | None:
         origins = {name: _origin(each) for name, each in about.get("links", {}).items()}
         return Calibration(machine, path, parameters, dict(about.get("machine", {})), origins)
     except (AttributeError, TypeError, ValueError):
-        raise UsageError("its field 'about' is not written as `unisono calibrate` does") from None
+        raise UsageError("the field 'about' does not have the form that `unisono calibrate` writes") from None
 
 
-def _origin(found: Mapping[str, Any]) -> Origin:
-    """Return the origin in what was read from JSON; raises AttributeError, TypeError or ValueError if it is none."""
+def _origin(fields: Mapping[str, Any]) -> Origin:
+    """Return the origin in a JSON value; raises AttributeError, TypeError or ValueError if it is not valid."""
     usual = Origin()._asdict()
-    return Origin(**{name: type(value)(found.get(name, value)) for name, value in usual.items()})
+    return Origin(**{name: type(value)(fields.get(name, value)) for name, value in usual.items()})
 
 
 def read_all() -> tuple[list[Calibration], dict[str, str]]:
-    """Return all calibrations in the cache folder, and the files that cannot be used: path → reason."""
+    """Return all calibrations in the cache folder, and a mapping from unusable files to reasons."""
     usable, unusable = list[Calibration](), dict[str, str]()
     folder = machine_identity.cache_folder()
     names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX)) if os.path.isdir(folder) else []
@@ -111,26 +111,26 @@ def read_all() -> tuple[list[Calibration], dict[str, str]]:
 
 
 def calibrated(machine: str) -> Parameters | None:
-    """Return the parameters that were measured on the machine with this fingerprint, if they are in the cache.
+    """Return the parameters measured on the machine with this fingerprint, or None.
 
-    A file that cannot be used is named in a warning, and None is returned.
+    If the file cannot be used, a warning names it, and the result is None.
     """
     try:
         calibration = read(machine)
     except (OSError, ValueError) as error:
         path = path_of(machine)
-        _log.warning("the calibration in %s is not used: %s; `unisono calibrate` makes it anew", path, error)
+        _log.warning("the calibration in %s is not used: %s; `unisono calibrate` makes a new one", path, error)
         return None
     return calibration.parameters if calibration else None
 
 
 def parameters_of(machine: str) -> Parameters:
-    """Return the parameters that were measured on the machine with this fingerprint, or else the priors of this one."""
+    """Return the parameters measured on the machine with this fingerprint, or else the priors of this machine."""
     return calibrated(machine) or priors(machine_identity.maker())
 
 
 def keep(calibration: Calibration) -> bool:
-    """Write a calibration to its file; where that cannot be written, warn and return False."""
+    """Write a calibration to its file; if that fails, log a warning and return False."""
     path = calibration.path
     scratch = f"{path.removesuffix(_SUFFIX)}.{os.getpid()}"
     origins = {name: origin._asdict() for name, origin in calibration.origins.items()}
@@ -141,7 +141,7 @@ def keep(calibration: Calibration) -> bool:
             file.write(json.dumps(content))
         os.replace(scratch, path)
     except OSError as error:
-        _log.warning("the calibration is not kept, as %s cannot be written: %s", path, error.strerror)
+        _log.warning("the calibration is not kept, because %s cannot be written: %s", path, error.strerror)
         return False
     return True
 

@@ -1,7 +1,7 @@
-"""Measurements, and the files that keep them: one JSON object in each line, appended and never changed.
+"""The log of measurements: a file with one JSON object in each line, to which lines are only appended.
 
-Times are kept, not winners: what is best follows from them (`tuning.table`) and can be found again when there are more.
-Files are merged by putting one after the other; equal lines count once.
+The log keeps times, not winners. A decision table follows from the times, and can be compiled again when there are
+more. Two logs are merged by concatenation, because equal lines count once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FORMAT = 1
 
 
 class Context(NamedTuple):
-    """Where times can be compared: all of it is the same for the candidates of a race.
+    """The context of a measurement. Times can be compared if their contexts are equal.
 
     Attributes:
         machine: the fingerprint of the machine.
         collective: "allreduce", "broadcast", …
         link: the slowest kind of link between the ranks.
-        dtype: the class of dtypes, see `dtype_class`.
+        dtype: the class of dtypes: "plain" or "narrow".
         ranks: the number of ranks.
-        ranks_per_host: the most on one host.
-        memory: where the arrays are; "host".
+        ranks_per_host: the largest number of ranks on one host.
+        memory: where the arrays are; always "host".
     """
 
     machine: str
@@ -44,21 +44,21 @@ class Context(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """How long a variant of an algorithm took on vectors of so many bytes.
+    """The time of one variant on vectors of one size.
 
     Attributes:
-        context: where.
-        variant: the algorithm with its parameters, as `algorithms.variants` writes it.
-        nbytes: of the vector.
-        median_s: the median over rounds of what a round's calls typically took; a call ends with its last rank.
-        low_s, high_s: the bounds of the median's 95 % confidence interval, as far as so many rounds have one.
-        p10_s, p90_s: quantiles of the rounds.
-        rounds: how many there were.
-        job: the job in which all candidates were raced; the same for times that can be compared best.
-        placement: how far apart the cores were, if it was measured.
+        context: where it was measured.
+        variant: the algorithm with its parameters, in the notation of `algorithms/catalogue/variants.py`.
+        nbytes: bytes of the vector.
+        median_s: the median over blocks of the typical time of a call in a block. A call ends with its last rank.
+        low_s, high_s: the bounds of the median's 95 % confidence interval, as far as so few blocks allow one.
+        p10_s, p90_s: quantiles over the blocks.
+        rounds: the number of blocks.
+        job: the job in which the candidates raced. Times of one job compare best.
+        placement: the placement of the cores, if it was measured.
         library: the version of Unisono.
-        date: when, in ISO 8601.
-        load: the load average of the machine when the campaign began; None if that is not known.
+        date: in ISO 8601.
+        load: the load average of the machine when the campaign began; None if it is not known.
     """
 
     context: Context
@@ -77,50 +77,50 @@ class Measurement(NamedTuple):
     load: float | None = None
 
 
-# Fields as files have them.
+# The fields of a line, by type.
 _TEXTS = ("machine", "collective", "link", "dtype", "memory", "variant", "job", "placement", "library", "date")
 _WHOLES = ("ranks", "ranks_per_host", "nbytes", "rounds")
 _SECONDS = ("median_s", "low_s", "high_s", "p10_s", "p90_s")
 
 
 def line_of(measurement: Measurement) -> str:
-    """Return the line of a file that keeps a measurement."""
+    """Return the line of the log for a measurement."""
     own = {name: value for name, value in measurement._asdict().items() if name != "context"}
     return json.dumps({"v": FORMAT, **measurement.context._asdict(), **own}, sort_keys=True)
 
 
 def read_line(line: str) -> Measurement:
-    """Return the measurement that a line keeps.
+    """Return the measurement in a line of the log.
 
     Raises:
-        ValueError: it keeps none, or is of a newer format; says why.
+        ValueError: the line is not a valid measurement, or has another format; says why.
     """
-    found: Any = json.loads(line)
-    if not isinstance(found, dict) or found.get("v") != FORMAT:
-        version = found.get("v") if isinstance(found, dict) else None
-        raise ValueError(f"it is of format {version!r}, and this version reads {FORMAT}")
+    fields: Any = json.loads(line)
+    if not isinstance(fields, dict) or fields.get("v") != FORMAT:
+        version = fields.get("v") if isinstance(fields, dict) else None
+        raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}")
     for names, kinds in ((_TEXTS, str), (_WHOLES, int), (_SECONDS, (int, float))):
         for name in names:
-            value = found.get(name)
+            value = fields.get(name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise ValueError(f"its {name} is {value!r}")
-    if not all(found[name] > 0 for name in (*_SECONDS, "ranks", "ranks_per_host", "rounds")) or found["nbytes"] < 0:
+                raise ValueError(f"{name} cannot be {value!r}")
+    if not all(fields[name] > 0 for name in (*_SECONDS, "ranks", "ranks_per_host", "rounds")) or fields["nbytes"] < 0:
         raise ValueError("its times and numbers are not positive")
-    load = found.setdefault("load", None)  # which files of earlier versions do not have
+    load = fields.setdefault("load", None)  # logs of earlier versions lack this field
     if load is not None and (not isinstance(load, (int, float)) or isinstance(load, bool)):
-        raise ValueError(f"its load is {load!r}")
-    context = Context(**{name: found[name] for name in Context._fields})
-    return Measurement(context, **{name: found[name] for name in Measurement._fields if name != "context"})
+        raise ValueError(f"load cannot be {load!r}")
+    context = Context(**{name: fields[name] for name in Context._fields})
+    return Measurement(context, **{name: fields[name] for name in Measurement._fields if name != "context"})
 
 
 class Store:
-    """A file of measurements, which need not be there yet."""
+    """A file of measurements, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, measurements: Iterable[Measurement]) -> None:
-        """Add measurements, in one write; a line that an earlier writer has not finished stays a line of its own.
+        """Append measurements in one write, on new lines even if an earlier writer did not finish its last line.
 
         Raises:
             UsageError: the file cannot be written.
@@ -139,7 +139,7 @@ class Store:
         return os.pread(descriptor, 1, nbytes - 1) == b"\n"
 
     def read(self) -> list[Measurement]:
-        """Return all measurements, equal ones once; lines that cannot be read are left out, with one warning.
+        """Return all measurements, equal ones once. Invalid lines are skipped, with one warning.
 
         Raises:
             UsageError: the file cannot be read.
@@ -148,20 +148,20 @@ class Store:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UsageError(f"measurements cannot be read from {self.path}: {error.strerror}") from None
-        found, problems = dict[str, Measurement](), list[str]()
+        by_identity, problems = dict[str, Measurement](), list[str]()
         for number, line in enumerate(text.splitlines(), start=1):
             try:
                 if line.strip():
                     measurement = read_line(line)
-                    found.setdefault(identity(measurement), measurement)
+                    by_identity.setdefault(identity(measurement), measurement)
             except (ValueError, RecursionError) as error:
                 problems.append(f"line {number}: {error}")
         if problems:
-            _log.warning("%s: %d line(s) are left out, the first is %s", self.path, len(problems), problems[0])
-        return list(found.values())
+            _log.warning("%s: %d line(s) are ignored, the first is %s", self.path, len(problems), problems[0])
+        return list(by_identity.values())
 
     def remove(self, measurements: Iterable[Measurement]) -> None:
-        """Take measurements out of the file, in one step; all other lines stay as they are.
+        """Remove measurements from the file in one step; all other lines stay unchanged.
 
         Raises:
             UsageError: the file cannot be read or written.
@@ -178,7 +178,7 @@ class Store:
 
 
 def _identity_of_line(line: str) -> str | None:
-    """Return the identity of the measurement that a line keeps; None if it keeps none that can be read."""
+    """Return the identity of the measurement in a line; None if the line is invalid."""
     try:
         return identity(read_line(line))
     except (ValueError, RecursionError):
@@ -186,14 +186,14 @@ def _identity_of_line(line: str) -> str | None:
 
 
 def identity(measurement: Measurement) -> str:
-    """Return a hash by which equal measurements are known."""
+    """Return a hash that is equal for equal measurements."""
     return hashlib.sha256(line_of(measurement).encode()).hexdigest()
 
 
 def merged(stores: Iterable[Iterable[Measurement]]) -> Iterator[Measurement]:
-    """Yield the measurements of all, equal ones once."""
+    """Yield the measurements of all stores, equal ones once."""
     seen = set[str]()
-    for each in (measurement for store in stores for measurement in store):
-        if (key := identity(each)) not in seen:
+    for measurement in (each for store in stores for each in store):
+        if (key := identity(measurement)) not in seen:
             seen.add(key)
-            yield each
+            yield measurement

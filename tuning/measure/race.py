@@ -1,20 +1,24 @@
-"""Races: which of several candidates is fastest, found in one job on a machine that is not quiet.
+"""Races: find the fastest of several candidates in one job, on a machine with other load.
 
-Theory of operation. A race is a sequence of blocks, in each of which every candidate that is left runs some calls, in
-random order. What slows a whole block down cancels out where candidates are compared, because only times of the same
-block are divided by each other. The candidate that leads runs at both ends of a block too (the sentinel): where its
-two times differ by more than 10 %, the machine has changed meanwhile, and the block is run again. After each block,
-candidates leave that are surely more than 5 % slower than the leader. The race is over when the leader is surely not
-more than 3 % slower than any other, or with the budget.
+Theory of operation
+-------------------
+A race is a sequence of blocks. In each block, every remaining candidate runs some calls, in random order. Only times of
+the same block are divided by each other, so a slowdown of a whole block cancels out.
 
-The time of a candidate in a block is the mean of the middle half of its calls (`typical_s`). What others take of the
-machine falls on few calls, which do not count. But where ranks share cores, calls take one of two times, as 5.7 and
-8.7 µs, by the order in which the ranks have run: a quantile would be either, by which is a little more frequent.
+The leading candidate (the *sentinel*) runs at both ends of a block. If its two times differ by more than 10 %, the
+machine has changed in between, and the block runs again.
 
-"Surely" is by order statistics of the paired ratios, which assume no distribution (Hunold, Carpen-Amarie 2016).
+After each block, a candidate leaves if it is more than 5 % slower than the leader, with confidence. The race ends when
+the leader is at most 3 % slower than any other candidate, with confidence, or when the budget is spent.
 
-This is pure: candidates run by a callable, which also says how long that took. So all ranks of a job that are told the
-same times decide alike without another word.
+The time of a candidate in a block is the mean of the middle half of its calls (`typical_s`). Other load delays few
+calls, and these do not count. Why not a quantile: where ranks share cores, calls take one of two times, such as 5.7 and
+8.7 µs, depending on the order in which the ranks have run. A quantile would be the one that is slightly more frequent.
+
+Confidence comes from order statistics of the paired ratios, which assume no distribution (Hunold, Carpen-Amarie 2016).
+
+This module is pure: a callable runs candidates and returns the cost. All ranks of a job get the same times, so they
+decide alike without further messages.
 """
 
 from __future__ import annotations
@@ -25,21 +29,21 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-# Runs a candidate: the seconds of each call of all ranks, and what all that has cost in seconds. The same on all ranks.
+# Runs a candidate and returns the seconds of each call, which are equal on all ranks, and the seconds of the whole run.
 Run: TypeAlias = Callable[[str], tuple[Sequence[float], float]]
 
 CONFIDENCE = 0.95
 WORSE = 1.05
 RESOLVED = 0.97
 DRIFT = 1.10
-# While there are too few blocks for an interval: how much slower a candidate that leaves was in every block, at least.
-# One block is enough only where a call is long beside the turn of another process.
+# While there are too few blocks for an interval, a candidate leaves if it was slower by this factor in every block. One
+# block suffices only if calls are long compared with the time slice of another process.
 _HOPELESS = {1: 2.0, 2: 1.5, 3: 1.3, 4: 1.15}
 _LONG_S = 1e-3
-# Candidates that run whatever the budget is.
+# This many candidates run even if the budget is spent.
 _AT_LEAST = 2
-# Of blocks in which the machine changed, so many are run again for each that counts; more of them are no exception, and
-# count: where single calls differ by as much, the budget would go into blocks that tell nothing.
+# At most this many blocks are discarded for each block that counts. If single calls already differ by more than
+# `DRIFT`, drift is the rule, and discarding would spend the budget on blocks that decide nothing.
 _MOST_DISCARDED = 0.5
 
 
@@ -47,8 +51,8 @@ class Rules(NamedTuple):
     """When a race ends.
 
     Attributes:
-        fewest, most: blocks that count.
-        budget_s: seconds after which no block begins; in the first one, two candidates run in any case.
+        fewest, most: numbers of blocks that count.
+        budget_s: seconds after which no block begins. In the first block, two candidates run in any case.
     """
 
     fewest: int = 3
@@ -60,11 +64,11 @@ class Lap(NamedTuple):
     """One candidate in one race.
 
     Attributes:
-        candidate: what ran.
-        times_s: what its calls typically took in each block that it took part in: of the winner as it was; of
-            another, the winner's median times the ratio of the two in that block, so it does not matter which blocks
-            those were.
-        dropped: whether it left before the end.
+        candidate: its name.
+        times_s: its typical time in each of its blocks. For the winner, these are the times themselves. For another
+            candidate, each is the winner's median times the ratio of the two in that block, so that it does not matter
+            which blocks these were.
+        dropped: whether the candidate left before the end.
     """
 
     candidate: str
@@ -78,7 +82,7 @@ class Lap(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a race has found: the winner, all that have run, in the order given, and how much the race has cost."""
+    """The result of a race: the winner, all candidates in their order, discarded blocks, and the cost in seconds."""
 
     winner: str
     laps: tuple[Lap, ...]
@@ -87,9 +91,9 @@ class Outcome(NamedTuple):
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return two of `values` between which their median lies with at least `confidence`, whatever their distribution.
+    """Return two of `values` that enclose the median with at least `confidence`, whatever the distribution.
 
-    Of fewer values than that takes (6 for 95 %), the least and the greatest.
+    With too few values (fewer than 6 for 95 %), return the least and the greatest.
 
     >>> interval([5.0, 1.0, 2.0, 9.0, 4.0, 3.0, 8.0, 7.0])
     (1.0, 9.0)
@@ -105,7 +109,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Return the value below which `part` of the values are, between two of them by proportion."""
+    """Return the value below which `part` of the values are, interpolated between neighbours."""
     ordered, place = sorted(values), part * (len(values) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -113,7 +117,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 
 def typical_s(calls_s: Sequence[float]) -> float:
-    """Return how long a call usually takes: the mean of the middle half of the times.
+    """Return the typical time of a call: the mean of the middle half of the times.
 
     >>> typical_s([1.0, 2.0, 4.0, 9.0, 90.0])
     5.0
@@ -124,13 +128,13 @@ def typical_s(calls_s: Sequence[float]) -> float:
 
 
 def race(candidates: Sequence[str], run: Run, rules: Rules, draw: random.Random) -> Outcome:
-    """Return which of the candidates is fastest.
+    """Return the outcome of a race between the candidates.
 
     Args:
         candidates: at least one, all different, the most promising ones first.
-        run: runs one of them.
+        run: runs one candidate.
         rules: when to stop.
-        draw: gives the order in each block; with the same state on all ranks.
+        draw: the source of the order in each block, with the same state on all ranks.
     """
     return _Race(candidates, run, rules, draw).run()
 
@@ -141,7 +145,7 @@ class _Race:
         self._rules = rules
         self._draw = draw
         self._times: dict[str, list[float]] = {candidate: [] for candidate in candidates}
-        self._left = list(candidates)
+        self._remaining = list(candidates)
         self._cost_s = 0.0
         self._discarded = 0
         self._sentinel_s: tuple[str, float] | None = None
@@ -153,12 +157,12 @@ class _Race:
             if not blocks:
                 continue
             self._drop()
-            if len(self._left) == 1 and blocks >= min(2, self._rules.most):
+            if len(self._remaining) == 1 and blocks >= min(2, self._rules.most):
                 break
             if blocks >= self._rules.fewest and self._is_resolved():
                 break
         winner = self._leader()
-        laps = tuple(Lap(name, self._comparable(name, winner), name not in self._left) for name in self._times)
+        laps = tuple(Lap(name, self._comparable(name, winner), name not in self._remaining) for name in self._times)
         return Outcome(winner, laps, self._discarded, self._cost_s)
 
     def _comparable(self, name: str, winner: str) -> tuple[float, ...]:
@@ -167,14 +171,14 @@ class _Race:
         return tuple(median(self._times[winner]) * ratio for ratio in self._ratios(name, winner))
 
     def _block(self) -> int:
-        """Run all that are left; return 1 if the block counts, 0 if the machine changed in it."""
-        if not self._times[self._left[0]]:
+        """Run all remaining candidates; return 1 if the block counts, 0 if the machine changed in it."""
+        if not self._times[self._remaining[0]]:
             return self._first_block()
-        order = self._draw.sample(self._left, len(self._left))
+        order = self._draw.sample(self._remaining, len(self._remaining))
         first = self._sentinel_s
         times = {name: self._timed(name) for name in order}
         self._sentinel_s = None
-        if len(self._left) > 1:
+        if len(self._remaining) > 1:
             leader = self._leader()
             before = first[1] if first and first[0] == leader else times[leader]
             after = self._timed(leader)
@@ -188,12 +192,12 @@ class _Race:
         return 1
 
     def _first_block(self) -> int:
-        """Run all candidates in the order given, but after two of them only those that the budget suffices for."""
-        for number, name in enumerate(self._left):
+        """Run the candidates in their order; after the first two, only as many as the budget allows."""
+        for number, name in enumerate(self._remaining):
             if number < _AT_LEAST or self._cost_s < self._rules.budget_s:
                 self._times[name].append(self._timed(name))
-        self._left = [name for name in self._left if self._times[name]]
-        self._times = {name: self._times[name] for name in self._left}
+        self._remaining = [name for name in self._remaining if self._times[name]]
+        self._times = {name: self._times[name] for name in self._remaining}
         return 1
 
     def _timed(self, candidate: str) -> float:
@@ -202,15 +206,15 @@ class _Race:
         return typical_s(times)
 
     def _leader(self) -> str:
-        """Return the fastest of those that are left, by how it compares with all of them in each block."""
-        rows = list(zip(*(self._times[name] for name in self._left), strict=True))
+        """Return the fastest remaining candidate, by its ratio to the mean of all of them in each block."""
+        rows = list(zip(*(self._times[name] for name in self._remaining), strict=True))
         means = [math.exp(sum(map(math.log, row)) / len(row)) for row in rows]
         return min(
-            self._left, key=lambda name: median(s / mean for s, mean in zip(self._times[name], means, strict=True))
+            self._remaining, key=lambda name: median(s / mean for s, mean in zip(self._times[name], means, strict=True))
         )
 
     def _ratios(self, name: str, leader: str) -> list[float]:
-        """Return how many times as long as the leader it took in each of its blocks; the leader was in all of them."""
+        """Return the ratio of a candidate's time to the leader's in each of its blocks; the leader ran in all."""
         return [mine / best for mine, best in zip(self._times[name], self._times[leader], strict=False)]
 
     def _drop(self) -> None:
@@ -219,8 +223,10 @@ class _Race:
         if blocks == 1 and self._times[leader][0] < _LONG_S:
             return
         worse = _HOPELESS.get(blocks, WORSE)
-        self._left = [name for name in self._left if name == leader or interval(self._ratios(name, leader))[0] <= worse]
+        self._remaining = [
+            name for name in self._remaining if name == leader or interval(self._ratios(name, leader))[0] <= worse
+        ]
 
     def _is_resolved(self) -> bool:
         leader = self._leader()
-        return all(interval(self._ratios(name, leader))[0] >= RESOLVED for name in self._left if name != leader)
+        return all(interval(self._ratios(name, leader))[0] >= RESOLVED for name in self._remaining if name != leader)
