@@ -1,7 +1,7 @@
-"""Pictures of a table and its measurements, as PNG files and as one page of HTML that needs no network.
+"""Reports: pictures of a decision table and its measurements, as PNG files and as one HTML page that works offline.
 
-For each context: which variant is fastest at which size, with how much it gains; the times of variants by size, with
-their confidence intervals; predictions against measurements; and the regret of what the model alone would choose.
+For each context, the pictures show the fastest variant by size and its gain, and the times of variants with their
+confidence intervals. They also show predictions against measurements, and the regret of the model's choices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STYLE = (
 
 
 class Picture(NamedTuple):
-    """A picture: its file's name without the ending, what it shows, and the bytes of the PNG."""
+    """A picture: its file name without the ending, its caption, and the PNG data."""
 
     name: str
     caption: str
@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 def write(table: Table, measurements: Sequence[Measurement], folder: Path, parameters: Parameters = PRIORS) -> Path:
-    """Draw everything into `folder`, which is made if need be, and return the path of the page.
+    """Draw all pictures into `folder`, which is created if necessary, and return the path of the page.
 
     Raises:
         UsageError: matplotlib is not installed, the folder cannot be written, or the table is empty.
@@ -57,13 +57,13 @@ def write(table: Table, measurements: Sequence[Measurement], folder: Path, param
     return page
 
 
-def _pictures(table: Table, measurements: Sequence[Measurement], known: TunerState) -> Iterator[Picture]:
+def _pictures(table: Table, measurements: Sequence[Measurement], state: TunerState) -> Iterator[Picture]:
     yield Picture("winners", "The fastest variant by size", _drawn(_draw_winners, table))
     for number, (context, decision) in enumerate(table.decisions.items()):
-        own = [each for each in measurements if each.context == context]
+        of_context = [each for each in measurements if each.context == context]
         name = f"curves-{number}-{context.collective}-{context.ranks}-{context.link}"
-        yield Picture(name, f"Times: {_title(context)}", _drawn(_draw_curves, context, decision, own))
-    pairs = {context: _pairs(context, decision, known) for context, decision in table.decisions.items()}
+        yield Picture(name, f"Times: {_title(context)}", _drawn(_draw_curves, context, decision, of_context))
+    pairs = {context: _pairs(context, decision, state) for context, decision in table.decisions.items()}
     yield Picture("model", "Predicted against measured times", _drawn(_draw_model, pairs))
     yield Picture("regret", "What the model alone would lose", _drawn(_draw_regret, pairs))
 
@@ -97,7 +97,7 @@ def _draw_winners(figure: Any, table: Table) -> None:
             at = sizes.index(nbytes)
             axes.barh(row, 1, left=at, height=1, color=(1 - 0.6 * gain, 1 - 0.4 * gain, 1.0), edgecolor="white")
             name = decision.variant_at(nbytes) or ""
-            if name != before:  # Where another one begins.
+            if name != before:  # a new range begins here
                 axes.text(at + 0.1, row, name.replace("(", "\n("), ha="left", va="center", fontsize=5, rotation=40)
             before = name
     axes.set_yticks(range(len(table.decisions)), [_title(context) for context in table.decisions], fontsize=7)
@@ -121,7 +121,7 @@ def _draw_curves(figure: Any, context: Context, decision: Decision, own: Sequenc
 
 
 def _place(decision: Decision, variant: str) -> float:
-    """Return how far a variant is behind the best, at the size where that is least."""
+    """Return the ratio of a variant's time to the best time, at the size where it is least."""
     ratios = [
         seconds / min(decision.times_at(nbytes).values())
         for nbytes, seconds in zip(decision.sizes, decision.times_s[variant], strict=True)
@@ -137,31 +137,31 @@ class _Pair(NamedTuple):
     measured_s: float
 
 
-def _pairs(context: Context, decision: Decision, known: TunerState) -> list[_Pair]:
-    """Return what the model predicts beside what was measured."""
-    found = list[_Pair]()
+def _pairs(context: Context, decision: Decision, state: TunerState) -> list[_Pair]:
+    """Return the predictions of the model beside the measured times."""
+    pairs = list[_Pair]()
     for variant, times in decision.times_s.items():
         for nbytes, measured_s in zip(decision.sizes, times, strict=True):
-            asked = Question(context.collective, nbytes, context.ranks, context.link, dtype=context.dtype)
+            question = Question(context.collective, nbytes, context.ranks, context.link, dtype=context.dtype)
             try:
-                predicted_s = candidate(parsed(variant), asked, known, None, True).predicted_s
+                predicted_s = candidate(parsed(variant), question, state, None, True).predicted_s
             except (NoAlgorithmError, UsageError):
                 predicted_s = None
             if measured_s is not None and predicted_s:
-                found.append(_Pair(nbytes, variant, predicted_s, measured_s))
-    return found
+                pairs.append(_Pair(nbytes, variant, predicted_s, measured_s))
+    return pairs
 
 
 def _draw_model(figure: Any, pairs: Mapping[Context, Sequence[_Pair]]) -> None:
     axes = figure.add_subplot()
-    for context, found in pairs.items():
+    for context, of_context in pairs.items():
         axes.scatter(
-            [each.measured_s * 1e6 for each in found],
-            [each.predicted_s * 1e6 for each in found],
+            [each.measured_s * 1e6 for each in of_context],
+            [each.predicted_s * 1e6 for each in of_context],
             s=8,
             label=_title(context),
         )
-    every = [each for found in pairs.values() for each in found]
+    every = [each for of_context in pairs.values() for each in of_context]
     if every:
         ends = [min(each.measured_s for each in every) * 1e6, max(each.measured_s for each in every) * 1e6]
         axes.plot(ends, ends, color="grey", linewidth=0.5)
@@ -174,8 +174,8 @@ def _draw_model(figure: Any, pairs: Mapping[Context, Sequence[_Pair]]) -> None:
 def _draw_regret(figure: Any, pairs: Mapping[Context, Sequence[_Pair]]) -> None:
     axes = figure.add_subplot()
     every = list[float]()
-    for context, found in pairs.items():
-        points = {each.nbytes: [one for one in found if one.nbytes == each.nbytes] for each in found}
+    for context, of_context in pairs.items():
+        points = {each.nbytes: [one for one in of_context if one.nbytes == each.nbytes] for each in of_context}
         regrets = [
             min(of, key=lambda one: one.predicted_s).measured_s / min(one.measured_s for one in of)
             for _, of in sorted(points.items())

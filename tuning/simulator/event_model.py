@@ -1,12 +1,13 @@
-"""Simulation by events: every group of every rank and segment on its own, in the order of time.
+"""Simulates plans by events: each group of each rank and segment on its own, in the order of time.
 
-This is what plans mean, to the letter: an instance (lane, group, segment) of a rank starts when the group before it in
-its segment, the segment before it in its group, and the groups that it waits for in other lanes have ended. A message
-starts when both its ranks have started their instance, and crosses every resource on its way as soon as that is free
-of the messages before. A rank works on one thing at a time: it posts messages, and combines and copies what has come.
+This engine follows the meaning of plans exactly. An instance (lane, group, segment) of a rank starts when these have
+ended: the group before it in its segment, the segment before it in its group, and the groups of other lanes that it
+waits for. A message starts when both its ranks have started their instances. It crosses each resource on its way as
+soon as earlier messages have crossed it. A rank does one thing at a time: it posts messages, and combines and copies
+arrived data.
 
-It takes time and memory for each instance. `tuning.rounds` says the same, faster, where plans have one segment and no
-lane waits for another.
+Time and memory grow with the number of instances. `round_model.py` gives the same result faster for plans with one
+segment in which no lane waits for another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Place: TypeAlias = tuple[int, int, int]  # rank, lane, group
 
 
 class _Move(NamedTuple):
-    """A message, a flag, or a read, from where it is posted; seconds of the poster's work, on the way, and after it."""
+    """A message, a flag or a read, with the poster's work before it, the transfer, and the latency after it."""
 
     kind: int
     peer: int
@@ -38,7 +39,7 @@ class _Move(NamedTuple):
 
 
 class _Group:
-    """What one group of one rank does in each segment."""
+    """The work of one group of one rank in each segment."""
 
     __slots__ = ("expected", "moves", "waited_for", "waits", "work_s")
 
@@ -51,49 +52,49 @@ class _Group:
 
 
 class _Instance:
-    """A group in a segment, while it is waited for or runs."""
+    """A group in one segment, from when it is first waited for until it ends."""
 
     __slots__ = ("end_s", "open", "posted", "started_s", "waits")
 
     def __init__(self, waits: int, open_: int) -> None:
-        self.waits = waits  # instances before it that have not ended
-        self.open = open_  # messages and reads that have not ended, and its own posting
+        self.waits = waits  # earlier instances that have not ended
+        self.open = open_  # messages and reads that have not ended, and the posting itself
         self.started_s = -1.0
         self.end_s = 0.0
-        self.posted: list[Callable[[], None]] = []  # messages from peers that wait for it
+        self.posted: list[Callable[[], None]] = []  # messages from peers that wait until this instance starts
 
 
-def instances(found: Schedule, segments: int) -> int:
-    """Return how many instances there are."""
-    return found.size * sum(found.groups) * segments
+def instances(steps: Schedule, segments: int) -> int:
+    """Return the number of instances."""
+    return steps.size * sum(steps.groups) * segments
 
 
-def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
-    """Return what a schedule does on vectors of `nbytes` over so many segments."""
-    return _Run(found, topology, nbytes, segments).go()
+def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
+    """Return the traffic of a schedule on vectors of `nbytes` in so many segments."""
+    return _Run(steps, topology, nbytes, segments).go()
 
 
 class _Run:
-    def __init__(self, found: Schedule, topology: Topology, nbytes: float, segments: int) -> None:
-        self._found, self._topology, self._segments = found, topology, segments
+    def __init__(self, steps: Schedule, topology: Topology, nbytes: float, segments: int) -> None:
+        self._schedule, self._topology, self._segments = steps, topology, segments
         self._groups: defaultdict[_Place, _Group] = defaultdict(_Group)
         self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = 0
         self._instances: dict[tuple[_Place, int], _Instance] = {}
         self._free_s = np.zeros(len(topology.capacities)).tolist()
-        self._working_s = [0.0] * found.size
-        self._finish_s = [0.0] * found.size
+        self._working_s = [0.0] * steps.size
+        self._finish_s = [0.0] * steps.size
         self._busy_s = np.zeros(len(topology.capacities))
         self._nbytes, self._messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
         self._add_rows(nbytes / segments)
-        for each in found.after:
-            for rank in range(found.size) if each.rank == EVERY else (each.rank,):
-                self._groups[rank, each.lane, each.group].waits += 1
-                self._groups[rank, each.other, each.earlier].waited_for.append((rank, each.lane, each.group))
+        for wait in steps.after:
+            for rank in range(steps.size) if wait.rank == EVERY else (wait.rank,):
+                self._groups[rank, wait.lane, wait.group].waits += 1
+                self._groups[rank, wait.other, wait.earlier].waited_for.append((rank, wait.lane, wait.group))
 
     def go(self) -> Traffic:
-        for rank in range(self._found.size):
-            for lane, groups in enumerate(self._found.groups):
+        for rank in range(self._schedule.size):
+            for lane, groups in enumerate(self._schedule.groups):
                 if groups and not self._group((rank, lane, 0)).waits:
                     self._at(0.0, 0, partial(self._start, (rank, lane, 0), 0))
         while self._events:
@@ -102,7 +103,7 @@ class _Run:
         return Traffic(np.array(self._finish_s), self._nbytes, self._messages, self._busy_s)
 
     def _at(self, when_s: float, order: int, happen: Callable[[], None]) -> None:
-        """Let something happen; of what happens at the same time, what comes first in canonical order does."""
+        """Schedule an event; events of the same time run in canonical order."""
         self._count += 1
         heapq.heappush(self._events, (when_s, order, self._count, happen))
 
@@ -149,7 +150,7 @@ class _Run:
             self._ended((move.peer, *place[1:]), segment, sent_s + move.latency_s)
 
     def _ended(self, place: _Place, segment: int, when_s: float) -> None:
-        """Note that something of an instance has ended, or will have at a time that is known; look at it then."""
+        """Note that a part of an instance ends at `when_s`; when all parts have ended, schedule its work."""
         instance = self._instance(place, segment)
         instance.open -= 1
         instance.end_s = max(instance.end_s, when_s)
@@ -167,7 +168,7 @@ class _Run:
         rank, lane, group = place
         del self._instances[place, segment]
         self._finish_s[rank] = max(self._finish_s[rank], self._now_s)
-        if group + 1 < self._found.groups[lane]:
+        if group + 1 < self._schedule.groups[lane]:
             self._step((rank, lane, group + 1), segment)
         if segment + 1 < self._segments:
             self._step(place, segment + 1)
@@ -181,18 +182,18 @@ class _Run:
             self._at(self._now_s, place[2] + segment, partial(self._start, place, segment))
 
     def _add_rows(self, nbytes: float) -> None:
-        """Write every row out, group by group as run, with what it costs; count what goes over each level."""
-        found, topology = self._found, self._topology
-        index = np.repeat(np.arange(len(found.rank)), found.times)
-        count = np.arange(len(index)) - np.repeat(np.cumsum(found.times) - found.times, found.times)
-        rank, kind, lane = found.rank[index], found.kind[index], found.lane[index]
-        group = found.first[index] + count * found.stride[index]
-        size = found.share[index] * nbytes
+        """Expand every row into the groups in which it runs, with its costs, and count the traffic over each level."""
+        steps, topology = self._schedule, self._topology
+        index = np.repeat(np.arange(len(steps.rank)), steps.times)
+        count = np.arange(len(index)) - np.repeat(np.cumsum(steps.times) - steps.times, steps.times)
+        rank, kind, lane = steps.rank[index], steps.kind[index], steps.lane[index]
+        group = steps.first[index] + count * steps.stride[index]
+        size = steps.share[index] * nbytes
         moves = (kind != REDUCE) & (kind != COPY)
         work_s = work(topology, kind, size)
         for at in np.flatnonzero(~moves):
             self._groups[int(rank[at]), int(lane[at]), int(group[at])].work_s += float(work_s[at])
-        peer = (found.peer[index] + count * found.advance[index]) % found.size
+        peer = (steps.peer[index] + count * steps.advance[index]) % steps.size
         chosen = rank[moves], lane[moves], group[moves], peer[moves], kind[moves], size[moves]
         for (source, of_lane, number), move in self._moves(*chosen):
             self._groups[source, of_lane, number].moves.append(move)
@@ -202,7 +203,7 @@ class _Run:
     def _moves(
         self, rank: Ranks, lane: Ranks, group: Ranks, peer: Ranks, kind: Ranks, size: Floats
     ) -> Iterator[tuple[_Place, _Move]]:
-        """Yield the messages, flags and reads, and where they are posted."""
+        """Yield each message, flag and read with the group that posts it."""
         topology = self._topology
         mapped = kind == MAPPED
         paths = topology.paths(np.where(mapped, peer, rank), np.where(mapped, rank, peer))

@@ -1,22 +1,25 @@
-"""Simulation by rounds: all ranks at once, one round after the other, as arrays.
+"""Simulates plans by rounds: all ranks at once as arrays, one round after the other.
 
 Theory of operation
 -------------------
-Round w is what group w of each lane does; with S segments, it is group w - s of segment s, for all s: the canonical
-order in which executors post. A rank starts a round when it has ended the one before. So ranks are not in step with
-each other, only with themselves; what waits for a group of another lane is put into a later round than that on all
-ranks. Without either, this is what plans mean; with them, it may be slower, never faster, than `tuning.events`.
+Round w consists of group w of each lane. With S segments, it consists of group w - s of segment s, for all s. This is
+the canonical order in which executors post. A rank starts a round when it has ended the one before, so different ranks
+need not be in step. If a group waits for a group of another lane, it goes into a later round on all ranks. Without
+segments and such waits, this is exactly the meaning of plans. With them, the result may be slower than that of
+`event_model.py`, never faster.
 
-A message is a rendezvous, as where plans are proved: it starts at t, when both ranks have started the round. A rank
-sends its messages one after the other: message i has been sent at t plus the work for i messages plus its part of the
-*transfer* of all of them, and has arrived a latency later. The transfer alone on its way takes what the link's step
-costs beyond latency and work. Every resource is busy, for all messages of the round that cross it, as long as their
-transfers take, divided by its capacity; the transfers of a rank take as long as the most loaded resource on any of
-their ways, its own port at least. A rank ends the round when it has sent everything and all has arrived for it, and it
-has then combined and copied what it has to. Flags, and reads of a peer's memory, wait for nobody.
+A message is a rendezvous, as in proofs of plans: it starts at time t, when both ranks have started the round. A rank
+sends its messages one after the other. Message i has been sent at t plus the work of i messages plus its part of the
+*transfer* of all of them. It arrives one latency later. The transfer of a single message takes the time of the link's
+step minus latency and work.
 
-Where a round is like the one before and has added the same to the time of every rank, it will go on doing so: a ring
-takes as many rounds as it takes to see that, not twice the number of ranks.
+Each resource is busy for the transfers of all messages that cross it in the round, divided by its capacity. The
+transfers of a rank take as long as the most loaded resource on any of their paths, and its own port is one of these. A
+rank ends the round when it has sent all its messages, has received all of its own, and has then combined and copied
+them. Flags, and reads of a peer's memory, wait for no other rank.
+
+If a round equals the one before and has added the same time on every rank, all further equal rounds will do so too. So
+a ring takes only as many rounds as it takes to see that, not twice the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,18 +35,18 @@ from unisono.tuning.machine.parameters import Curve
 from unisono.tuning.machine.topology import NO_RESOURCE, Floats, Ranks, Topology
 from unisono.tuning.simulator.step_table import COPY, FLAG, MAPPED, MESSAGE, REDUCE, Schedule
 
-# Rounds add the same where what they add differs by no more than this part of it, and of the time that it is added to.
+# Added times count as equal if they differ by at most this part of them, plus this part of the time that they add to.
 _ALIKE, _ROUNDING = 1e-12, 1e-15
 
 
 class Traffic(NamedTuple):
-    """What a simulation counts.
+    """The counters of a simulation.
 
     Attributes:
-        finish_s: when each rank ends.
-        nbytes: what went over each level.
-        messages: how many messages and flags did.
-        busy_s: how long each resource was busy.
+        finish_s: the time at which each rank ends.
+        nbytes: the bytes over each level.
+        messages: the number of messages and flags over each level.
+        busy_s: the busy time of each resource.
     """
 
     finish_s: Floats
@@ -53,7 +56,7 @@ class Traffic(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows by round: a row for each segment, with the round in the place of the group."""
+    """Rows with rounds in place of groups: one row for each segment."""
 
     rank: Ranks
     kind: Ranks
@@ -66,7 +69,7 @@ class _Rows(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """What some ranks do in a round, by rank."""
+    """The steps of some ranks in a round, sorted by rank."""
 
     rank: Ranks
     kind: Ranks
@@ -78,12 +81,13 @@ class _Round(NamedTuple):
     """One round of all ranks.
 
     Attributes:
-        own_s: how long each rank sends and reads.
-        source, target, sent_s, arrives_s: of each message: when it has been sent, and arrived, after it has started.
-        flags: of each message, whether it is a flag.
-        work_s: how long each rank combines and copies.
-        nbytes, messages: over each level.
-        busy_s: of each resource.
+        own_s: the time that each rank sends and reads.
+        source, target, sent_s, arrives_s: for each message, its ranks, and the times from its start until it has been
+            sent and has arrived.
+        flags: for each message, whether it is a flag.
+        work_s: the time that each rank combines and copies.
+        nbytes, messages: the traffic over each level.
+        busy_s: the busy time of each resource.
     """
 
     own_s: Floats
@@ -98,14 +102,14 @@ class _Round(NamedTuple):
     busy_s: Floats
 
 
-def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
-    """Return what a schedule does on vectors of `nbytes` over so many segments.
+def run(steps: Schedule, topology: Topology, nbytes: float, segments: int) -> Traffic:
+    """Return the traffic of a schedule on vectors of `nbytes` in so many segments.
 
     Raises:
         RecursionError: lanes wait for each other in both directions, so that there are no rounds.
     """
-    rows = _in_segments(_by_round(found), nbytes, segments)
-    now = np.zeros(found.size)
+    rows = _in_segments(_by_round(steps), nbytes, segments)
+    now = np.zeros(steps.size)
     level_nbytes, messages = np.zeros(len(topology.levels)), np.zeros(len(topology.levels), np.int64)
     busy_s = np.zeros(len(topology.capacities))
     for active, first, last in _intervals(rows):
@@ -117,16 +121,16 @@ def run(found: Schedule, topology: Topology, nbytes: float, segments: int) -> Tr
     return Traffic(now, level_nbytes, messages, busy_s)
 
 
-def waves(found: Schedule) -> list[Ranks]:
-    """Return, for each lane, the round of each of its groups: after the one before, and all that it waits for anywhere.
+def waves(steps: Schedule) -> list[Ranks]:
+    """Return for each lane the round of each group: after the group before it, and after all groups that it waits for.
 
     Raises:
-        RecursionError: there is no such order.
+        RecursionError: there is no such order, because lanes wait for each other in both directions.
     """
     waits: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    for each in found.after:
-        waits.setdefault((each.lane, each.group), set()).add((each.other, each.earlier))
-    rounds = [np.full(groups, -1, np.int64) for groups in found.groups]
+    for wait in steps.after:
+        waits.setdefault((wait.lane, wait.group), set()).add((wait.other, wait.earlier))
+    rounds = [np.full(groups, -1, np.int64) for groups in steps.groups]
     done = [0] * len(rounds)
     while any(done[lane] < len(rounds[lane]) for lane in range(len(rounds))):
         before = list(done)
@@ -140,7 +144,7 @@ def waves(found: Schedule) -> list[Ranks]:
 def _advance(
     lane: int, of_lane: Ranks, done: list[int], rounds: list[Ranks], waits: dict[tuple[int, int], set[tuple[int, int]]]
 ) -> None:
-    """Number the groups of a lane up to the first one that waits for one that has no number."""
+    """Number the groups of a lane up to the first that waits for a group without a number."""
     stops = sorted(group for own, group in waits if own == lane and group >= done[lane])
     while done[lane] < len(of_lane):
         at = done[lane]
@@ -154,34 +158,34 @@ def _advance(
         done[lane] = stop
 
 
-def _by_round(found: Schedule) -> Schedule:
-    """Return a schedule with rounds in the place of groups; rows that do not stay evenly spaced are written out."""
-    if len(found.groups) < 2 or not found.after:
-        return found
-    rounds = waves(found)
-    starts = np.cumsum([0, *map(len, rounds)])[found.lane]
+def _by_round(steps: Schedule) -> Schedule:
+    """Return a schedule with rounds in place of groups; rows whose rounds are not evenly spaced are expanded."""
+    if len(steps.groups) < 2 or not steps.after:
+        return steps
+    rounds = waves(steps)
+    starts = np.cumsum([0, *map(len, rounds)])[steps.lane]
     every = np.concatenate(rounds)
-    span = found.stride * (found.times - 1)
-    first, last = every[starts + found.first], every[starts + found.first + span]
+    span = steps.stride * (steps.times - 1)
+    first, last = every[starts + steps.first], every[starts + steps.first + span]
     even = last - first == span
-    again = np.where(even, 1, found.times)
+    again = np.where(even, 1, steps.times)
     index = np.repeat(np.arange(len(again)), again)
     count = np.arange(len(index)) - np.repeat(np.cumsum(again) - again, again)
-    columns = {name: getattr(found, name)[index] for name in ("rank", "kind", "lane", "stride", "advance", "share")}
-    at = starts[index] + found.first[index] + count * columns["stride"]
-    moved = np.where(found.peer[index] < 0, -1, (found.peer[index] + count * columns["advance"]) % found.size)
-    times = np.where(even[index], found.times[index], 1)
-    return found._replace(first=every[at], times=times, peer=moved, **columns)
+    columns = {name: getattr(steps, name)[index] for name in ("rank", "kind", "lane", "stride", "advance", "share")}
+    at = starts[index] + steps.first[index] + count * columns["stride"]
+    moved = np.where(steps.peer[index] < 0, -1, (steps.peer[index] + count * columns["advance"]) % steps.size)
+    times = np.where(even[index], steps.times[index], 1)
+    return steps._replace(first=every[at], times=times, peer=moved, **columns)
 
 
-def _in_segments(found: Schedule, nbytes: float, segments: int) -> _Rows:
-    """Return the rows of all segments; those of one are not copied, as there may be many."""
+def _in_segments(steps: Schedule, nbytes: float, segments: int) -> _Rows:
+    """Return the rows of all segments; with one segment, rows are not copied, because there may be many."""
     names = ("rank", "kind", "stride", "times", "peer", "advance")
     if segments == 1:
-        return _Rows(first=found.first, nbytes=found.share * nbytes, **{name: getattr(found, name) for name in names})
-    columns = {name: np.tile(getattr(found, name), segments) for name in names}
-    first = np.tile(found.first, segments) + np.repeat(np.arange(segments), len(found.rank))
-    return _Rows(first=first, nbytes=np.tile(found.share * (nbytes / segments), segments), **columns)
+        return _Rows(first=steps.first, nbytes=steps.share * nbytes, **{name: getattr(steps, name) for name in names})
+    columns = {name: np.tile(getattr(steps, name), segments) for name in names}
+    first = np.tile(steps.first, segments) + np.repeat(np.arange(segments), len(steps.rank))
+    return _Rows(first=first, nbytes=np.tile(steps.share * (nbytes / segments), segments), **columns)
 
 
 def _chosen(rows: _Rows, index: Ranks) -> _Rows:
@@ -193,7 +197,7 @@ def _steps(rows: _Rows, index: Ranks) -> _Steps:
 
 
 def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
-    """Yield runs of rounds, as (rows, first, after the last), with the rows that take part in all of them, by rank."""
+    """Yield runs of rounds, as (rows, first, after the last), with the rows that are in all of them, sorted by rank."""
     if not len(rows.rank):
         return
     end = rows.first + rows.stride * (rows.times - 1) + 1
@@ -208,12 +212,12 @@ def _intervals(rows: _Rows) -> Iterator[tuple[Ranks, int, int]]:
         active = np.concatenate((alone, going_on))
         if len(active):
             if len(going_on):
-                active.sort(kind="stable")  # which only merges two runs that are in order
+                active.sort(kind="stable")  # merges two sorted runs
             yield active[np.argsort(rows.rank[active], kind="stable")], int(first), int(last)
 
 
 def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topology) -> Iterator[tuple[_Round, int]]:
-    """Yield the rounds of a run, and how often each is repeated."""
+    """Yield the rounds of a run, and how often each repeats."""
     often = active[rows.times[active] > 1]
     if not ((rows.stride[often] > 1) | (rows.advance[often] != 0)).any():
         yield _round(_steps(rows, active), topology), last - first
@@ -226,7 +230,7 @@ def _rounds(rows: _Rows, active: Ranks, first: int, last: int, topology: Topolog
 
 
 def _repeated(round_: _Round, times: int, now: Floats) -> Floats:
-    """Return when each rank has ended so many rounds that are alike, if it can start at `now`."""
+    """Return when each rank has ended `times` equal rounds, if it can start at `now`."""
     source, target = round_.source, round_.target
     for done in range(1, times + 1):
         start = now[source]
@@ -257,7 +261,7 @@ def _round(rows: _Steps, topology: Topology) -> _Round:
     busy_s = loads(topology, paths.resources, transfer_s)
     on_the_way_s = np.append(busy_s, 0.0)[np.ascontiguousarray(paths.resources.T)]
     most_s = on_the_way_s.max(axis=0, initial=0.0)
-    # Sums over the messages of a rank, which stand together.
+    # Sums over the messages of a rank, which are adjacent.
     whole_s = np.zeros(size)
     np.maximum.at(whole_s, rank, most_s)
     total_s = _sums(rank, transfer_s, size)
@@ -281,20 +285,20 @@ def _round(rows: _Steps, topology: Topology) -> _Round:
 
 
 def transfers(topology: Topology, level: Ranks, nbytes: Floats) -> Floats:
-    """Return the seconds that messages of so many bytes take on the links of levels, beyond latency and work."""
-    found = np.empty(len(level))
-    for at, each in enumerate(topology.levels):
+    """Return the seconds of messages on the links of their levels, beyond latency and work."""
+    seconds = np.empty(len(level))
+    for at, topology_level in enumerate(topology.levels):
         of_level = level == at
-        link = each.link
+        link = topology_level.link
         if link.step.nbytes:
-            found[of_level] = np.maximum(0.0, at_all(link.step, nbytes[of_level]) - link.latency_s - link.overhead_s)
+            seconds[of_level] = np.maximum(0.0, at_all(link.step, nbytes[of_level]) - link.latency_s - link.overhead_s)
         else:
-            found[of_level] = nbytes[of_level] * link.per_byte_s
-    return found
+            seconds[of_level] = nbytes[of_level] * link.per_byte_s
+    return seconds
 
 
 def work(topology: Topology, kind: Ranks, nbytes: Floats) -> Floats:
-    """Return the seconds of combining or copying so many bytes."""
+    """Return the seconds of combining or copying `nbytes`."""
     rate = topology.levels[0].link.reduce_per_byte_s
     combining = at_all(topology.reduce, nbytes) if topology.reduce.nbytes else nbytes * rate
     copying = at_all(topology.copy, nbytes) if topology.copy.nbytes else np.zeros(len(nbytes))
@@ -302,14 +306,14 @@ def work(topology: Topology, kind: Ranks, nbytes: Floats) -> Floats:
 
 
 def loads(topology: Topology, resources: Ranks, transfer_s: Floats) -> Floats:
-    """Return how long each resource is busy with messages that cross it."""
-    numbers = resources.ravel() - NO_RESOURCE  # from 1 on; 0 is none
+    """Return the busy time of each resource."""
+    numbers = resources.ravel() - NO_RESOURCE  # resources from 1 on; 0 is none
     used_s = _sums(numbers, np.repeat(transfer_s, resources.shape[1]), len(topology.capacities) + 1)
     return used_s[1:] / topology.capacities
 
 
 def at_all(curve: Curve, nbytes: Floats) -> Floats:
-    """Return the seconds of a curve at many numbers of bytes, as `Curve.at` does at one."""
+    """Return the seconds of a curve at many numbers of bytes; `Curve.at` does so for one."""
     sizes, seconds = np.array(curve.nbytes, float), np.array(curve.seconds)
     clipped = np.maximum(nbytes, sizes[0])
     within: Floats = np.exp(np.interp(np.log(clipped), np.log(sizes), np.log(seconds)))
@@ -322,7 +326,7 @@ def _sums(index: Ranks, values: Floats, count: int) -> Floats:
 
 
 def _running(values: Floats, rank: Ranks) -> Floats:
-    """Return running sums of values over the messages of each rank, which stand together."""
+    """Return running sums over the messages of each rank, which are adjacent."""
     sums = np.cumsum(values)
     starts = np.flatnonzero(np.diff(rank, prepend=-1))
     before = (sums - values)[starts]

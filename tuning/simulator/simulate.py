@@ -1,11 +1,11 @@
-"""Simulating collectives: how long an algorithm takes on a described topology, at any number of ranks, and why.
+"""Simulates collectives: predicts the time of an algorithm on a described topology, at any number of ranks.
 
-Two engines carry out the same schedule (`tuning.schedule`): `tuning.events` to the letter, and `tuning.rounds` for all
-ranks at once. Plans of one lane and one segment are simulated by rounds: both say the same of them where a rank has one
-message at a time, and nearly so elsewhere. All others are simulated by events, as long as there are not too many.
+Two engines run the same schedule (`step_table.py`): `event_model.py` follows each message exactly, and `round_model.py`
+computes all ranks at once. Plans with one lane and one segment use rounds: both engines agree on them where a rank has
+one message at a time, and nearly agree elsewhere. All other plans use events, unless there are too many.
 
-What is left out: the sharing of a host's memory and cores, the order in which a network serves messages, its adaptive
-routing and its other users. Blocks are taken to be equally long, also where they cannot be.
+Not simulated: the sharing of a host's memory and cores, the order in which a network serves messages, adaptive routing,
+and other users of the network. Blocks are taken to be equally long even where they cannot be.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from unisono.tuning.simulator.step_table import Schedule, schedule
 
 ENGINES = ("auto", "rounds", "events")
 
-# Instances (rank, lane, group, segment) that are simulated one by one where rounds would do, and at most.
+# Up to `_EASY` instances (rank, lane, group, segment), events are used even where rounds would do; never more than
+# `_MOST`.
 _EASY, _MOST = 200_000, 4_000_000
 
 
 class OfLevel(NamedTuple):
-    """What went over one level of the topology."""
+    """The traffic over one level of the topology."""
 
     name: str
     nbytes: float
@@ -37,15 +38,15 @@ class OfLevel(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """What a collective did.
+    """The result of a simulation.
 
     Attributes:
-        collective, algorithm, size, nbytes, segments: what was simulated.
+        collective, algorithm, size, nbytes, segments: the simulated call.
         engine: "rounds" or "events".
-        seconds: until the last rank ended.
-        finish_s: when each rank ended.
-        levels: from the inside out.
-        busiest: the resource that was busy longest, and for how many seconds.
+        seconds: the time until the last rank ended.
+        finish_s: the time at which each rank ended.
+        levels: the traffic over each level, from the inside out.
+        busiest: the name of the resource that was busy longest, and its busy seconds.
     """
 
     collective: str
@@ -70,19 +71,20 @@ def simulate(
     params: Mapping[str, Any] | None = None,
     engine: str = "auto",
 ) -> Simulation:
-    """Return what happens when all ranks of a topology call a collective at once, on vectors of `nbytes`.
+    """Return the simulation of a collective that all ranks of a topology call at once, on vectors of `nbytes`.
 
-    The vector is that of `Cost`: the INPUT of a reduction or an alltoall, what the root of a broadcast, gather or
-    scatter has of all ranks, or the OUTPUT of an allgather. `params` are those of the algorithm's builder.
+    The vector is that of `Cost`: the INPUT of a reduction or an alltoall, the blocks of all ranks at the root of a
+    broadcast, gather or scatter, or the OUTPUT of an allgather. `params` go to the algorithm's builder.
 
     Raises:
-        NoAlgorithmError, UsageError: the algorithm does not run so; or it has more instances than are simulated.
+        NoAlgorithmError, UsageError: the algorithm does not run on these ranks or with these parameters, or has too
+            many instances to be simulated.
     """
     if nbytes < 0 or segments < 1 or engine not in ENGINES:
         raise UsageError(f"cannot simulate {nbytes} bytes in {segments} segments by engine {engine!r}")
-    found = schedule(algorithm, topology.size, root, dict(params or {}))
-    used = _engine(found, segments) if engine == "auto" else engine
-    traffic = (event_model.run if used == "events" else round_model.run)(found, topology, nbytes, segments)
+    steps = schedule(algorithm, topology.size, root, dict(params or {}))
+    chosen = _engine(steps, segments) if engine == "auto" else engine
+    traffic = (event_model.run if chosen == "events" else round_model.run)(steps, topology, nbytes, segments)
     busiest = int(np.argmax(traffic.busy_s))
     over = zip(topology.levels, traffic.nbytes, traffic.messages, strict=True)
     return Simulation(
@@ -91,7 +93,7 @@ def simulate(
         topology.size,
         nbytes,
         segments,
-        used,
+        chosen,
         float(traffic.finish_s.max(initial=0.0)),
         traffic.finish_s,
         tuple(OfLevel(level.name, float(sent), int(messages)) for level, sent, messages in over),
@@ -100,7 +102,7 @@ def simulate(
 
 
 def least_s(collective: str, nbytes: float, topology: Topology) -> float:
-    """Return what no algorithm takes less than, if ranks send one message at a time: of rounds, or of bytes."""
+    """Return the least seconds of any algorithm whose ranks send one message at a time: by rounds, or by bytes."""
     links = [level.link for level in topology.levels]
     fastest = min(links, key=lambda link: link.per_byte_s / link.ports)
     bound = BOUNDS[collective]
@@ -109,18 +111,18 @@ def least_s(collective: str, nbytes: float, topology: Topology) -> float:
     return max(least_rounds(topology.size, topology.size) * latency_s, sent_s)
 
 
-def _engine(found: Schedule, segments: int) -> str:
-    """Return the engine that is right for a schedule, and fast enough."""
-    if segments == 1 and len(found.groups) <= 1:
+def _engine(steps: Schedule, segments: int) -> str:
+    """Return the engine that is exact enough and fast enough for a schedule."""
+    if segments == 1 and len(steps.groups) <= 1:
         return "rounds"
-    number = event_model.instances(found, segments)
+    number = event_model.instances(steps, segments)
     if number <= _EASY:
         return "events"
     try:
-        round_model.waves(found)
+        round_model.waves(steps)
     except RecursionError:
         if number > _MOST:
-            said = f"{number} groups of ranks and segments are more than the {_MOST} that are simulated"
-            raise UsageError(said) from None
+            problem = f"cannot simulate {number} groups of ranks and segments: more than {_MOST}"
+            raise UsageError(problem) from None
         return "events"
     return "rounds"

@@ -1,13 +1,15 @@
-"""Schedules: what all ranks do in a collective, as arrays for the simulator, one row for each step as written.
+"""Schedules: the steps of all ranks in a collective, as arrays for the simulator with one row for each step as written.
 
-A row stands for a step of one rank, in group `first`, `first + stride`, … of its lane, `times` times; its peer advances
-each time. So a ring of 10,000 ranks has a few rows for each rank, not 20,000.
+A row is a step of one rank in groups `first`, `first + stride`, … of its lane, `times` times. Its peer advances each
+time. So a ring of 10,000 ranks has a few rows for each rank, not 20,000.
 
-Most algorithms are *symmetric*: seen from each rank, all others do the same. Ranks are written with digits of mixed
-radix, and a rank is as far from its peer, digit by digit, as rank 0 from its own: one digit for a ring, binary digits
-for recursive doubling, places in hosts and hosts for a composition. Then the plan of rank 0 and these digits say what
-all do. That is looked for in the plans of some ranks, of all of them up to `_ALL_RANKS`, and only for Unisono's own
-builders; where it is not found, the plans of all ranks are built.
+Most algorithms are *symmetric*: every rank does the same relative to its own number. Rank numbers are written in mixed
+radix, and a rank is as far from its peer, digit by digit, as rank 0 from its own peer. A ring has one digit, recursive
+doubling has binary digits, and a composition has the place in the host and the host. Then the plan of rank 0 and these
+digits describe all ranks.
+
+Symmetry is tested on the plans of some ranks (of all ranks up to `_ALL_RANKS`), and only for Unisono's own builders. If
+the test fails, the plans of all ranks are built.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from unisono.algorithms.ir.plan import (
 from unisono.errors import UsageError
 from unisono.tuning.machine.topology import Floats, Ranks
 
-# Kinds of rows: data and flags to a peer; data read of, or written to, its memory; and work of a rank on its own.
+# Kinds of rows: a message to a peer, a flag for a peer, a read or write of a peer's memory, and local work of a rank.
 MESSAGE, FLAG, MAPPED, REDUCE, COPY = range(5)
 
 _ALL_RANKS = 64
@@ -50,7 +52,7 @@ EVERY = -1
 
 
 class Row(NamedTuple):
-    """A step of a rank as written; `share` is what it moves or combines, as a multiple of the vector."""
+    """A step of a rank as written; `share` is the length of its data as a multiple of the vector."""
 
     kind: int
     lane: int
@@ -63,7 +65,7 @@ class Row(NamedTuple):
 
 
 class After(NamedTuple):
-    """A group of a rank, or of `EVERY` one, that waits for a group of another of its lanes."""
+    """A group of a rank (or of `EVERY` rank) that waits for a group of another lane of this rank."""
 
     rank: int
     lane: int
@@ -73,13 +75,13 @@ class After(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What all ranks do: columns of `Row`, and the rank of each. The rows of each rank stand in the order of its steps.
+    """The steps of all ranks: the columns of `Row`, and the rank of each row, in the order of its steps.
 
     Attributes:
         size: number of ranks.
-        groups: for each lane, the number of groups as run.
-        after: what waits for groups of other lanes, without duplicates.
-        is_symmetric: whether it was made of the plan of rank 0.
+        groups: for each lane, the number of groups when it runs.
+        after: the waits for groups of other lanes, without duplicates.
+        is_symmetric: whether the schedule was made from the plan of rank 0.
     """
 
     size: int
@@ -98,13 +100,13 @@ class Schedule(NamedTuple):
 
 
 def schedule(algorithm: Algorithm, size: int, root: int, params: Mapping[str, Any]) -> Schedule:
-    """Return the schedule of an algorithm on so many ranks.
+    """Return the schedule of an algorithm on `size` ranks.
 
     Raises:
-        NoAlgorithmError, UsageError: it does not run on so many ranks or hosts, or with such parameters.
+        NoAlgorithmError, UsageError: the algorithm does not run on so many ranks or hosts, or with such parameters.
     """
     if params.get("varying"):
-        raise UsageError("shares that differ in length are not simulated")
+        raise UsageError("cannot simulate ranks with different numbers of elements")
     algorithm.check_supports(size)
     algorithm.check_parameters(params)
     first = algorithm.build(size, 0, root, **params)
@@ -118,23 +120,23 @@ def schedule(algorithm: Algorithm, size: int, root: int, params: Mapping[str, An
 
 
 def _rows(plan: Plan) -> list[Row]:
-    """Return the rows of a plan, in the order of its steps; what goes on in the next group is one row with it."""
-    found: list[Row] = []
-    going_on: dict[tuple[float, ...], int] = {}
+    """Return the rows of a plan in the order of its steps; equal steps of consecutive groups are one row."""
+    rows: list[Row] = []
+    row_by_end: dict[tuple[float, ...], int] = {}
     for written in _written(plan):
         row, at = written, None
-        what = (row.kind, row.lane, row.peer, row.share)
+        key = (row.kind, row.lane, row.peer, row.share)
         if row.stride == 1 and not row.advance:
-            at = going_on.pop((*what, row.first), None)
+            at = row_by_end.pop((*key, row.first), None)
             if at is not None:
-                row = found[at]._replace(times=found[at].times + row.times)
-            end = (*what, row.first + row.times)
-            going_on[end] = len(found) if at is None else at
+                row = rows[at]._replace(times=rows[at].times + row.times)
+            end = (*key, row.first + row.times)
+            row_by_end[end] = len(rows) if at is None else at
         if at is None:
-            found.append(row)
+            rows.append(row)
         else:
-            found[at] = row
-    return found
+            rows[at] = row
+    return rows
 
 
 def _written(plan: Plan) -> Iterator[Row]:
@@ -154,7 +156,7 @@ def _written(plan: Plan) -> Iterator[Row]:
 
 
 def _parts(step: Any, rank: int) -> list[tuple[int, int, int, Span | None]]:
-    """Return the (kind, peer, advance, span) of what a step does; what is received is known from its sender."""
+    """Return the (kind, peer, advance, span) of each part of a step; a receive has none, because its sender has it."""
     if isinstance(step, Send):
         return [(MESSAGE, step.peer, step.peer_advance, step.src)]
     if isinstance(step, RecvReduce):
@@ -177,7 +179,7 @@ def _parts(step: Any, rank: int) -> list[tuple[int, int, int, Span | None]]:
 
 
 def _block_share(plan: Plan, buffer: Buffer) -> float:
-    """Return the length of a block of a buffer, as a multiple of the vector; blocks are taken to be equally long."""
+    """Return the length of a block of a buffer as a multiple of the vector, with all blocks equally long."""
     partition = plan.partition(buffer)
     if partition.blocks == 0:
         return 0.0
@@ -190,38 +192,38 @@ def _block_share(plan: Plan, buffer: Buffer) -> float:
 
 
 def _after(plan: Plan) -> list[After]:
-    """Return what waits for groups of other lanes, as if every rank did."""
-    found = []
+    """Return the waits for groups of other lanes, as if every rank had them."""
+    waits = []
     for lane, items in enumerate(plan.lanes):
         first = 0
         for item in items:
             times, groups = as_written(item)
             for offset, group in enumerate(groups):
                 for at in range(first + offset, first + times * len(groups), len(groups)) if group.after else ():
-                    found += [After(EVERY, lane, at, other, earlier) for other, earlier in group.after]
+                    waits += [After(EVERY, lane, at, other, earlier) for other, earlier in group.after]
             first += times * len(groups)
-    return found
+    return waits
 
 
 def _radices(algorithm: Algorithm, size: int, params: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """Return the digits, the innermost ones first, in which the ranks of an algorithm may be symmetric."""
-    found = [(size,), _digits(size, 2)]
-    own = algorithm.parameters()
-    if "radix" in own:
-        found.append(_digits(size, params.get("radix", own["radix"].default)))
+    """Return the digits, innermost first, in which the ranks of an algorithm may be symmetric."""
+    candidates = [(size,), _digits(size, 2)]
+    builder_params = algorithm.parameters()
+    if "radix" in builder_params:
+        candidates.append(_digits(size, params.get("radix", builder_params["radix"].default)))
     if hosts := params.get("hosts"):
         inside, across = len(hosts[0]) if isinstance(hosts[0], tuple) else 1, len(hosts)
-        found += [
+        candidates += [
             (*inner, *outer)
             for inner in ((inside,), _digits(inside, 2))
             for outer in ((across,), _digits(across, 2))
             if prod(inner) * prod(outer) == size
         ]
-    return [radices for radices in dict.fromkeys(found) if prod(radices) == size]
+    return [radices for radices in dict.fromkeys(candidates) if prod(radices) == size]
 
 
 def _digits(size: int, radix: int) -> tuple[int, ...]:
-    """Return as many times `radix` as make `size`; nothing if none do."""
+    """Return `radix` as many times as their product makes `size`; nothing if no number of them does."""
     count, power = 0, 1
     while power < size and radix > 1:
         count, power = count + 1, power * radix
@@ -251,11 +253,11 @@ def _offsets(plan: Plan, radices: Sequence[int]) -> list[Row]:
 
 
 def _between(rank: int, peer: int, radices: Sequence[int]) -> int:
-    found, power = 0, 1
+    offset, power = 0, 1
     for radix in radices:
-        found += (peer // power - rank // power) % radix * power
+        offset += (peer // power - rank // power) % radix * power
         power *= radix
-    return found
+    return offset
 
 
 def _of_symmetry(plan: Plan, rows: Sequence[Row], radices: Sequence[int]) -> Schedule:
@@ -269,24 +271,26 @@ def _of_symmetry(plan: Plan, rows: Sequence[Row], radices: Sequence[int]) -> Sch
 
 
 def _apart(ranks: Ranks, offset: int, radices: Sequence[int]) -> Ranks:
-    """Return who is as far from each of `ranks` as `offset` is from 0, digit by digit."""
-    found: Ranks = ranks.copy()
+    """Return the rank that is as far from each of `ranks` as `offset` is from 0, digit by digit."""
+    peers: Ranks = ranks.copy()
     power = 1
     for radix in radices:
         if step := offset // power % radix:
             digit = ranks // power % radix
-            found = found + ((digit + step) % radix - digit) * power
+            peers = peers + ((digit + step) % radix - digit) * power
         power *= radix
-    return found
+    return peers
 
 
 def _of_plans(plans: Sequence[Plan]) -> Schedule:
-    found = [_rows(plan) for plan in plans]
+    rows_of_ranks = [_rows(plan) for plan in plans]
     after = [each._replace(rank=plan.rank) for plan in plans for each in _after(plan)]
     lanes = range(max(len(plan.lanes) for plan in plans))
     groups = tuple(max(plan.group_count(lane) for plan in plans if lane < len(plan.lanes)) for lane in lanes)
-    rank = np.repeat(np.arange(len(plans)), [len(rows) for rows in found])
-    return Schedule(len(plans), groups, tuple(after), False, rank, **_columns([row for rows in found for row in rows]))
+    rank = np.repeat(np.arange(len(plans)), [len(rows) for rows in rows_of_ranks])
+    return Schedule(
+        len(plans), groups, tuple(after), False, rank, **_columns([row for rows in rows_of_ranks for row in rows])
+    )
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:

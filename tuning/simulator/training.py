@@ -1,9 +1,12 @@
-"""Steps of data-parallel training, simulated: computing and reducing that overlap, slow ranks, late gradients.
+"""Simulates training steps of data-parallel training: overlap of computing and reducing, slow ranks, late gradients.
 
-In a step, a rank goes forward, then backward, and its buckets of gradients become ready one after the other on the way
-back. A bucket is reduced when all ranks of the group have it ready and the bucket before has been reduced. A rank
-starts a step when it has ended its own last one, and when the gradients of `lag` + 1 steps ago have been reduced. So
-what is reduced while others compute costs nothing, and with lag neither does waiting for who was late once.
+In a training step, a rank computes forward, then backward. During the backward pass its buckets of gradients become
+ready one after the other. A bucket is reduced when it is ready on all ranks of the group and the bucket before it has
+been reduced.
+
+A rank starts a training step when its own last one has ended and the gradients of `lag` + 1 training steps ago have
+been reduced. So a reduction during computing costs nothing. With a lag, waiting for a rank that was late once costs
+nothing either.
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ from unisono.tuning.machine.topology import Floats
 
 
 class Training(NamedTuple):
-    """What is trained.
+    """The training that is simulated.
 
     Attributes:
-        compute_s: seconds of a step of a rank alone: forward, backward and update.
+        compute_s: seconds of a training step of one rank alone: forward, backward and update.
         buckets_s: seconds of the collective of each bucket, in the order in which they become ready.
-        backward: the part of a step on which gradients become ready, at its end.
-        overlap: whether buckets are reduced as they become ready; otherwise when all are.
-        spread: standard deviation of the logarithm of the time of a step, from rank to rank and step to step.
-        slow: the part of ranks that are always slow, and by what factor.
-        lag: by how many steps gradients may come late.
-        groups: into how many groups ranks are divided; each reduces by itself.
+        backward: the part of a training step, at its end, during which gradients become ready.
+        overlap: whether each bucket is reduced when it becomes ready, not only when all are.
+        spread: standard deviation of the logarithm of a step's time, from rank to rank and step to step.
+        slow: the part of ranks that are always slow, and the factor by which they are.
+        lag: the number of training steps by which gradients may come late.
+        groups: the number of groups of ranks, each of which reduces by itself.
     """
 
     compute_s: float
@@ -41,27 +44,28 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What came of it: seconds of a step, on average over steps and groups, and the part of them that ranks compute."""
+    """The result: mean seconds of a training step, over steps and groups, and the part of them that ranks compute."""
 
     step_s: float
     efficiency: float
 
 
 def simulate_training(training: Training, size: int, steps: int = 50, seed: int = 0) -> Trained:
-    """Return how fast `size` ranks train; the same seed gives the same times of all ranks.
+    """Return the speed at which `size` ranks train; the same seed gives the same times of all ranks.
 
     Raises:
         UsageError: times are negative, or ranks cannot be divided into so many groups.
     """
-    wrong = min(training.compute_s, training.spread, training.lag, *training.buckets_s) < 0
-    if wrong or steps < 1 or training.groups < 1 or size < 1 or size % training.groups:
+    is_negative = min(training.compute_s, training.spread, training.lag, *training.buckets_s) < 0
+    if is_negative or steps < 1 or training.groups < 1 or size < 1 or size % training.groups:
         raise UsageError(f"cannot simulate {steps} steps of {training} on {size} ranks")
     shape = (training.groups, size // training.groups)
     chance = np.random.default_rng(seed)
     usual = np.ones(size)
     usual[: round(training.slow[0] * size)] = training.slow[1]
     factor: Floats = chance.permutation(usual).reshape(shape)
-    # When each rank has ended its own step, and when each group had reduced the gradients of the last ones.
+    # The time at which each rank ended its own step, and at which each group had reduced the gradients of the last
+    # ones.
     free_s: Floats = np.zeros(shape)
     never: Floats = np.zeros(training.groups)
     reduced_s = [never] * (training.lag + 1)
@@ -77,7 +81,7 @@ def simulate_training(training: Training, size: int, steps: int = 50, seed: int 
 
 
 def _reduced(training: Training, start_s: Floats, taken_s: Floats, link_s: Floats) -> Floats:
-    """Return when each group has reduced the buckets of a step, if it could start with the first one at `link_s`."""
+    """Return when each group has reduced the buckets of a training step, if the first could start at `link_s`."""
     number = len(training.buckets_s)
     for at, bucket_s in enumerate(training.buckets_s, start=1):
         part = 1 - training.backward * (1 - at / number) if training.overlap else 1.0
