@@ -53,8 +53,8 @@ def test_the_table_marks_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
         (["allreduce", "8", "--algorithm", "rnig"], "did you mean 'ring'"),
         (["allreduce", "many"], "'many' is not"),
         (["allreduce", "8", "--algorithm", "ring(segmnt=4)"], "it has segment_nbytes; did you mean 'segment_nbytes'?"),
-        (["allreduce", "8", "--per-host", "1", "--link", "shm"], "share no memory"),
-        (["allreduce", "8", "--per-host", "2", "--topology", "t.toml"], "leave --per-host and --link out"),
+        (["allreduce", "8", "--per-host", "1", "--link", "shm"], "cannot use shm"),
+        (["allreduce", "8", "--per-host", "2", "--topology", "t.toml"], "omit --per-host and --link"),
     ],
 )
 def test_wrong_input_is_told_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

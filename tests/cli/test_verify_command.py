@@ -154,8 +154,8 @@ def test_a_file_whose_builder_is_wrong_is_told_with_the_picture(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a file, or give --all"),
-        (["--all", __file__], "name a file, or give --all"),
+        ([], "name either a file or --all"),
+        (["--all", __file__], "name either a file or --all"),
         (["missing.py"], "Invalid value for '[FILE]': File 'missing.py' does not exist."),
         (["--all", "--max-size", "0"], "Invalid value for '--max-size': 0 is not in the range x>=1."),
     ],

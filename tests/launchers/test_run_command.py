@@ -545,7 +545,7 @@ def test_output_that_cannot_be_written_is_told_and_makes_the_job_fail(script: Sc
     with open("/dev/full", "wb") as full:
         command = [*RUN, "-n", "1", str(script("print('lost'); print('kept', file=sys.stderr)"))]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
-    told = "unisono: lines of ranks are missing, as stdout could not be written: No space left on device"
+    told = "unisono: lines of ranks are missing, because stdout could not be written: No space left on device"
     assert (ended.returncode, ended.stderr) == (1, f"[0] kept\n{told}\n")
 
 

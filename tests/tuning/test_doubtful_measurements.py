@@ -47,7 +47,7 @@ def test_calibration_that_its_check_refutes_is_not_kept_unless_forced(monkeypatc
     ended = run_calibrate(monkeypatch, [GOOD, WRONG])
     assert ended.return_value == 1
     assert "the calibration of 2 ranks by shm is not kept: its model is off by a factor of 120" in ended.stderr
-    assert "allreduce recursive_doubling of 64 B: 5.0 µs are predicted, and it took 600.0" in ended.stderr
+    assert "allreduce recursive_doubling of 64 B: predicted 5.0 µs, measured 600.0" in ended.stderr
     assert "load" in ended.stderr
     assert calibration_files.read(fingerprint()) is None
 

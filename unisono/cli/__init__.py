@@ -1,1 +1,11 @@
-"""The command `unisono`; each subcommand is a module, loaded when it is called."""
+"""The command `unisono`. Each subcommand is a module that is imported only when it is called.
+
+- `main.py`: the table of subcommands, and how errors are shown.
+- `bench.py`, `calibrate.py`, `doctor.py`, `explain.py`, `run.py`, `show.py`, `simulate.py`, `test.py`, `tune.py` and
+  `verify.py`: the subcommands of these names.
+- `tables.py`: writes and shows decision tables; the subcommands of `unisono tune`.
+- `checks.py`, `gpu_checks.py`: the checks of `unisono doctor`.
+- `counts.py`, `loading.py`: options that several subcommands share.
+- `load.py`: the load of the machine before a measurement.
+- `messages.py`, `terminal.py`: output to standard error and to the terminal.
+"""

@@ -1,4 +1,4 @@
-"""``unisono bench``: collectives measured, beside other libraries where these are installed."""
+"""``unisono bench``: measures collectives, next to other libraries if these are installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPE_NAMES = [dtype.name for dtype in DTYPES.values() if dtype.kind in {"intege
 
 
 class _Bar:
-    """A progress bar on stderr, drawn between measurements only: a thread that redraws it would disturb them."""
+    """A progress bar on standard error. It is drawn only between measurements, because a thread would disturb them."""
 
     def __init__(self, total: int) -> None:
         self.progress = progress(auto_refresh=False)
@@ -40,7 +40,7 @@ class _Bar:
 def _names(text: str, what: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(set(names)) < len(names):
-        raise UsageError(f"a {what} is named twice in {text!r}")
+        raise UsageError(f"a {what} is named twice in {text!r}: name it once")
     return names
 
 
@@ -61,12 +61,12 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     shares = ranks if collective in SHARED else 1
     for size in sizes:
         if size % (itemsize * shares):
-            each = f" for each of {ranks} ranks" if shares > 1 else ""
-            raise UsageError(f"{format_size(size)} is no whole number of elements of {itemsize} bytes{each}")
+            per_rank = f" for each of {ranks} ranks" if shares > 1 else ""
+            raise UsageError(f"{format_size(size)} is no whole number of elements of {itemsize} bytes{per_rank}")
     return sizes
 
 
-@click.command(short_help="Measure collectives, beside other libraries.")
+@click.command(short_help="Measure collectives, next to other libraries.")
 @click.argument("collective", type=click.Choice(list(BUS_FACTORS)))
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--sizes", default="8:64M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
@@ -79,12 +79,16 @@ def _sizes(text: str, collective: str, itemsize: int, ranks: int) -> tuple[int, 
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Time of a library at a size.",
+    help="Seconds for each library at each size.",
 )
 @click.option(
-    "--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="To cores."
+    "--bind",
+    type=click.Choice(["auto", "core", "none"]),
+    default="auto",
+    show_default=True,
+    help="Bind ranks to cores.",
 )
-@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Rounds to keep.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only rounds with this placement.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to a file."
 )
@@ -104,11 +108,11 @@ def command(
     json_path: Path | None,
     save: bool,
 ) -> int:
-    """Measure COLLECTIVE in interleaved rounds, beside the libraries named by --against.
+    """Measure COLLECTIVE in interleaved rounds, next to the libraries named by --against.
 
-    --seconds is the time budget of one library at one size. Libraries are bound to cores alike (--bind auto: one rank
-    per core, if there are enough). --placement keeps rounds in which the cores of the first two ranks were near, or
-    far, or two threads of one core. The exit code is 1 if a library failed.
+    --seconds is the time budget of one library at one size. All libraries are bound to cores in the same way (--bind
+    auto: one rank per core, if there are enough). --placement keeps only rounds in which the cores of the first two
+    ranks were two threads of one core, near, or far. The exit code is 1 if a library failed.
     """
     itemsize = DTYPES[dtype].itemsize
     settings = Settings(
@@ -126,9 +130,9 @@ def command(
     bar = _Bar(steps(settings))
     with bar.progress:
         results = Driver(settings, bar).run()
-    found = rows(settings, results)
-    _show(settings, results, found)
-    content = document(settings, results, found)
+    measured_rows = rows(settings, results)
+    _show(settings, results, measured_rows)
+    content = document(settings, results, measured_rows)
     if json_path:
         json_path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if save:
@@ -136,9 +140,9 @@ def command(
     return 1 if results.failures else 0
 
 
-def _show(settings: Settings, results: Results, found: list[Row]) -> None:
+def _show(settings: Settings, results: Results, measured_rows: list[Row]) -> None:
     terminal = console()
-    terminal.print(table(settings, found))
+    terminal.print(table(settings, measured_rows))
     for name, version in results.versions.items():
         terminal.print(f"{name}: {version}", highlight=False)
     for failure in results.failures:

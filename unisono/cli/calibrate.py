@@ -1,4 +1,4 @@
-"""``unisono calibrate``: what links and memory of this machine cost, for the model to choose by."""
+"""``unisono calibrate``: measures the costs of this machine's links and memory, by which the model chooses."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from unisono.tuning.measure.calibration_files import Calibration, Origin
 from unisono.tuning.measure.race import typical_s
 from unisono.watchdog import after
 
-# Whole collectives by which the model is checked, a ring and a butterfly, and their bytes.
+# The model is checked by calls of a ring and a butterfly, at these bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))
 _CHECKED = (64, 16 << 10, 1 << 20)
-# A model that is off by more than this factor in a check was measured while something else used the cores or the link.
-# On machines at rest, short calibrations were off by up to 2.5.
+# If the model is off by more than this factor in a check, something else used the cores or the link while it was
+# measured. On machines at rest, short calibrations were off by up to 2.5.
 MOST_OFF = 4.0
-# After how long what is measured over one transport, by one number of ranks, is given up; usual are seconds.
+# The time limit for one transport and one number of ranks. A calibration usually takes seconds.
 _LIMITS_S = {"short": 60.0, "long": 300.0}
 
 
 class Check(NamedTuple):
-    """What the model predicts of a collective, and what it took."""
+    """A call with its predicted and its measured time."""
 
     collective: str
     algorithm: str
@@ -56,16 +56,16 @@ class Check(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """By which factor the prediction is off, in either direction; at least 1."""
+        """The factor by which the prediction is off in either direction; at least 1."""
         return max(self.predicted_s / self.measured_s, self.measured_s / self.predicted_s)
 
     def __str__(self) -> str:
-        times = f"{self.predicted_s * 1e6:.1f} µs are predicted, and it took {self.measured_s * 1e6:.1f}"
+        times = f"predicted {self.predicted_s * 1e6:.1f} µs, measured {self.measured_s * 1e6:.1f} µs"
         return f"{self.collective} {self.algorithm} of {format_size(self.nbytes)}: {times}"
 
 
 class Step(NamedTuple):
-    """One step of a calibration: so many ranks over a link, and the parameters that are known after it."""
+    """One step of a calibration: the number of ranks over a link, and the parameters after it."""
 
     link: str
     ranks: int
@@ -74,74 +74,74 @@ class Step(NamedTuple):
 
     @property
     def worst(self) -> Check | None:
-        """The check in which the model is off most; None if there are no checks."""
+        """The check with the largest error; None if there are no checks."""
         return max(self.checks, key=lambda check: check.factor, default=None)
 
     @property
     def is_credible(self) -> bool:
-        """Whether the model that was measured predicts the checks about right."""
+        """Whether the measured model is within `MOST_OFF` in all checks."""
         return self.worst is None or self.worst.factor <= MOST_OFF
 
 
-def measure(comm: Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
-    """Calibrate, on every rank of `comm`, and check the model."""
-    parameters = calibrated(comm, known, short=short)
+def measure(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+    """Calibrate on every rank of `comm`, and check the model."""
+    parameters = calibrated(comm, parameters, short=short)
     return parameters, _check(comm, parameters)
 
 
-def measure_rounds(comm: Communicator, known: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
-    """Calibrate what rounds among all ranks of `comm` cost, and check the model."""
-    parameters = rounds_calibrated(comm, known, short=short)
+def measure_rounds(comm: Communicator, parameters: Parameters, short: bool) -> tuple[Parameters, list[Check]]:
+    """Calibrate the costs of rounds among all ranks of `comm`, and check the model."""
+    parameters = rounds_calibrated(comm, parameters, short=short)
     return parameters, _check(comm, parameters)
 
 
 def _check(comm: Communicator, parameters: Parameters) -> list[Check]:
-    """Run some collectives, on every rank of `comm`, and return what the model predicts of them and what they took."""
-    trials = Trials(comm, tuner_state=TunerState(None, parameters))
+    """Run some collectives on every rank of `comm`, and return their predicted and measured times."""
+    trials = Trials(comm, known=TunerState(None, parameters))
     checks = list[Check]()
     for collective, name in _CHECKS:
         for nbytes in (trials.nbytes(collective, nbytes) for nbytes in _CHECKED):
-            asked = trials.question(collective, nbytes)
-            predicted_s = candidate(Variant(name), asked, trials.known, None, is_named=True).predicted_s
+            question = trials.question(collective, nbytes)
+            predicted_s = candidate(Variant(name), question, trials.known, None, is_named=True).predicted_s
             if predicted_s is not None and trials.prepare(collective, nbytes, name) is None:
                 times, _ = trials.run(collective, nbytes, name)
                 checks.append(Check(collective, name, nbytes, predicted_s, typical_s(times)))
     return checks
 
 
-def _measure_in_job(known: Parameters, short: bool) -> Step:
-    """Measure over the ranks of the job that this process is one of; rank 0's parameters count."""
+def _measure_in_job(parameters: Parameters, short: bool) -> Step:
+    """Measure over the ranks of the job of this process; the result of rank 0 counts."""
     limit_s = _LIMITS_S["short" if short else "long"]
     giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
-    # Any rank may be the one that hangs.
+    # Every rank has a watchdog, because any rank may be the one that hangs.
     with init() as world, after(limit_s, world.abort, giving_up):
         link = world.explain("allreduce", _CHECKED[0]).question.link
-        parameters, checks = measure(world, known, short)
+        parameters, checks = measure(world, parameters, short)
         return Step(link, world.size, parameters, tuple(checks))
 
 
-def _measure_here(known: Parameters, transport: str, ranks: int, short: bool) -> Step:
-    """Measure so many local ranks over a transport.
+def _measure_here(before: Parameters, transport: str, ranks: int, short: bool) -> Step:
+    """Measure local ranks over a transport.
 
     Raises:
-        CollectiveTimeoutError: they have not ended in time.
+        CollectiveTimeoutError: the ranks have not ended within the limit.
     """
     limit_s, options = _LIMITS_S["short" if short else "long"], Options(transports=transport, load=loaded_files())
     try:
         if ranks > 2:
-            results = launch(measure_rounds, ranks, known, short, options=options, timeout_s=limit_s)
+            results = launch(measure_rounds, ranks, before, short, options=options, timeout_s=limit_s)
         else:
-            results = launch(measure, ranks, known, short, bind="core", options=options, timeout_s=limit_s)
+            results = launch(measure, ranks, before, short, bind="core", options=options, timeout_s=limit_s)
     except CollectiveTimeoutError as error:
-        what = f"{ranks} ranks by {transport} have not been measured within {limit_s:g} s"
-        advice = "a rank hangs, or the link is very slow; what was measured before is kept"
-        raise CollectiveTimeoutError(f"{what}: {advice} ({error.message})") from None
+        problem = f"{ranks} ranks by {transport} have not been measured within {limit_s:g} s"
+        advice = "a rank hangs, or the link is very slow; earlier results are kept"
+        raise CollectiveTimeoutError(f"{problem}: {advice} ({error.message})") from None
     parameters, checks = results[0]
     return Step(transport, ranks, parameters, tuple(checks))
 
 
 class _Run:
-    """The steps of one calibration, and what is kept of it."""
+    """The steps of one calibration, and the parameters that it keeps."""
 
     def __init__(self, machine: str, force: bool) -> None:
         self.load = load_now()
@@ -152,7 +152,7 @@ class _Run:
         self.parameters = self.before
 
     def add(self, step: Step) -> bool:
-        """Take a step into the parameters if it is credible, or forced; return whether it was."""
+        """Add a step; its parameters are used if it is credible or forced. Return whether they are."""
         self.steps.append(step)
         is_taken = self._force or step.is_credible
         if is_taken:
@@ -161,21 +161,21 @@ class _Run:
 
     @property
     def refused(self) -> list[Step]:
-        """The steps that are not kept."""
+        """The steps whose parameters are not used."""
         return [] if self._force else [step for step in self.steps if not step.is_credible]
 
     def keep(self) -> str | None:
-        """Write the parameters to the cache; return the path, or None if there is nothing new or no way to write."""
+        """Write the parameters to the cache; return the path, or None if nothing is new or writing fails."""
         if self.parameters == self.before:
             return None
-        known = _known_calibration(self._machine)
+        former = _former_calibration(self._machine)
         path = calibration_files.path_of(self._machine)
-        origins = {**(known.origins if known else {}), **self._origins()}
+        origins = {**(former.origins if former else {}), **self._origins()}
         calibration = Calibration(self._machine, path, self.parameters, describe(), origins)
         return path if calibration_files.keep(calibration) else None
 
     def _origins(self) -> dict[str, Origin]:
-        """Return how the links that have changed came about."""
+        """Return the origins of the links that have changed."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes")
         taken = [step for step in self.steps if step not in self.refused]
         origins = dict[str, Origin]()
@@ -186,7 +186,7 @@ class _Run:
         return origins
 
     def _changed(self) -> list[str]:
-        """Return the names of the links of which something has been measured now."""
+        """Return the names of the links that were measured now."""
         old, new = self.before, self.parameters
         names = (*new.links, *new.rounds)
         return [
@@ -196,8 +196,8 @@ class _Run:
         ]
 
 
-def _known_calibration(machine: str) -> Calibration | None:
-    """Return the calibration in the cache; None if there is none, or none that can be read."""
+def _former_calibration(machine: str) -> Calibration | None:
+    """Return the calibration in the cache, or None if there is none that can be read."""
     try:
         return calibration_files.read(machine)
     except (OSError, ValueError):
@@ -205,30 +205,30 @@ def _known_calibration(machine: str) -> Calibration | None:
 
 
 @click.group(invoke_without_command=True, short_help="Measure the links and the memory of this machine.")
-@click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, as 2,4,8.")
+@click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, such as 2,4,8.")
 @click.option("--transport", type=click.Choice(["shm", "tcp", "all"]), default="all", show_default=True)
-@click.option("--short", is_flag=True, help="Take a second or two for each transport, and fewer sizes.")
-@click.option("--force", is_flag=True, help="Keep also what its own check shows to be wrong.")
+@click.option("--short", is_flag=True, help="Measure fewer sizes, in a second or two for each transport.")
+@click.option("--force", is_flag=True, help="Keep the results even if their check fails.")
 @click.option("--json", "as_json", is_flag=True, help="Print the parameters as JSON.")
 @load_option
 @click.pass_context
 def command(
     context: click.Context, *, counts: tuple[int, ...], transport: str, short: bool, force: bool, as_json: bool
 ) -> int:
-    """Measure what messages, reductions and copies take, and keep it in the user's cache folder.
+    """Measure the costs of messages, reductions and copies, and keep them in the user's cache folder.
 
-    Messages and memory are measured between two ranks that have a core each, and rounds of collectives among as many
-    ranks as -n says, as they share the cores. Then a few collectives are predicted and measured. If the model is off
-    by a factor of more than 4 in one of them, the machine was busy: what was measured so is not kept, and the exit
-    code is 1.
+    Messages and memory are measured between two ranks with a core each. Rounds of collectives are measured among as
+    many ranks as -n says, which may share cores. Then a few collectives are predicted and measured. If the model is off
+    by a factor of more than 4 in one of them, the machine was busy: this result is not kept, and the exit code is 1.
 
-    Under torchrun, mpirun, srun or unisono run it measures the links and the rounds of the ranks of that job, whatever
-    -n and --transport are: between hosts, too, and there how many pairs of ranks have the full bandwidth at once.
+    Under torchrun, mpirun, srun or unisono run, the links and rounds of the ranks of that job are measured, and -n and
+    --transport have no effect. Between hosts, it also measures how many pairs of ranks have full bandwidth at once.
 
-    What has not been measured over a transport, by a number of ranks, within five minutes (one with --short) is given
-    up, and what was measured before is kept.
+    The limit for one transport and one number of ranks is five minutes (one with --short). A measurement that takes
+    longer is aborted, and earlier results are kept.
 
-    From then on, every job whose rank 0 is on such a machine chooses algorithms by it, where no table says better.
+    From then on, every job whose rank 0 is on such a machine uses these costs to choose algorithms, unless a decision
+    table has better information.
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -250,7 +250,7 @@ def command(
 
 
 def _report(run: _Run, path: str | None, as_json: bool) -> int:
-    """Print what was measured, what is not kept and why, and where the rest is kept; return the exit code."""
+    """Print the results, the refused steps and their reasons, and the path of the file; return the exit code."""
     if as_json:
         click.echo(json.dumps(to_json(run.parameters), indent=2))
     else:
@@ -268,14 +268,14 @@ def _report(run: _Run, path: str | None, as_json: bool) -> int:
 
 def _refusal(step: Step, load: Load) -> str:
     assert step.worst is not None, "a step without checks is credible"
-    off = f"its model is off by a factor of {step.worst.factor:.0f} in {step.worst}"
-    advice = f"the machine was busy ({load}); calibrate it when it is quiet, or keep this by --force"
-    return f"the calibration of {step.ranks} ranks by {step.link} is not kept: {off}: {advice}"
+    error = f"its model is off by a factor of {step.worst.factor:.0f} in {step.worst}"
+    advice = f"the machine was busy ({load}); calibrate it when it is quiet, or keep this result by --force"
+    return f"the calibration of {step.ranks} ranks by {step.link} is not kept: {error}: {advice}"
 
 
 @command.command("show")
 def show() -> None:
-    """List the calibrations in the cache folder: of which machines and links, from when, and how good they are."""
+    """List the calibrations in the cache folder: their machines, links, dates and errors."""
     usable, unusable = calibration_files.read_all()
     shown, here = console(), fingerprint()
     for calibration in usable:
@@ -309,22 +309,22 @@ def _shown(calibration: Calibration, *, is_here: bool) -> Table:
 def forget(machines: tuple[str, ...], everything: bool) -> None:
     """Remove the calibrations of the machines with these fingerprints, by default of this machine.
 
-    Later jobs choose algorithms by priors there, until the machine is calibrated again.
+    Later jobs on these machines choose algorithms by priors, until the machine is calibrated again.
     """
     if everything and machines:
-        raise UsageError("--all removes all calibrations: leave the fingerprints out")
+        raise UsageError("--all removes all calibrations: omit the fingerprints")
     usable, unusable = calibration_files.read_all()
     names = {calibration_files.path_of(calibration.machine): calibration.machine for calibration in usable}
     names |= {path: os.path.basename(path).removesuffix(".json") for path in unusable}
     for machine in names.values() if everything else machines or (fingerprint(),):
         if machine not in names.values():
-            raise UsageError(f"there is no calibration of {machine!r}; {_those(names)}")
+            raise UsageError(f"there is no calibration of {machine!r}; {_list_of(names)}")
         calibration_files.forget(machine)
         click.echo(f"removed {calibration_files.path_of(machine)}")
 
 
-def _those(names: Mapping[str, str]) -> str:
-    return f"there are those of {', '.join(names.values())}" if names else "there are none"
+def _list_of(names: Mapping[str, str]) -> str:
+    return f"the cache has those of {', '.join(names.values())}" if names else "the cache has none"
 
 
 def _links(parameters: Parameters) -> Table:
@@ -345,21 +345,21 @@ def _checked(steps: Sequence[Step]) -> Table:
     for heading in ("link", "ranks", "call", "bytes", "predicted µs", "measured µs", "error"):
         table.add_column(heading, justify="left" if heading in ("link", "call") else "right")
     for step in steps:
-        for each in step.checks:
-            times = f"{each.predicted_s * 1e6:.1f}", f"{each.measured_s * 1e6:.1f}"
-            error = f"{each.predicted_s / each.measured_s - 1:+.0%}"
-            style = "red" if each.factor > MOST_OFF else None
-            call = f"{each.collective} {each.algorithm}"
-            table.add_row(step.link, str(step.ranks), call, format_size(each.nbytes), *times, error, style=style)
+        for check in step.checks:
+            times = f"{check.predicted_s * 1e6:.1f}", f"{check.measured_s * 1e6:.1f}"
+            error = f"{check.predicted_s / check.measured_s - 1:+.0%}"
+            style = "red" if check.factor > MOST_OFF else None
+            call = f"{check.collective} {check.algorithm}"
+            table.add_row(step.link, str(step.ranks), call, format_size(check.nbytes), *times, error, style=style)
     return table
 
 
 def _memory(parameters: Parameters) -> Table:
-    curves = {f"reduce {dtype}": found for dtype, found in parameters.reduce.items()} | {"copy": parameters.copy}
-    sizes = next((found.nbytes for found in curves.values() if found.nbytes), ())
+    curves = {f"reduce {dtype}": times for dtype, times in parameters.reduce.items()} | {"copy": parameters.copy}
+    sizes = next((times.nbytes for times in curves.values() if times.nbytes), ())
     table = Table(title="Memory, GB/s")
     for heading in ("work", *map(format_size, sizes)):
         table.add_column(heading, justify="left" if heading == "work" else "right")
-    for name, found in curves.items():
-        table.add_row(name, *(f"{nbytes / found.at(nbytes) / 1e9:.2f}" for nbytes in sizes))
+    for name, times in curves.items():
+        table.add_row(name, *(f"{nbytes / times.at(nbytes) / 1e9:.2f}" for nbytes in sizes))
     return table

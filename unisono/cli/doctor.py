@@ -1,4 +1,4 @@
-"""``unisono doctor``: what is usable here and why not otherwise, the settings, and whom a job trusts."""
+"""``unisono doctor``: checks what works on this machine, and shows the settings and the peers that a job trusts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from unisono.tuning.measure import calibration_files
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting: the field of `Options`, its environment variable, its value here, and where that is from."""
+    """A setting: the field of `Options`, its environment variable, its value, and the origin of the value."""
 
     name: str
     variable: str
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that the doctor finds; its fields are those of the JSON form."""
+    """All results of the doctor; the fields are those of the JSON form."""
 
     machine: dict[str, str]
     checks: list[Finding]
@@ -57,10 +57,10 @@ class Report:
         return all(finding.usable for finding in self.checks if finding.required)
 
 
-@click.command(short_help="Tell what is usable here, and why not otherwise.")
+@click.command(short_help="Check what works on this machine, and say why the rest does not.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, as_json: bool) -> int:
-    """Tell what is usable here, and why not otherwise.
+    """Check what works on this machine, and say why the rest does not.
 
     The exit code is 1 if Unisono itself cannot be used.
     """
@@ -73,7 +73,7 @@ def command(*, as_json: bool) -> int:
 
 
 def examine(environ: Mapping[str, str]) -> Report:
-    """Try everything, and return what was found."""
+    """Run all checks, and return the report."""
     settings, bad_settings = _settings(environ)
     checks = [*run_checks(), *bad_settings]
     return Report(
@@ -110,16 +110,16 @@ def _calibration() -> str:
 
 
 def _gpus() -> str:
-    found = gpus()
-    joined = "".join(f", NVLink joins {ranges(sorted(island))}" for island in islands(found))
-    names = Counter(each.name for each in found)
-    return (
-        ", ".join(f"{number} × {name}" for name, number in names.items()) + joined if found else "none that NVML tells"
-    )
+    devices = gpus()
+    if not devices:
+        return "none that NVML reports"
+    joined = "".join(f", NVLink joins {ranges(sorted(island))}" for island in islands(devices))
+    names = Counter(each.name for each in devices)
+    return ", ".join(f"{number} × {name}" for name, number in names.items()) + joined
 
 
 def ranges(numbers: list[int]) -> str:
-    """Return sorted numbers as ``0-3,6``."""
+    """Return sorted numbers as ranges, such as ``0-3,6``."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
@@ -146,7 +146,7 @@ def _settings(environ: Mapping[str, str]) -> tuple[list[Setting], list[Finding]]
 
 
 def launcher(environ: Mapping[str, str]) -> str:
-    """Return who has started this process, as which rank, and which other launchers have left variables."""
+    """Return the launcher and rank of this process, and the other launchers whose variables are set."""
     try:
         launch = detect(environ)
     except UsageError as error:
@@ -155,12 +155,12 @@ def launcher(environ: Mapping[str, str]) -> str:
         return "none found: init() makes a job of one rank"
     where = "" if launch.store is None else f", to meet by {'MPI' if launch.store == MPI_WORLD else launch.store}"
     others = launchers(environ)[1:]
-    left = f" (not taken: {', '.join(others)})" if others else ""
-    return f"{launch.launcher}, as rank {launch.rank} of {launch.size}{where}{left}"
+    ignored = f" (ignored: {', '.join(others)})" if others else ""
+    return f"{launch.launcher}, as rank {launch.rank} of {launch.size}{where}{ignored}"
 
 
 def trust(environ: Mapping[str, str]) -> str:
-    """Return what keeps strangers out of the job that `environ` describes."""
+    """Return how the job that `environ` describes keeps out other processes."""
     try:
         return trust_of(detect(environ))
     except UsageError as error:
@@ -186,9 +186,11 @@ def _show(report: Report, console: Console) -> None:
 
 
 def _table(title: str, findings: Sequence[Finding]) -> Table:
-    helped = any(finding.remedy for finding in findings)
-    table = Table("", "usable", "found", *(["remedy"] if helped else []), title=title, title_justify="left")
+    has_remedies = any(finding.remedy for finding in findings)
+    headings = ["", "usable", "found", *(["remedy"] if has_remedies else [])]
+    table = Table(*headings, title=title, title_justify="left")
     for finding in findings:
         usable = "[green]yes[/]" if finding.usable else "[red]no[/]" if finding.required else "[yellow]no[/]"
-        table.add_row(finding.subject, usable, escape(finding.detail), *([escape(finding.remedy)] if helped else []))
+        remedy = [escape(finding.remedy)] if has_remedies else []
+        table.add_row(finding.subject, usable, escape(finding.detail), *remedy)
     return table

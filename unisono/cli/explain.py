@@ -1,4 +1,4 @@
-"""``unisono explain``: which algorithm a call would use, and why. Nothing is run."""
+"""``unisono explain``: explains which algorithm a call would use. No call is run."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str | None
         raise click.BadParameter(f"{text!r} is not {error}.") from None
 
 
-@click.command(short_help="Tell which algorithm is chosen for a call, and why.")
+@click.command(short_help="Explain which algorithm a call uses, and why.")
 @click.argument("collective")
 @click.argument("nbytes", metavar="[BYTES]", callback=_nbytes, required=False)
 @click.option("-n", "size", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--per-host", type=click.IntRange(min=1), help="Ranks on each host.  [default: all, on one host]")
-@click.option("--size", "vector", callback=_nbytes, help="Bytes of the vector, if not given before.  [default: 1M]")
+@click.option("--size", "vector", callback=_nbytes, help="Bytes of the vector, instead of BYTES.  [default: 1M]")
 @click.option("--link", type=click.Choice(list(LINKS)), help="Between the hosts.  [default: tcp, or shm on one host]")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", metavar="DTYPE", help="Of the elements.")
-@click.option("--algorithm", help="Force an algorithm by name, or by rules as UNISONO_ALGORITHM has them.")
+@click.option("--algorithm", help="Force an algorithm by name, or by rules as in UNISONO_ALGORITHM.")
 @click.option(
     "--table", type=click.Path(dir_okay=False, path_type=Path), help="Decision table.  [default: UNISONO_TABLE]"
 )
@@ -63,55 +63,56 @@ def command(
     topology: Path | None,
     as_json: bool,
 ) -> None:
-    """Tell which algorithm carries out COLLECTIVE, and why; for example: unisono explain allreduce 1MiB -n 4.
+    """Explain which algorithm runs COLLECTIVE, and why; for example: unisono explain allreduce 1MiB -n 4.
 
-    It looks at what a job started here would: UNISONO_ALGORITHM, UNISONO_TABLE, the calibration of this machine, and
-    how many ranks share a core. All ranks are on one host unless --per-host says how many are on each. A call with
-    counts, such as allgatherv, has the bytes of all shares.
+    It uses the same settings as a job started here: UNISONO_ALGORITHM, UNISONO_TABLE, the calibration of this machine,
+    and the number of ranks for each core. All ranks are on one host unless --per-host is given. For a call with counts,
+    such as allgatherv, BYTES is the sum of all ranks.
     With --topology, the times of all candidates are simulated on the machine that the file describes.
     """
     if nbytes is not None and vector is not None:
-        raise UsageError("the bytes are given twice: give them after the collective, or by --size")
+        raise UsageError("the bytes are given twice: use either BYTES or --size")
     if topology is not None and (per_host or link):
-        raise UsageError("a topology says what is between the ranks: leave --per-host and --link out")
+        raise UsageError("a topology already has hosts and links: omit --per-host and --link")
     length = next((each for each in (nbytes, vector) if each is not None), 1 if collective == "barrier" else 1 << 20)
     options = Options.from_environment(os.environ)
     name = VECTOR_CALLS.get(collective, collective)
-    wanted = algorithm or options.algorithm
-    if is_rules(wanted):
-        wanted = forced(wanted, name, length)
+    requested = algorithm or options.algorithm
+    if is_rules(requested):
+        requested = forced(requested, name, length)
     hosts, link = _placed(size, per_host, link)
-    asked = Question(
+    question = Question(
         name,
         length,
         size,
         link,
-        algorithm=wanted,
+        algorithm=requested,
         varying=collective in VECTOR_CALLS,
         hosts=hosts,
         crowd=max(1.0, max(map(len, hosts), default=1) / _cores()),
         dtype="plain" if DTYPES[dtype].accumulate == dtype else "narrow",
     )
-    found, place, source = _explained(asked, topology, str(table or options.table))
+    explanation, place, source = _explained(question, topology, str(table or options.table))
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(found), "source": source}, indent=2))
+        click.echo(json.dumps({**dataclasses.asdict(explanation), "source": source}, indent=2))
         return
     shown = console()
-    shown.print(_table(found, collective, place))
+    shown.print(_table(explanation, collective, place))
     shown.print(source, highlight=False)
-    if topology is None and len(hosts) == 1 and asked.crowd > 1:
-        told = f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host"
-        shown.print(told, highlight=False)
+    if topology is None and len(hosts) == 1 and question.crowd > 1:
+        note = f"{size} ranks share {_cores()} cores here; for ranks on several hosts: --per-host"
+        shown.print(note, highlight=False)
 
 
-def _explained(asked: Question, topology: Path | None, table: str) -> tuple[Explanation, str, str]:
-    """Return the explanation, where the ranks are in it, and where its times are from."""
+def _explained(question: Question, topology: Path | None, table: str) -> tuple[Explanation, str, str]:
+    """Return the explanation, the place of its ranks, and the source of its times."""
     if topology is None:
-        found = explain(asked, _known(Path(table) if table else None))
-        return found, _place(asked), _source(found)
+        explanation = explain(question, _tuner_state(Path(table) if table else None))
+        return explanation, _place(question), _source(explanation)
     from unisono.tuning.machine.topology_files import load
 
-    return simulated(asked, load(topology).over(asked.size)), f"on {topology}", f"times are simulated on {topology}"
+    source = f"times are simulated on {topology}"
+    return simulated(question, load(topology).over(question.size)), f"on {topology}", source
 
 
 def _cores() -> int:
@@ -119,90 +120,92 @@ def _cores() -> int:
 
 
 def _placed(size: int, per_host: int | None, link: str | None) -> tuple[Hosts, str]:
-    """Return the ranks of each host, and the link between the hosts; by another link than shm, nobody knows them."""
+    """Return the ranks of each host, which are known only for shm or with `per_host`, and the link between hosts."""
     if per_host is None:
         return ((tuple(range(size)),) if link in (None, "shm") else ()), link or "shm"
     hosts = tuple(tuple(range(first, min(first + per_host, size))) for first in range(0, size, per_host))
     if len(hosts) > 1 and link == "shm":
-        raise UsageError(f"--per-host {per_host} puts {size} ranks on {len(hosts)} hosts, which share no memory")
+        raise UsageError(f"--per-host {per_host} puts {size} ranks on {len(hosts)} hosts, which cannot use shm")
     return hosts, link or ("tcp" if len(hosts) > 1 else "shm")
 
 
-def _place(asked: Question) -> str:
-    """Return where the ranks are taken to be, for the title."""
-    if len(asked.hosts) > 1:
-        return f"on {len(asked.hosts)} hosts, by {asked.inside} inside them and by {asked.link} between them"
-    if not asked.hosts:
-        return f"by {asked.link}"
-    return f"by {asked.link} on one host"
+def _place(question: Question) -> str:
+    """Return the place of the ranks, for the title."""
+    if len(question.hosts) > 1:
+        return f"on {len(question.hosts)} hosts, by {question.inside} inside them and by {question.link} between them"
+    if not question.hosts:
+        return f"by {question.link}"
+    return f"by {question.link} on one host"
 
 
-def _source(found: Explanation) -> str:
-    """Return where the predicted times are from: the calibration of this machine and its date, or priors."""
-    asked = found.question
-    calibration = read(fingerprint()) if found.is_calibrated else None
+def _source(explanation: Explanation) -> str:
+    """Return the source of the predicted times: the calibration of this machine with its date, or priors."""
+    question = explanation.question
+    calibration = read(fingerprint()) if explanation.is_calibrated else None
     if calibration is None:
-        return f"predicted by priors: {asked.link} is not calibrated on this machine (`unisono calibrate` measures it)"
-    level = at_level(asked.link, asked.level)
-    name = level if level in calibration.parameters.links else asked.link
+        return (
+            f"predicted by priors: {question.link} is not calibrated on this machine (`unisono calibrate` measures it)"
+        )
+    level = at_level(question.link, question.level)
+    name = level if level in calibration.parameters.links else question.link
     origin = calibration.origins.get(name, Origin())
     return f"predicted by the calibration of {name} on this machine ({origin}), in {calibration.path}"
 
 
-def _known(table: Path | None) -> TunerState:
+def _tuner_state(table: Path | None) -> TunerState:
     from unisono.tuning.decide.table import loaded
 
     machine = fingerprint()
     return TunerState(loaded(table) if table else None, parameters_of(machine), machine)
 
 
-def simulated(asked: Question, over: Topology) -> Explanation:
-    """Return the explanation in which candidates are simulated on a topology, and the fastest one is chosen.
+def simulated(question: Question, over: Topology) -> Explanation:
+    """Return the explanation with candidates simulated on a topology and the fastest one chosen.
 
     Raises:
         NoAlgorithmError: every candidate is refused.
     """
     hosts: Hosts = over.hosts() if len(over.levels) > 1 else ()
-    asked = dataclasses.replace(asked, hosts=hosts, link="shm" if not hosts else "tcp", crowd=1.0)
-    found = explain(asked)
+    question = dataclasses.replace(question, hosts=hosts, link="shm" if not hosts else "tcp", crowd=1.0)
+    explanation = explain(question)
     rows = sorted(
-        (_simulated(each, asked, over) for each in found.candidates),
+        (_simulated(each, question, over) for each in explanation.candidates),
         key=lambda each: (each.refusal is not None, each.predicted_s or 0.0),
     )
-    best = next(each for each in rows if asked.algorithm in ("auto", each.variant))
+    best = next(each for each in rows if question.algorithm in ("auto", each.variant))
     if best.refusal is not None:
-        raise NoAlgorithmError(f"no algorithm carries out {asked.collective} on this topology: {best.refusal}")
-    tier = "forced" if asked.algorithm != "auto" else "simulation"
+        raise NoAlgorithmError(f"no algorithm carries out {question.collective} on this topology: {best.refusal}")
+    tier = "forced" if question.algorithm != "auto" else "simulation"
     choice = Choice(best.algorithm, best.segments, tier, best.predicted_s, best.params, best.variant)
-    return Explanation(asked, tuple(rows), choice)
+    return Explanation(question, tuple(rows), choice)
 
 
-def _simulated(each: Candidate, asked: Question, over: Topology) -> Candidate:
-    if each.refusal is not None:
-        return each
+def _simulated(candidate: Candidate, question: Question, over: Topology) -> Candidate:
+    if candidate.refusal is not None:
+        return candidate
     from unisono.tuning.simulator.simulate import simulate
 
     try:
-        hosts = {"hosts": asked.hosts} if each.phases and asked.hosts else {}
-        params = {**hosts, **dict(each.phases), **builder_params(each.params)}
-        algorithm = find(asked.collective, each.algorithm)
-        seconds = simulate(algorithm, asked.nbytes, over, segments=each.segments, params=params).seconds
+        hosts = {"hosts": question.hosts} if candidate.phases and question.hosts else {}
+        params = {**hosts, **dict(candidate.phases), **builder_params(candidate.params)}
+        algorithm = find(question.collective, candidate.algorithm)
+        seconds = simulate(algorithm, question.nbytes, over, segments=candidate.segments, params=params).seconds
     except (NoAlgorithmError, UsageError) as error:
-        return dataclasses.replace(each, predicted_s=None, refusal=f"cannot be simulated: {error.message}")
-    return dataclasses.replace(each, predicted_s=seconds)
+        return dataclasses.replace(candidate, predicted_s=None, refusal=f"cannot be simulated: {error.message}")
+    return dataclasses.replace(candidate, predicted_s=seconds)
 
 
-def _table(found: Explanation, collective: str, place: str) -> Table:
-    asked, choice = found.question, found.choice
-    title = f"{collective}, {asked.nbytes} B, {asked.size} ranks {place}: {choice.variant} ({choice.tier})"
+def _table(explanation: Explanation, collective: str, place: str) -> Table:
+    question, choice = explanation.question, explanation.choice
+    title = f"{collective}, {question.nbytes} B, {question.size} ranks {place}: {choice.variant} ({choice.tier})"
     table = Table(title=title)
-    is_measured = any(each.measured_s is not None for each in found.candidates)
+    is_measured = any(each.measured_s is not None for each in explanation.candidates)
     table.add_column("")
-    add_names(table, "algorithm", [each.variant for each in found.candidates])
+    add_names(table, "algorithm", [each.variant for each in explanation.candidates])
     for heading in (*(("measured µs",) if is_measured else ()), "predicted µs", "segments"):
         table.add_column(heading, justify="right")
     table.add_column("refused because")
-    for candidate in found.candidates:
+    for candidate in explanation.candidates:
         chosen = "*" if candidate.variant == choice.variant else ""
         times = [candidate.measured_s, candidate.predicted_s] if is_measured else [candidate.predicted_s]
         shown = ["" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in times]

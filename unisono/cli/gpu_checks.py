@@ -1,4 +1,4 @@
-"""What `unisono doctor` tries of GPUs: the driver, what compiles for them, the device, and sharing it."""
+"""The GPU checks of `unisono doctor`: the driver, the compiler, the device, and sharing between processes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from unisono.cli.checks import Finding
 from unisono.errors import UnisonoError
 
 
-def _driver(found: dict[str, Any]) -> str:
+def _driver(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.driver_errors import Driver
 
-    found["driver"] = driver = Driver()
+    results["driver"] = driver = Driver()
     devices = driver("cuDeviceGetCount")
     return f"of CUDA {driver.version[0]}.{driver.version[1]}, which sees {devices} GPU{'s' if devices != 1 else ''}"
 
 
-def _compiler(found: dict[str, Any]) -> str:
+def _compiler(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.compiler import version
 
     return "of CUDA {}.{}".format(*version())
 
 
-def _device(found: dict[str, Any]) -> str:
+def _device(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.driver import CudaDevice
 
-    found["device"] = device = CudaDevice()
+    results["device"] = device = CudaDevice()
     return f"{device.name}, {device.uuid}"
 
 
-def _topology(found: dict[str, Any]) -> str:
+def _topology(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.driver import CudaDevice
 
-    devices = [CudaDevice(ordinal) for ordinal in range(found["driver"]("cuDeviceGetCount"))]
+    devices = [CudaDevice(ordinal) for ordinal in range(results["driver"]("cuDeviceGetCount"))]
     if len(devices) == 1:
         return "one GPU, whose ranks read each other's memory"
     apart = [f"{a.ordinal} and {b.ordinal}" for a, b in combinations(devices, 2) if not a.can_reach(b.uuid)]
@@ -43,14 +43,15 @@ def _topology(found: dict[str, Any]) -> str:
     return f"staged through the host between GPUs {', '.join(apart)}, which do not read each other's memory"
 
 
-def _sharing(found: dict[str, Any]) -> str:
+def _sharing(results: dict[str, Any]) -> str:
     from unisono.transports.cuda.ipc_probe import try_sharing
 
-    try_sharing(found["device"])
-    return "another process opened memory and events, and saw what was written"
+    try_sharing(results["device"])
+    return "another process opened the memory and events, and read the written data"
 
 
-# What was checked, how, and what it needs: each puts what it finds into a dictionary, for those behind it.
+# Each check has a subject, a function and the earlier result that it needs. The function stores its result for later
+# ones.
 _CHECKS: Sequence[tuple[str, Callable[[dict[str, Any]], str], str]] = (
     ("GPU driver", _driver, ""),
     ("NVRTC", _compiler, ""),
@@ -61,17 +62,17 @@ _CHECKS: Sequence[tuple[str, Callable[[dict[str, Any]], str], str]] = (
 
 
 def gpu_findings() -> list[Finding]:
-    """Return the finding of each check; what needs one that failed is not tried."""
-    found: dict[str, Any] = {}
-    return [_checked(subject, attempt, needs, found) for subject, attempt, needs in _CHECKS]
+    """Return the finding of each check. A check whose requirement failed is not tried."""
+    results: dict[str, Any] = {}
+    return [_checked(subject, attempt, needs, results) for subject, attempt, needs in _CHECKS]
 
 
-def _checked(subject: str, attempt: Callable[[dict[str, Any]], str], needs: str, found: dict[str, Any]) -> Finding:
-    if needs and needs not in found:
+def _checked(subject: str, attempt: Callable[[dict[str, Any]], str], needs: str, results: dict[str, Any]) -> Finding:
+    if needs and needs not in results:
         return Finding(subject, False, f"not tried: it needs the {needs}")
     try:
-        return Finding(subject, True, attempt(found))
+        return Finding(subject, True, attempt(results))
     except UnisonoError as error:
-        # Errors of what cannot be used say why, and what to do.
+        # Such an error has the form "reason: remedy".
         why, _, remedy = error.message.rpartition(": ")
         return Finding(subject, False, why or error.message, remedy if why else "")

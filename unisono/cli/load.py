@@ -1,4 +1,4 @@
-"""How busy the machine is before something is measured on it."""
+"""The load of the machine before a measurement, and a warning if it is high."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from unisono.cli.messages import tell
 
-# Of the cores that this process may use, the part that others may keep busy without disturbing measurements much.
+# If other processes keep more than this part of the usable cores busy, they disturb measurements.
 _BUSY = 0.5
 
 
 class Load(NamedTuple):
-    """The load average of the last minute, and the cores that this process may use."""
+    """The load average of the last minute, and the number of cores that this process may use."""
 
     average: float
     cores: int
@@ -21,9 +21,9 @@ class Load(NamedTuple):
         return f"load {self.average:.1f} on {self.cores} cores"
 
     def warn_if_busy(self) -> None:
-        """Say on stderr that measurements will be wrong, if other processes keep half of the cores busy."""
+        """Warn on standard error that times will be wrong, if other processes keep half of the cores busy."""
         if self.average > _BUSY * self.cores:
-            tell(f"the machine is busy ({self}): times will be too long, and differ")
+            tell(f"the machine is busy ({self}): measured times will be too long and will vary")
 
 
 def load_now() -> Load:

@@ -1,4 +1,4 @@
-"""The option ``--load`` of all commands that take algorithms by name, and of those that start ranks."""
+"""The option ``--load`` of all commands that accept algorithms by name or start ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VARIABLE = variable("load")
 
 
 def _load(context: click.Context, parameter: click.Parameter, files: tuple[str, ...]) -> None:
-    """Load the files into this process, and let the ranks that the command starts load them by their environment."""
+    """Load the files into this process, and set the environment so that started ranks load them too."""
     if not files:
         return
     from unisono.collectives.bootstrap.user_algorithms import load
@@ -44,5 +44,5 @@ load_option = click.option(
 
 
 def loaded_files() -> str:
-    """Return the option `load` for the ranks that a command starts."""
+    """Return the value of the option `load` for the ranks that a command starts."""
     return os.environ.get(_VARIABLE, "")

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 class Subcommand(NamedTuple):
-    """A subcommand: the module whose `command` it is, and its line in the help."""
+    """A subcommand: the module that defines its `command`, and its line in the help."""
 
     module: str
     summary: str
@@ -29,29 +29,29 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "run": Subcommand("unisono.cli.run", "Run a program on several local ranks."),
-    "doctor": Subcommand("unisono.cli.doctor", "Tell what is usable here, and why not otherwise."),
-    "bench": Subcommand("unisono.cli.bench", "Measure collectives, beside other libraries."),
-    "explain": Subcommand("unisono.cli.explain", "Tell which algorithm is chosen for a call, and why."),
+    "doctor": Subcommand("unisono.cli.doctor", "Check what works on this machine, and say why the rest does not."),
+    "bench": Subcommand("unisono.cli.bench", "Measure collectives, next to other libraries."),
+    "explain": Subcommand("unisono.cli.explain", "Explain which algorithm a call uses, and why."),
     "calibrate": Subcommand("unisono.cli.calibrate", "Measure the links and the memory of this machine."),
-    "tune": Subcommand("unisono.cli.tune", "Measure which algorithms are fastest here, and make a table of them."),
+    "tune": Subcommand("unisono.cli.tune", "Measure which algorithms are fastest here, and write a decision table."),
     "simulate": Subcommand(
         "unisono.cli.simulate", "Predict a collective on a described machine, at any number of ranks."
     ),
-    "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm, and what it costs."),
-    "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all that there are."),
-    "test": Subcommand("unisono.cli.test", "Run random calls of every collective, and check what comes of them."),
+    "show": Subcommand("unisono.cli.show", "Show the schedule of an algorithm and its cost."),
+    "verify": Subcommand("unisono.cli.verify", "Prove the algorithms that a file registers, or all algorithms."),
+    "test": Subcommand("unisono.cli.test", "Run random calls of every collective, and check their results."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module when it is called, so that the others cost nothing."""
+    """A group that imports the module of a subcommand only when the subcommand is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the subcommands, in the order of the table."""
         return list(SUBCOMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the subcommand `cmd_name`; None if there is no such one."""
+        """Import and return the subcommand `cmd_name`; None if it does not exist."""
         if cmd_name not in SUBCOMMANDS:
             return None
         command = importlib.import_module(SUBCOMMANDS[cmd_name].module).command
@@ -74,7 +74,7 @@ def unisono(context: click.Context) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 2 if it cannot be carried out as written, with one line why."""
+    """Run the command line and return its exit code; 2 means that the command line is wrong, and one line says why."""
     begin()
     try:
         status = unisono.main(arguments, prog_name="unisono", standalone_mode=False)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("UNISONO_LOG", "").lower() == "debug":
             raise
         if isinstance(error, PlanError):
-            tell(str(error))  # With its picture, line by line.
+            tell(str(error))  # several lines, because the error has a picture
             return 1
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except StreamError as error:

@@ -1,4 +1,4 @@
-"""Lines that commands write to standard error."""
+"""Writes lines of commands to standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``unisono run``: a program on several local ranks, its output merged, and the right error when one of them fails."""
+"""``unisono run``: runs a program on several local ranks, merges their output, and shows the error that came first."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from unisono.launchers.root_cause import LastError, last_error, root_cause
 from unisono.options import FIELDS, Options, variable
 from unisono.streams import write_all
 
-TIMED_OUT = 124  # As timeout(1) has it.
+TIMED_OUT = 124  # the exit code of timeout(1)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 class _ProgramCommand(click.Command):
-    """Takes everything from the program on as it is, and notes whether ``--`` stood before it."""
+    """Leaves all arguments from the program on untouched, and notes whether ``--`` is before the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        arguments = list(args)
         rest = super().parse_args(ctx, args)
         program = ctx.params.get("program", ())
-        before = given[: len(given) - len(program)]
+        before = arguments[: len(arguments) - len(program)]
         ctx.meta["executable"] = before[-1:] == ["--"]
         return rest
 
@@ -66,7 +66,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--timeout", "timeout_s", metavar="SECONDS", callback=_seconds, help="Stop the ranks after this time.")
 @click.option("--label/--no-label", default=True, help="Begin each line with the rank that wrote it.")
 @click.option("--log", type=click.Choice(["error", "warning", "info", "debug"]), help=f"Set {variable('log')}.")
-@click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as they come.")
+@click.option("--verbose", is_flag=True, help="Show the tracebacks of all ranks, as soon as they are written.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def command(
@@ -107,7 +107,7 @@ def command(
 
 
 def _program(words: Sequence[str], *, module: bool, executable: bool) -> tuple[str, ...]:
-    """Return what each rank executes; raises `UsageError` if it cannot be found."""
+    """Return the command of each rank; raises `UsageError` if the program does not exist."""
     name, *arguments = words
     if executable:
         if shutil.which(name) is None:
@@ -146,13 +146,13 @@ def _hint(name: str) -> str:
 
 
 class _Writer:
-    """Writes a line of a rank to the stream of the same name, labelled if asked.
+    """Writes a line of a rank to the stream of the same name, with a label if requested.
 
     A job does not end because its output cannot be written.
 
     Attributes:
-        go_on: called while there is no room for a line; the line is dropped if it returns False.
-        errors: by stream, the error by which lines were lost, as on a full disk.
+        go_on: called while there is no room for a line; if it returns False, the line is dropped.
+        errors: by stream, the error because of which lines were lost, such as a full disk.
     """
 
     def __init__(self, size: int, *, label: bool) -> None:
@@ -183,9 +183,10 @@ def _label(rank: int, *, coloured: bool) -> bytes:
 
 @contextmanager
 def _signals_forwarded(job: LocalJob) -> Iterator[list[int]]:
-    """Forward signals to the ranks; yield the list of those received that end a job. A second one kills the ranks.
+    """Forward signals to the ranks, and yield the list of received signals that end a job.
 
-    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup.
+    A second such signal kills the ranks. Signals that this process was started to ignore stay ignored, such as SIGHUP
+    under nohup.
     """
     received: list[int] = []
 
@@ -224,27 +225,27 @@ def _tell_timeout(timeout_s: float | None, late: Sequence[int]) -> int:
 
 
 def _tell_losses(errors: Mapping[str, OSError]) -> int:
-    """Tell which output could not be written; return the exit code."""
+    """Report the output that could not be written; return the exit code."""
     for stream, error in errors.items():
-        tell(f"lines of ranks are missing, as {stream} could not be written: {error.strerror}")
+        tell(f"lines of ranks are missing, because {stream} could not be written: {error.strerror}")
     return 1 if errors else 0
 
 
 def _tell_exits(exits: Sequence[Exit], tracebacks: Mapping[int, list[bytes]], write: Write | None) -> int:
-    """Write the traceback of the rank that failed first, and a line on each other one; return the exit code.
+    """Write the traceback of the rank that failed first, and a line about each other one; return the exit code.
 
-    What was held back of a rank and ends in no exception, such as a dump of faulthandler, is written too.
+    Output that was held back and does not end in an exception, such as a dump of faulthandler, is written too.
 
     Args:
         exits: how the ranks ended, in that order.
-        tracebacks: by rank, what it ended with on stderr.
-        write: writes a line of a rank that has been held back; None if all have been written.
+        tracebacks: by rank, its last output on standard error.
+        write: writes a line that was held back; None if all lines have been written.
     """
     errors = {rank: error for rank, lines in tracebacks.items() if (error := last_error(lines))}
     cause = root_cause(exits, errors)
-    fine = {ended.rank for ended in exits if ended.code == 0}
+    succeeded = {ended.rank for ended in exits if ended.code == 0}
     for rank, lines in tracebacks.items():
-        if write and (rank in fine or rank not in errors or (cause and rank == cause.rank)):
+        if write and (rank in succeeded or rank not in errors or (cause and rank == cause.rank)):
             for line in lines:
                 write(rank, "stderr", line)
     if cause is None:

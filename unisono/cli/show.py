@@ -1,4 +1,4 @@
-"""``unisono show``: the schedule of an algorithm, rank by rank, in the terminal or as a picture, and what it costs."""
+"""``unisono show``: shows the schedule of an algorithm for each rank, in the terminal or as a picture, and its cost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SIDE_BY_SIDE = 16
 MOST_INCHES = 300.0
 
 
-@click.command(short_help="Show the schedule of an algorithm, and what it costs.")
+@click.command(short_help="Show the schedule of an algorithm and its cost.")
 @click.argument("collective")
 @click.argument("algorithm")
 @click.option("-n", "size", type=int, default=8, show_default=True, help="Number of ranks.")
-@click.option("--rank", type=int, help=f"Show this rank only; above {SIDE_BY_SIDE} ranks, rank 0 if none is named.")
+@click.option("--rank", type=int, help=f"Show only this rank.  [default: all up to {SIDE_BY_SIDE} ranks, else rank 0]")
 @click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="Segments of each block.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm, as radix=4.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm: radix=4.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this file.")
 @load_option
@@ -45,26 +45,26 @@ def command(
     svg: Path | None,
     png: Path | None,
 ) -> None:
-    """Show what each rank does when ALGORITHM carries out COLLECTIVE; for example: unisono show allreduce ring -n 8."""
-    found = find(collective, algorithm)
-    given = given_parameters(found, params)
+    """Show the steps of each rank when ALGORITHM runs COLLECTIVE; for example: unisono show allreduce ring -n 8."""
+    definition = find(collective, algorithm)
+    arguments = given_parameters(definition, params)
     check_ranks(size, rank or 0, root)
-    found.check_supports(size)
+    definition.check_supports(size)
     shown = [rank] if rank is not None else range(size) if size <= SIDE_BY_SIDE else [0]
-    plans = [found.build(size, each, root, **given) for each in shown]
+    plans = [definition.build(size, each, root, **arguments) for each in shown]
     schedule = rows(plans, segments)
     title = " ".join([collective, algorithm, *params, f"on {size} rank{'s' if size > 1 else ''}"])
     terminal = console()
     terminal.print(title, style="bold", highlight=False)
     terminal.print(_table(plans, schedule))
-    for line in (*legend(schedule), *_facts(found, size, given)):
+    for line in (*legend(schedule), *_facts(definition, size, arguments)):
         terminal.print(line, highlight=False)
     for path, kind in ((svg, "svg"), (png, "png")):
         if path:
             _draw(path, kind, title, plans, schedule)
 
 
-# How the text of a parameter is read, by the type of its default, and the form that it must have.
+# By the type of a parameter's default: the function that reads its text, and a description of the text.
 _FORMS: dict[type, tuple[Callable[[str], Any], str]] = {
     int: (int, "N, with a whole number"),
     bool: ({"0": False, "1": True}.__getitem__, "0 or 1"),
@@ -73,28 +73,28 @@ _FORMS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def given_parameters(algorithm: Algorithm, params: Sequence[str]) -> dict[str, Any]:
-    """Return the builder's parameters that are given as NAME=VALUE.
+    """Return the builder's parameters that the command line has as NAME=VALUE.
 
     Raises:
-        UsageError: the builder does not take one, or it cannot be read, or not be given as text.
+        UsageError: the builder has no such parameter, or its value is not valid or cannot be written as text.
     """
     texts = {name: value for name, _, value in (text.partition("=") for text in params)}
     algorithm.check_parameters(texts)
-    given = {}
+    arguments = {}
     for name, value in texts.items():
         kind = type(algorithm.parameters()[name].default)
         if kind not in _FORMS:
             raise UsageError(f"{algorithm.collective} {algorithm.name} takes {name!r} from programs only")
         read, form = _FORMS[kind]
         try:
-            given[name] = read(value)
+            arguments[name] = read(value)
         except (KeyError, ValueError):
             raise UsageError(f"'{name}={value}' is not of the form {name}={form}") from None
-    return given
+    return arguments
 
 
 def _table(plans: Sequence[Plan], schedule: Sequence[Row]) -> Table:
-    """Return a table with a row per group and a column per plan; lane and segment are told where there are several."""
+    """Return a table with a row for each group and a column for each plan."""
     heads = [
         name
         for name in ("lane", "group", "segment")
@@ -113,18 +113,18 @@ def _table(plans: Sequence[Plan], schedule: Sequence[Row]) -> Table:
 
 def _facts(algorithm: Algorithm, size: int, params: dict[str, Any]) -> list[str]:
     cost = algorithm.cost_of(size, params)
-    told = "not declared"
+    text = "not declared"
     if cost is not None:
         rounds = f"{cost.rounds} round{'' if cost.rounds == 1 else 's'}"
-        told = f"{rounds}; the busiest rank sends {cost.sent:.4g}·n and combines {cost.reduced:.4g}·n"
-    return [f"cost for a vector of n: {told}", f"reference: {algorithm.reference}"]
+        text = f"{rounds}; the busiest rank sends {cost.sent:.4g}·n and combines {cost.reduced:.4g}·n"
+    return [f"cost for a vector of n: {text}", f"reference: {algorithm.reference}"]
 
 
 def _draw(path: Path, kind: str, title: str, plans: Sequence[Plan], schedule: Sequence[Row]) -> None:
-    """Draw an arrow for everything that goes from rank to rank, down the rows; its colour is that of the lane.
+    """Draw an arrow down the rows for each move of data between ranks, in the colour of its lane.
 
     Raises:
-        UsageError: matplotlib is not there.
+        UsageError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

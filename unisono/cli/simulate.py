@@ -1,4 +1,4 @@
-"""``unisono simulate``: how long a collective would take on a described machine, at any number of ranks."""
+"""``unisono simulate``: predicts the time of a collective on a described machine, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _nbytes(context: click.Context, parameter: click.Parameter, text: str) -> in
 @click.option("--bytes", "nbytes", default="1M", show_default=True, callback=_nbytes, help="Bytes of the vector.")
 @click.option("--topology", type=click.Path(dir_okay=False, path_type=Path), help="File that describes the machine.")
 @click.option(
-    "--link", type=click.Choice(list(LINKS)), help="Between all ranks, where there is no file; shm if not told."
+    "--link", type=click.Choice(list(LINKS)), help="Link between all ranks, without --topology.  [default: shm]"
 )
 @click.option("--root", type=int, default=0, show_default=True, help="Root of the collective.")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="Segments of each block.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm, as radix=4.")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the algorithm: radix=4.")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="How to simulate.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 @load_option
@@ -59,53 +59,55 @@ def command(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Predict how long each ALGORITHM ("all" for all that can) takes to carry out COLLECTIVE.
+    """Predict the time that each ALGORITHM (or "all" of them) takes for COLLECTIVE.
 
     For example: unisono simulate allreduce ring rabenseifner -n 8192 --bytes 100M --topology machine.toml
     """
     if topology is not None and link is not None:
-        raise UsageError("the topology says which links there are: give --topology or --link")
+        raise UsageError("the topology already has links: use either --topology or --link")
     check_ranks(size, 0, root)
     over = load(topology).over(size) if topology else flat(size, LINKS[link or "shm"])
     chosen = algorithms_of(collective).values() if algorithms == ("all",) else [find(collective, n) for n in algorithms]
-    found, refused = list[Simulation](), list[str]()
+    simulations, refused = list[Simulation](), list[str]()
     with progress() as bar:
         for algorithm in bar.track(list(chosen), description=collective):
             bar.update(bar.task_ids[0], description=f"{collective} {algorithm.name}")
             try:
-                given = _parameters(algorithm, params, over)
-                found.append(
-                    simulate(algorithm, nbytes, over, segments=segments, root=root, params=given, engine=engine)
+                arguments = _parameters(algorithm, params, over)
+                simulations.append(
+                    simulate(algorithm, nbytes, over, segments=segments, root=root, params=arguments, engine=engine)
                 )
             except (NoAlgorithmError, UsageError) as error:
                 if algorithms != ("all",):
                     raise
                 refused.append(f"{algorithm.name}: {error}")
-    found.sort(key=lambda each: each.seconds)
+    simulations.sort(key=lambda each: each.seconds)
     bound_s = least_s(collective, nbytes, over)
     if as_json:
-        click.echo(json.dumps({"least_s": bound_s, "simulations": [_row(each) for each in found], "refused": refused}))
+        rows = [_row(each) for each in simulations]
+        click.echo(json.dumps({"least_s": bound_s, "simulations": rows, "refused": refused}))
         return
     terminal = console()
-    terminal.print(_table(found, over))
+    terminal.print(_table(simulations, over))
     terminal.print(f"no algorithm takes less than {_us(bound_s)} µs", highlight=False)
     for line in refused:
-        terminal.print(f"left out: {line}", highlight=False)
+        terminal.print(f"refused: {line}", highlight=False)
 
 
 def _parameters(algorithm: Algorithm, params: tuple[str, ...], over: Topology) -> dict[str, Any]:
-    """Return what is given by hand and, for compositions, the hosts of the topology."""
-    given = given_parameters(algorithm, params)
-    return {"hosts": over.hosts(), **given} if isinstance(algorithm, Composition) and len(over.levels) > 1 else given
+    """Return the parameters from the command line and, for compositions, the hosts of the topology."""
+    arguments = given_parameters(algorithm, params)
+    has_hosts = isinstance(algorithm, Composition) and len(over.levels) > 1
+    return {"hosts": over.hosts(), **arguments} if has_hosts else arguments
 
 
-def _row(found: Simulation) -> dict[str, Any]:
-    """Return what programs read about a simulation."""
-    name, busy_s = found.busiest
+def _row(simulation: Simulation) -> dict[str, Any]:
+    """Return a simulation in its JSON form."""
+    name, busy_s = simulation.busiest
     return {
-        **{field: getattr(found, field) for field in Simulation._fields[:7]},
-        "earliest_s": float(found.finish_s.min(initial=found.seconds)),
-        "levels": [level._asdict() for level in found.levels],
+        **{field: getattr(simulation, field) for field in Simulation._fields[:7]},
+        "earliest_s": float(simulation.finish_s.min(initial=simulation.seconds)),
+        "levels": [level._asdict() for level in simulation.levels],
         "busiest": {"resource": name, "busy_s": busy_s},
     }
 
@@ -114,21 +116,22 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f}"
 
 
-def _table(found: list[Simulation], over: Topology) -> Table:
-    first = found[0] if found else None
-    what = f"{first.collective}, {first.nbytes:,} B, {first.size:,} ranks" if first else "nothing can be simulated"
-    table = Table(title=what)
-    add_names(table, "algorithm", [each.algorithm for each in found])
+def _table(simulations: list[Simulation], over: Topology) -> Table:
+    first = simulations[0] if simulations else None
+    title = f"{first.collective}, {first.nbytes:,} B, {first.size:,} ranks" if first else "nothing can be simulated"
+    table = Table(title=title)
+    add_names(table, "algorithm", [each.algorithm for each in simulations])
     for heading in ("segments", "µs", *(f"MB by {level.name}" for level in over.levels)):
         table.add_column(heading, justify="right")
     for heading in ("busiest", "busy", "engine"):
         table.add_column(heading, justify="right" if heading == "busy" else "left")
-    for each in found:
-        name, busy_s = each.busiest
+    for simulation in simulations:
+        name, busy_s = simulation.busiest
         levels = [
             f"{level.nbytes / 1e6:,.3g}" if level.nbytes < 1e9 else f"{level.nbytes / 1e6:,.0f}"
-            for level in each.levels
+            for level in simulation.levels
         ]
-        busy = f"{busy_s / each.seconds:.0%}" if each.seconds else ""
-        table.add_row(each.algorithm, str(each.segments), _us(each.seconds), *levels, name, busy, each.engine)
+        time, engine = _us(simulation.seconds), simulation.engine
+        busy = f"{busy_s / simulation.seconds:.0%}" if simulation.seconds else ""
+        table.add_row(simulation.algorithm, str(simulation.segments), time, *levels, name, busy, engine)
     return table

@@ -1,4 +1,4 @@
-"""Tables of decisions on the command line: how they are written and shown, and the subcommands of ``unisono tune``."""
+"""Writes and shows decision tables; the subcommands ``show``, ``merge``, ``diff``, ``lint`` and ``report`` of tune."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from unisono.tuning.measure.measurement_log import Measurement, Store, merged
 
 
 def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequence[Path] = ()) -> Table:
-    """Write the table of all these measurements to `out`, and return it.
+    """Write the decision table of these measurements to `out`, and return it.
 
-    Machines other than this one are described as they are in the tables at `out` and `others`, if these are there.
-
-    Raises:
-        UsageError: the table cannot be written.
+    Descriptions of other machines are taken from the tables at `out` and `others`, if these exist.
     """
     described = {name: each for path in (*others, out) for name, each in _machines_in(path).items()}
     described[fingerprint()] = describe()
@@ -47,7 +44,7 @@ def compile_table(out: Path, measurements: Sequence[Measurement], others: Sequen
 
 
 def _machines_in(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the machines that the table in a file describes; none if there is no such table."""
+    """Return the machines that the table in a file describes; empty if there is no valid table."""
     try:
         return loaded(path).machines
     except UsageError:
@@ -55,7 +52,7 @@ def _machines_in(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def shown_table(table: Table) -> RichTable:
-    """Return the decisions of a table as people read them, with the machine, the dates and the load in the title."""
+    """Return the decisions of a table for people, with the machine, the dates and the load in the title."""
     machines = {context.machine for context in table.decisions}
     titles = [_described(name, table.machines.get(name, {})) for name in sorted(machines)]
     shown = RichTable(title="\n".join(["Decisions", *titles]), title_justify="left")
@@ -65,20 +62,20 @@ def shown_table(table: Table) -> RichTable:
     add_names(shown, "algorithm", variants)
     shown.add_column("µs there", justify="right")
     for context, decision in table.decisions.items():
-        for each in decision.ranges:
-            seconds = decision.times_at(max(each.first, decision.sizes[0])).get(each.variant)
+        for part in decision.ranges:
+            seconds = decision.times_at(max(part.first, decision.sizes[0])).get(part.variant)
             time = "" if seconds is None else f"{seconds * 1e6:.1f}"
             where = (context.collective, str(context.ranks), context.link, context.dtype)
-            shown.add_row(*where, format_size(each.first), each.variant, time)
+            shown.add_row(*where, format_size(part.first), part.variant, time)
     return shown
 
 
 def _described(machine: str, about: Mapping[str, Any]) -> str:
-    """Return a line about a machine that a table has times of."""
+    """Return a line that describes a machine in a table."""
     parts = [f"machine {machine}"]
     if about.get("processor"):
         parts.append(f"{about['processor']}, {about.get('cores')} cores")
-    with suppress(KeyError, TypeError):  # people may change a table
+    with suppress(KeyError, TypeError):  # people may have edited the table
         parts.append(f"measured {_span([str(date)[:16].replace('T', ' ') for date in about['measured']])} UTC")
     with suppress(KeyError, TypeError, ValueError):
         parts.append(f"at a load of {_span([f'{load:.1f}' for load in about['load']])}")
@@ -104,9 +101,9 @@ def show(path: Path) -> None:
 @click.argument("paths", type=_TABLE, nargs=-1, required=True, metavar="TABLE...")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The table to write.")
 def merge(paths: tuple[Path, ...], out: Path) -> None:
-    """Put the measurements of several tables together, and make one table of them.
+    """Combine the measurements of several tables, and write one table of them.
 
-    A table's measurements are beside it, in a file of its name with .jsonl; such a file may be given as well.
+    The measurements of a table are in a file next to it, with the ending .jsonl. You may also name such a file itself.
     """
     stores = [Store(path.with_suffix(".jsonl")) for path in paths]
     together = list(merged(store.read() for store in stores))
@@ -121,21 +118,24 @@ def merge(paths: tuple[Path, ...], out: Path) -> None:
 @click.argument("second", type=_TABLE)
 @load_option
 def diff(first: Path, second: Path) -> int:
-    """Show where two tables decide otherwise. The exit code is 1 if they do somewhere."""
-    found = differences(loaded(first), loaded(second))
-    for line in found:
+    """Show where two tables choose differently. The exit code is 1 if they do."""
+    lines = differences(loaded(first), loaded(second))
+    for line in lines:
         click.echo(line)
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 @click.command("lint")
 @click.argument("path", type=_TABLE, metavar="TABLE")
 @load_option
 def lint_(path: Path) -> int:
-    """Tell what in a table cannot be right, as an allreduce slower than a reduce and a broadcast. Exit code 1 if so."""
+    """Find implausible times in a table, such as an allreduce slower than a reduce and a broadcast.
+
+    The exit code is 1 if there are any.
+    """
     suspicions = lint(loaded(path))
-    for each in suspicions:
-        click.echo(each.text)
+    for suspicion in suspicions:
+        click.echo(suspicion.text)
     return 1 if suspicions else 0
 
 
@@ -144,7 +144,7 @@ def lint_(path: Path) -> int:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write to.")
 @load_option
 def report_(path: Path, out: Path) -> None:
-    """Draw a table and its measurements: PNG pictures, and one page of HTML that needs no network."""
+    """Draw a table and its measurements: PNG pictures, and one HTML page that works offline."""
     from unisono.tuning.measure.report import write
 
     store = Store(path.with_suffix(".jsonl"))

@@ -26,7 +26,7 @@ from unisono.testing.sources import TIMEOUT_S, Backend, source
 
 
 def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> Backend | None:
-    """Return what `value` names; it is the ranks that import it."""
+    """Return the backend that `value` names, without importing it here: the ranks import it."""
     if value is None:
         return None
     module, _, function = value.partition(":")
@@ -37,11 +37,11 @@ def _backend(ctx: click.Context, param: click.Parameter, value: str | None) -> B
 
 @dataclasses.dataclass(frozen=True)
 class _Wrong:
-    """A case that is wrong.
+    """A case with a wrong result.
 
     Attributes:
-        message: which one it is, what is wrong, and the program.
-        program: makes the simplest call again that is wrong too.
+        message: the number of the case, what is wrong, and the program.
+        program: a program that repeats the simplest call with a wrong result.
     """
 
     message: str
@@ -50,20 +50,20 @@ class _Wrong:
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
     if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a number of seconds after which a call hangs.")
+        raise click.BadParameter(f"{value} must be a finite number of seconds.")
     return value
 
 
-@click.command(short_help="Run random calls of every collective, and check what comes of them.")
+@click.command(short_help="Run random calls of every collective, and check their results.")
 @click.option("-n", "ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Number of ranks.")
 @click.option("--cases", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of calls.")
-@click.option("--seed", type=click.IntRange(0, SEEDS - 1), help="What the calls depend on; another one each time.")
+@click.option("--seed", type=click.IntRange(0, SEEDS - 1), help="Seed of the calls.  [default: a new one each time]")
 @click.option("--transports", default="shm", show_default=True, help="In order of preference, with commas between.")
 @click.option(
     *("--backend", "backend"),
     callback=_backend,
     metavar="MODULE:FUNCTION",
-    help="Judge what FUNCTION(communicator) returns on each rank, instead of the communicator.",
+    help="Check the communicator that FUNCTION(communicator) returns on each rank, instead of Unisono's.",
 )
 @click.option(
     *("--timeout", "timeout_s"),
@@ -71,7 +71,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     callback=_finite,
     default=TIMEOUT_S,
     show_default=True,
-    help="Seconds after which a call counts as one that hangs.",
+    help="Seconds after which a call counts as hanging.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(
@@ -84,10 +84,10 @@ def command(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Run random calls of every collective on local ranks, and check what comes of them with numpy.
+    """Run random calls of every collective on local ranks, and check their results with numpy.
 
-    The same calls are run again by the same --seed and -n. The first that is wrong, or hangs, ends it, with
-    a program that makes the simplest such call again that is found; the exit code is 1 then.
+    The same --seed and -n run the same calls again. The command ends at the first call that is wrong or hangs, and
+    prints a program that repeats the simplest such call. The exit code is 1 then.
     """
     seed = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     began = time.monotonic()
@@ -95,8 +95,8 @@ def command(
         summary, wrong = _run(judges, ranks, cases, seed, partial(source, backend=backend, timeout_s=timeout_s))
     if as_json:
         facts = {"ranks": ranks, "transports": transports, **dataclasses.asdict(summary)}
-        told = None if wrong is None else dataclasses.asdict(wrong)
-        click.echo(json.dumps({**facts, "seconds": time.monotonic() - began, "error": told}, indent=2))
+        error = None if wrong is None else dataclasses.asdict(wrong)
+        click.echo(json.dumps({**facts, "seconds": time.monotonic() - began, "error": error}, indent=2))
     else:
         console().print(_table(summary))
         print(f"seed {seed}, {ranks} rank(s), {transports}")
@@ -108,7 +108,7 @@ def command(
 def _run(
     judges: Judges, ranks: int, cases: int, seed: int, source_of: Callable[..., str]
 ) -> tuple[Summary, _Wrong | None]:
-    """Return what was found right until the first that is wrong, and that."""
+    """Return the summary of the cases up to the first wrong one, and the wrong one if there is any."""
     tried: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     wrong = None
@@ -125,13 +125,13 @@ def _run(
 
 
 def _verdict(judges: Judges, case: Case, ranks: int, most_s: float = math.inf) -> tuple[str, bool]:
-    """Return what is wrong with a case, nothing if nothing is, and whether it was refused."""
-    told = judges.run(_judge, case, ranks, most_s)
-    return (str(told), False) if isinstance(told, Failure) else (told[0].wrong, told[0].is_refused)
+    """Return what is wrong with a case (empty if nothing is), and whether the call was refused."""
+    outcome = judges.run(_judge, case, ranks, most_s)
+    return (str(outcome), False) if isinstance(outcome, Failure) else (outcome[0].wrong, outcome[0].is_refused)
 
 
 def _judge(comm: object, case: Case) -> Verdict:
-    """Judge on a rank; where the ranks could not agree, the communicator has failed, and so must they."""
+    """Judge a case on a rank; fail if the ranks could not agree, because the communicator has then failed too."""
     verdict = dataclasses.replace(judged(comm, case), cause=None)
     if not verdict.is_agreed:
         raise CheckError(verdict.wrong)
@@ -139,13 +139,13 @@ def _judge(comm: object, case: Case) -> Verdict:
 
 
 def _explained(judges: Judges, case: Case, ranks: int, text: str, source_of: Callable[..., str]) -> _Wrong:
-    """Look for the simplest that is wrong too, when it is the first call of ranks that have just been started."""
+    """Search the simplest case that is also wrong when it is the first call of freshly started ranks."""
     judges.close()
     if not _verdict(judges, case, ranks)[0]:
-        text += "\nBy itself it is right: it depends on the cases before it, which the same --seed runs again."
+        text += "\nOn its own this case is right: it depends on earlier cases, which the same --seed runs again."
     is_wrong = while_searching(lambda case, ranks: bool(_verdict(judges, case, ranks, BRIEF_S)[0]))
     simplest, fewest = shrunk(case, ranks, is_wrong, {1, 2, 3, ranks // 2, ranks - 1} - {0})
-    if judges.timeout_s > BRIEF_S and not _verdict(judges, simplest, fewest)[0]:  # it was only slow
+    if judges.timeout_s > BRIEF_S and not _verdict(judges, simplest, fewest)[0]:  # the simpler case was only slow
         simplest, fewest = case, ranks
     program = source_of("check_case", simplest, fewest)
     return _Wrong(f"{text}\n\n{program}", program)

@@ -1,4 +1,4 @@
-"""``unisono tune``: which algorithms are fastest on this machine, measured, and the tables that say so."""
+"""``unisono tune``: measures which algorithms are fastest on this machine, and writes decision tables."""
 
 from __future__ import annotations
 
@@ -40,27 +40,30 @@ from unisono.tuning.measure.campaign import Campaign, Settings, patience_s
 from unisono.tuning.measure.measurement_log import Context, Measurement, Store, identity
 from unisono.watchdog import after
 
-# Points of a table: where, and the bytes of the vector.
+# Points of a table: contexts and bytes of the vector.
 Again: TypeAlias = "frozenset[tuple[Context, int]]"
 
-# Which earlier measurements `--again` replaces.
+# The choices of `--again`: which earlier measurements it replaces.
 AGAIN = ("suspicious", "all")
-_MOST_ITEMSIZE = 4  # of the dtypes that are measured
+_MOST_ITEMSIZE = 4  # the largest itemsize of the measured dtypes
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall")
 _DTYPES = ("float32", "bfloat16")
-# What a campaign takes beside its budget, at most: starting, calibrating, and ending the last race.
+# The time that a campaign takes at most besides its budget: for starting, calibrating, and ending the last race.
 _MARGIN_S = 60.0
-# What ends a campaign early, and leaves what it has measured.
+# A campaign that ends early by one of these keeps its measurements.
 _ENDINGS = (KeyboardInterrupt, AbortedError, CollectiveTimeoutError, PeerLostError)
-# Before a line of rank 0 that tells the parent how far it is.
+# Rank 0 begins lines with this if they report progress to the parent process.
 _PROGRESS = "\x1eunisono-tune "
 
 
 class Request(NamedTuple):
-    """What all ranks are to measure.
+    """The measurements that all ranks are asked for.
 
-    `store` is the file to which rank 0 appends, `load` that of the machine before, and `again` are the points whose
-    earlier measurements do not count.
+    Attributes:
+        collectives, sizes, budget_s, dtype, placement: as in `Settings` of a campaign.
+        store: the file to which rank 0 appends.
+        load: the load average of the machine before the campaign.
+        again: points whose earlier measurements do not count.
     """
 
     collectives: tuple[str, ...]
@@ -74,20 +77,20 @@ class Request(NamedTuple):
 
     @property
     def limit_s(self) -> float:
-        """After how long a campaign is given up."""
+        """The time after which a campaign is aborted."""
         waiting_s = 0.0 if self.placement == "any" else patience_s(self.budget_s)
         return 2 * self.budget_s + waiting_s + _MARGIN_S
 
     @property
     def giving_up(self) -> str:
-        """What is told then."""
+        """The error message of an aborted campaign."""
         more_s = self.limit_s - 2 * self.budget_s
-        limit = f"tuning has not ended within {self.limit_s:g} s, twice the budget and {more_s:g} s"
-        return f"{limit}: a rank hangs, or calls take very long; what was measured is kept"
+        limit = f"tuning has not ended within {self.limit_s:g} s (twice the budget and {more_s:g} s)"
+        return f"{limit}: a rank hangs, or calls take very long; measurements up to now are kept"
 
 
 def measure(comm: Communicator, request: Request, observe: Any = None) -> list[tuple[str, int]]:
-    """Go through a campaign, on every rank of `comm`; return the collectives and bytes that the budget left out."""
+    """Run a campaign on every rank of `comm`; return the collectives and bytes that the budget did not allow."""
     store = Store(Path(request.store))
     before: list[Measurement] = []
     about: dict[str, Any] = {"machine": "", "job": "", "library": __version__, "date": "", "load": request.load}
@@ -99,42 +102,42 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
     settings = Settings(
         request.collectives, request.sizes, request.budget_s, about, placement=request.placement, again=again
     )
-    known = comm.tuner_state
+    state = comm.known
     Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
-    parameters = _calibrated(comm, known.parameters)
-    if parameters is not known.parameters:
-        # Good enough to leave candidates out, and not kept: without a table, programs choose better by priors.
-        known = TunerState(None, parameters, about["machine"])
+    parameters = _calibrated(comm, state.parameters)
+    if parameters is not state.parameters:
+        # Good enough to drop candidates, but not kept, because programs without a table choose better by priors.
+        state = TunerState(None, parameters, about["machine"])
 
     def keep(measurements: Sequence[Measurement]) -> None:
         if comm.rank == 0:
             store.append(measurements)
 
-    def report(doing: str, part: float) -> None:
+    def report(progress: str, part: float) -> None:
         if comm.rank == 0:
-            (observe or _tell_parent)(doing, part)
+            (observe or _tell_parent)(progress, part)
 
-    return Campaign(Trials(comm, request.dtype, tuner_state=known), settings, keep, report, before).run()
+    return Campaign(Trials(comm, request.dtype, known=state), settings, keep, report, before).run()
 
 
-def _calibrated(comm: Communicator, known: Parameters) -> Parameters:
-    """Return what is known, with what is not known yet of the link and the rounds of these ranks."""
-    asked = comm.explain("allreduce", 8).question
-    link = known.links.get(at_level(asked.link, asked.level))
+def _calibrated(comm: Communicator, parameters: Parameters) -> Parameters:
+    """Return the parameters, after a calibration if they lack the link or the rounds of these ranks."""
+    question = comm.explain("allreduce", 8).question
+    link = parameters.links.get(at_level(question.link, question.level))
     if link is None or not link.step.nbytes:
-        return calibrated(comm, known, short=True)
-    rounds = known.rounds_of(asked.link, asked.size, asked.ranks_per_host)
-    if rounds is None or rounds.ranks != asked.size:
-        return rounds_calibrated(comm, known, short=True)
-    return known
+        return calibrated(comm, parameters, short=True)
+    rounds = parameters.rounds_of(question.link, question.size, question.ranks_per_host)
+    if rounds is None or rounds.ranks != question.size:
+        return rounds_calibrated(comm, parameters, short=True)
+    return parameters
 
 
-def _tell_parent(doing: str, part: float) -> None:
-    print(_PROGRESS + json.dumps([doing, part]), flush=True)
+def _tell_parent(progress: str, part: float) -> None:
+    print(_PROGRESS + json.dumps([progress, part]), flush=True)
 
 
 class _Bar:
-    """A bar of the budget that is spent, with the time that is left."""
+    """A progress bar of the spent budget, with the remaining time."""
 
     def __init__(self) -> None:
         shown = errors_console()
@@ -142,12 +145,12 @@ class _Bar:
         self.progress = Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)
         self._task = self.progress.add_task("starting", total=1.0)
 
-    def update(self, doing: str, part: float) -> None:
-        """Show how far the campaign is."""
-        self.progress.update(self._task, completed=part, description=doing)
+    def update(self, description: str, part: float) -> None:
+        """Show the spent part of the budget and the current race."""
+        self.progress.update(self._task, completed=part, description=description)
 
     def line(self, rank: int, stream: str, text: str) -> None:
-        """Take a line that a rank has written."""
+        """Show the progress that a line of a rank reports, or write the line."""
         if text.startswith(_PROGRESS):
             self.update(*json.loads(text.removeprefix(_PROGRESS)))
         else:
@@ -176,18 +179,20 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise click.BadParameter(f"{text!r} is not a time, as 60s or 5m.")
+        raise click.BadParameter(f"{text!r} is not a time such as 60s or 5m.")
     return value
 
 
-@click.group(invoke_without_command=True, short_help="Measure which algorithms are fastest, and make a table of them.")
-@click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, as 2,3,4.")
+@click.group(
+    invoke_without_command=True, short_help="Measure which algorithms are fastest, and write a decision table."
+)
+@click.option("-n", "counts", default="2", show_default=True, callback=numbers_of_ranks, help="Ranks, such as 2,3,4.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, callback=_collectives)
 @click.option("--sizes", default="8:4M", show_default=True, help="FIRST:LAST[:FACTOR], or sizes with commas between.")
-@click.option("--budget", "budget_s", default="60s", show_default=True, callback=_seconds, help="Time to measure for.")
+@click.option("--budget", "budget_s", default="60s", show_default=True, callback=_seconds, help="Time to measure.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
 @click.option("--transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
-@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only races with this placement.")
 @click.option("--again", type=click.Choice(AGAIN), help="Replace earlier measurements: those that lint doubts, or all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
 @load_option
@@ -205,23 +210,23 @@ def command(
     again: str | None,
     out: Path,
 ) -> None:
-    """Race algorithms against each other within a budget, and write the table of the fastest to --out.
+    """Race algorithms against each other within a budget, and write a table of the fastest to --out.
 
-    What was measured is appended to a file beside it (.jsonl). The same command again goes on from there; with other
-    ranks, sizes or collectives it adds to the table. Under torchrun or unisono run it measures over the ranks of that
-    job, whatever -n is. Ctrl-C ends it early, with a table of what has been measured; so does what hangs, after twice
-    the budget and a minute. Where cores move, as those of virtual machines do, --placement keeps only races during
-    which they were near each other, or far from each other, or threads of one core, all the time.
+    Measurements are appended to a file next to the table (.jsonl). The same command continues a campaign later. With
+    other ranks, sizes or collectives, it adds to the table. Under torchrun or unisono run, it measures over the ranks
+    of that job, and -n has no effect. Ctrl-C ends the campaign early, with a table of the measurements up to then. So
+    does a hang, after twice the budget and a minute. On machines whose cores move, such as virtual machines,
+    --placement keeps only races during which the cores were two threads of one core, near, or far all the time.
 
-    At the end it says what in the table cannot be right. --again suspicious measures that again, --again all
-    everything that is asked for; the new times then replace the old ones.
+    At the end, implausible times in the table are listed. --again suspicious measures these again, --again all
+    measures all points of the command again. New times replace the old ones.
 
-    Use a table by UNISONO_TABLE=table.json, or un.Options(table="table.json").
+    To use a table: UNISONO_TABLE=table.json, or un.Options(table="table.json").
     """
     if context.invoked_subcommand is not None:
         return
     if out.suffix == ".jsonl":
-        raise UsageError("--out is the table; the measurements are beside it in a file .jsonl: choose another suffix")
+        raise UsageError("--out cannot end in .jsonl, because that file is for the measurements: use another suffix")
     in_job, load, store = detect(os.environ), load_now(), Store(out.with_suffix(".jsonl"))
     before = store.read() if in_job.rank == 0 and store.path.exists() else []
     request = Request(
@@ -248,7 +253,7 @@ def command(
 
 
 def _points_again(mode: str, before: Sequence[Measurement], request: Request, ranks: Sequence[int]) -> Again:
-    """Return the points, of those asked for, whose measurements `before` are doubtful, or all of them."""
+    """Return the requested points whose earlier measurements are suspicious, or all of them in mode "all"."""
     if mode == "all":
         points = {(each.context, each.nbytes) for each in before}
     else:
@@ -264,7 +269,7 @@ def _is_asked(context: Context, nbytes: int, request: Request, ranks: Sequence[i
 
 
 def _replace_old(store: Store, before: Sequence[Measurement], again: Again) -> None:
-    """Remove the earlier measurements of those points that have been measured again."""
+    """Remove the earlier measurements of points that have been measured again."""
     old = {identity(each) for each in before}
     new = {(each.context, each.nbytes) for each in store.read() if identity(each) not in old}
     if stale := [each for each in before if (each.context, each.nbytes) in new & again]:
@@ -277,48 +282,48 @@ def _measure_here(request: Request, counts: Sequence[int], transport: str) -> No
         bar, options = _Bar(), Options(transports=transport, load=loaded_files())
         try:
             with bar.progress:
-                (left, *_) = launch(
+                (missing, *_) = launch(
                     measure, ranks, request, options=options, on_output=bar.line, timeout_s=request.limit_s
                 )
         except CollectiveTimeoutError as error:
             raise CollectiveTimeoutError(f"{request.giving_up} ({error.message})") from None
-        _tell_left(ranks, left)
+        _tell_missing(ranks, missing)
 
 
 def _measure_in_job(request: Request) -> None:
-    """Measure over the ranks of the job that this process is one of."""
+    """Measure over the ranks of the job of this process."""
     bar = _Bar()
-    # Any rank may be the one that hangs.
+    # Every rank has a watchdog, because any rank may be the one that hangs.
     with init() as world, after(request.limit_s, world.abort, request.giving_up):
         if world.rank > 0:
             measure(world, request)
         else:
             with bar.progress:
-                left = measure(world, request, bar.update)
-            _tell_left(world.size, left)
+                missing = measure(world, request, bar.update)
+            _tell_missing(world.size, missing)
 
 
-def _tell_left(ranks: int, left: Sequence[tuple[str, int]]) -> None:
-    """Say which collectives and sizes the budget has left out."""
-    if not left:
+def _tell_missing(ranks: int, missing: Sequence[tuple[str, int]]) -> None:
+    """Report the collectives and sizes that the budget did not allow."""
+    if not missing:
         return
-    sizes = {name: [format_size(nbytes) for each, nbytes in left if each == name] for name, _ in left}
+    sizes = {name: [format_size(nbytes) for each, nbytes in missing if each == name] for name, _ in missing}
     listed = "; ".join(f"{name} of {', '.join(of_name)}" for name, of_name in sizes.items())
-    told = f"the budget ended before these were measured among {ranks} ranks: {listed}"
-    tell(f"{told}. The same command again goes on there")
+    report = f"the budget ended before these were measured among {ranks} ranks: {listed}"
+    tell(f"{report}. Run the same command again to continue")
 
 
 def _report(out: Path, table: Table) -> None:
-    """Show a table, how to use it, and what in it is suspicious."""
+    """Show a table, its use, and its suspicious times."""
     console().print(shown_table(table))
-    tell(f"{out} says which algorithms to use: set UNISONO_TABLE={out}")
+    tell(f"{out} now decides which algorithms are fastest: to use it, set UNISONO_TABLE={out}")
     suspicions = lint(table)
-    for each in suspicions:
-        tell(f"suspicious: {each.text}")
+    for suspicion in suspicions:
+        tell(f"suspicious: {suspicion.text}")
     if any(each.points for each in suspicions):
         advice = "the same command with --again suspicious measures them again, best on a quiet machine"
         tell(advice)
 
 
-for _each in COMMANDS:
-    command.add_command(_each)
+for _subcommand in COMMANDS:
+    command.add_command(_subcommand)

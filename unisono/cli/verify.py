@@ -1,4 +1,4 @@
-"""``unisono verify``: proves the algorithms that a file registers, or all that there are."""
+"""``unisono verify``: proves the algorithms that a file registers, or all algorithms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RIGHT = ("messages", "rounds", "sent", "reduced", "scratch", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one algorithm: a report for each number of ranks that it is right for, up to the first `error`."""
+    """The result for one algorithm: a report for each number of ranks that was proved, up to the first `error`."""
 
     algorithm: Algorithm
     reports: dict[int, Report]
@@ -36,20 +36,20 @@ class Outcome:
     seconds: float
 
 
-@click.command(short_help="Prove the algorithms that a file registers, or all that there are.")
+@click.command(short_help="Prove the algorithms that a file registers, or all algorithms.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
-@click.option("--all", "everything", is_flag=True, help="Prove all algorithms, those of installed packages included.")
+@click.option("--all", "everything", is_flag=True, help="Prove all algorithms, including those of installed packages.")
 @click.option("--max-size", type=click.IntRange(min=1), default=32, show_default=True, help="Largest number of ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(*, file: Path | None, everything: bool, max_size: int, as_json: bool) -> int:
     """Prove the algorithms that FILE registers, for every number of ranks up to --max-size.
 
-    FILE is run, but not as __main__. Costs are shown for the largest number of ranks; of the
-    blocks of scratch, those that are in use at a time. The exit code is 1 if an
-    algorithm is wrong, with a picture of where.
+    FILE is run, but not as __main__. Costs are shown for the largest number of ranks. Scratch is
+    shown as the number of blocks in use at a time, of all its blocks. The exit code is 1 if an
+    algorithm is wrong, and a picture shows the place.
     """
     if everything == (file is not None):
-        raise UsageError("name a file, or give --all")
+        raise UsageError("name either a file or --all")
     outcomes = _prove(load(str(file)) if file else _all(), max_size)
     if as_json:
         click.echo(json.dumps([_facts(outcome) for outcome in outcomes], indent=2))
@@ -98,13 +98,13 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading in RIGHT else "left")
     for name, outcome in zip(names, outcomes, strict=True):
-        told = "[red]wrong[/red]" if outcome.error else "[green]proved[/green]"
-        table.add_row(name, *_costs(outcome.reports), told, f"{outcome.seconds:.1f}")
+        verdict = "[red]wrong[/red]" if outcome.error else "[green]proved[/green]"
+        table.add_row(name, *_costs(outcome.reports), verdict, f"{outcome.seconds:.1f}")
     return table
 
 
 def _costs(reports: dict[int, Report]) -> tuple[str, ...]:
-    """Return the cells from the sizes to the bits."""
+    """Return the cells of the columns from "sizes" to "bits"."""
     if not reports:
         return ("none", *[""] * 6)
     last = reports[max(reports)]
