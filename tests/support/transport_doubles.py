@@ -337,10 +337,10 @@ class ReceivesNothing(QueueLinks):
 
 # Which check must find links with a bug, and what it says.
 BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
-    NeverEnds: ("end of links", "as ended() says that it has gone: not within"),
-    StaysOpen: ("end of links", "as ended() says that it has gone: not within"),
-    EndsWithAnyRank: ("end of links", "ended() tells of a rank that is there"),
-    CloseDropsFrames: ("end of links", "what a rank had sent before its links ended"),
+    NeverEnds: ("end of links", "as ended() must report: not within"),
+    StaysOpen: ("end of links", "as ended() must report: not within"),
+    EndsWithAnyRank: ("end of links", "ended() reports a rank that is there"),
+    CloseDropsFrames: ("end of links", "a message sent before its rank's links ended"),
     SendsWithoutRequest: ("messages", "queues: send() returned None: it must return an object whose done() says"),
     ReceivesBytes: ("messages", "queues: receive() gave ['int', 'bytes']: it must give pairs"),
     ReceivesNothing: ("messages", "queues: receive() returned None: it must give pairs"),

@@ -1,7 +1,15 @@
-"""Judging a communicator: random calls of every collective, and what numpy says must come of them.
+"""Tests of a communicator or a transport: random calls of every collective, with results checked by numpy.
 
-For those who write a backend or a transport, and for those who want to know whether Unisono works on their machines.
-Whatever has the methods of `unisono.Communicator` can be judged.
+For authors of backends and transports, and for users who want to know whether Unisono works on their machines. Any
+object with the methods of `unisono.Communicator` can be tested.
+
+- `check.py`: `check_collectives`, random calls with a verdict on which all ranks agree.
+- `calls.py`, `cases.py`: one call on one rank, and calls as data.
+- `programs.py`: `check_program`, several calls in flight on several communicators.
+- `oracles.py`, `functions.py`, `differences.py`, `memory.py`: expected results, and comparison with them.
+- `shrinking.py`, `sources.py`, `judges.py`: find the simplest call that fails, and print it as a program.
+- `transports.py`, `transport_checks.py`, `transport_ranks.py`: `check_transport` for message transports.
+- `device_double.py` and the other `device_*.py`: a simulated GPU that breaks as late as the rules allow.
 """
 
 from unisono.testing.calls import check_case as check_case

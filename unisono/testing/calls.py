@@ -1,4 +1,4 @@
-"""One call on one rank: made on arrays that lie as its case says, and compared with what must come of it."""
+"""One call on one rank: made on arrays with the layout of its case, and compared with the expected result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A case on one rank, ready to be made, any number of times.
+    """A case on one rank, ready to be called any number of times.
 
     Attributes:
-        prepare: fills the arrays, as they must be before each call.
-        make: makes the call; takes `wait`, where the method does.
-        difference: says what is wrong, given what the call returned or its work did; nothing if nothing is.
+        prepare: fills the arrays before a call.
+        make: makes the call; takes `wait` if the method does.
+        difference: takes the result of the call or of its work, and returns its error in words; empty if right.
     """
 
     prepare: Callable[[], None]
@@ -35,16 +35,16 @@ class Call:
 
 
 def check_case(comm: Any, case: Case) -> None:
-    """Make a call twice, the second time as one that is known, and check what comes of it on this rank.
+    """Make a call twice, the second time from the call cache, and check both results on this rank.
 
     Args:
-        comm: this rank's communicator, or what has its methods; all ranks call this with the same case.
+        comm: this rank's communicator, or an object with its methods; all ranks call this with the same case.
         case: the call.
 
     Raises:
-        CheckError: this rank got something else than numpy says, `x` or memory outside the arrays was written, or an
-            `out` that should not be. Other ranks know nothing of it: see `check_collectives`.
-        UnisonoError: what the call raises.
+        CheckError: the result of this rank differs from numpy's, or the call wrote `x`, memory outside the arrays, or
+            an `out` that must stay unchanged. Other ranks do not hear of it: see `check_collectives`.
+        UnisonoError: the call raised it.
     """
     wrong = _twice(prepared(comm, case), case.wait)
     if wrong:
@@ -52,14 +52,14 @@ def check_case(comm: Any, case: Case) -> None:
 
 
 def prepared(comm: Any, case: Case) -> Call:
-    """Return the call of this rank, and check nothing yet; a persistent one is planned.
+    """Return the call of this rank without any check; a persistent call is planned.
 
     Raises:
-        UnisonoError: what planning raises.
+        UnisonoError: planning raised it.
     """
     if case.collective == "barrier":
         call = partial(comm.barrier, **arguments_of(case, comm.size, comm.rank))
-        return Call(lambda: None, call, lambda found: "" if found is None else "the result of a barrier is something")
+        return Call(lambda: None, call, lambda result: "" if result is None else "a barrier returned a result")
     if case.collective in OBJECTS:
         return _of_objects(comm, case)
     if case.collective in MESSAGES:
@@ -68,7 +68,7 @@ def prepared(comm: Any, case: Case) -> Call:
 
 
 def _twice(call: Call, wait: bool) -> str:
-    """Make both calls, whatever comes of the first, because other ranks do; return the first difference."""
+    """Make both calls, even if the first fails, because the other ranks make both; return the first difference."""
     differences, errors = [], []
     for _ in range(2):
         call.prepare()
@@ -87,7 +87,7 @@ def _of_array(comm: Any, case: Case) -> Call:
 
 
 def _of_list(comm: Any, case: Case) -> Call:
-    """Return the call on a list, each of whose results must be that of a call on its array alone."""
+    """Return the call on a list; each result must equal that of a call on its array alone."""
     parts = [_on_array(comm, part) for part in case.parts()]
     outs = [arrays.out for arrays, _ in parts]
 
@@ -95,27 +95,27 @@ def _of_list(comm: Any, case: Case) -> Call:
         for arrays, _ in parts:
             arrays.prepare()
 
-    def differs(found: Any) -> str:
-        each = [None] * len(parts) if found is None else found
-        if len(each) != len(parts):
-            return f"the result is {len(each)} arrays, not {len(parts)}"
-        return next(filter(None, (differs_(one) for (_, differs_), one in zip(parts, each, strict=True))), "")
+    def differs(result: Any) -> str:
+        results = [None] * len(parts) if result is None else result
+        if len(results) != len(parts):
+            return f"the result is {len(results)} arrays, not {len(parts)}"
+        return next(filter(None, (differs_(one) for (_, differs_), one in zip(parts, results, strict=True))), "")
 
     makes_new = any(out is None for out in outs)
     return Call(prepare, _calling(comm, case, [arrays.x for arrays, _ in parts], None if makes_new else outs), differs)
 
 
 def _on_array(comm: Any, case: Case) -> tuple[_Arrays, Callable[[Any], str]]:
-    """Return where the arrays of a rank lie, and what tells what is wrong with what it gets."""
+    """Return the arrays of a rank, and a function that takes the result and returns its error in words."""
     xs = inputs(case, comm.size)
-    wanted = result_of(case, xs, comm.rank)
-    arrays = _placed(case, comm.size, comm.rank, xs[comm.rank], wanted)
-    size, gets = comm.size, wanted is not None or case.collective == "exscan"
-    return arrays, lambda found: arrays.damage(found) or _difference(found, gets, wanted, most_ulps(case, size))
+    expected = result_of(case, xs, comm.rank)
+    arrays = _placed(case, comm.size, comm.rank, xs[comm.rank], expected)
+    size, gets = comm.size, expected is not None or case.collective == "exscan"
+    return arrays, lambda result: arrays.damage(result) or _difference(result, gets, expected, most_ulps(case, size))
 
 
 def _calling(comm: Any, case: Case, x: Any, out: Any) -> Callable[..., Any]:
-    """Return what makes the call: a plan, or the method with its arguments."""
+    """Return a function that makes the call: a persistent call, or the method with its arguments."""
     arguments = arguments_of(case, comm.size, comm.rank)
     if out is not None:
         arguments["out"] = out
@@ -133,7 +133,7 @@ class _Nothing:
 
 
 def _of_message(comm: Any, case: Case) -> Call:
-    """Return a message from the root to another rank, or those of all ranks, each to the one `shift` further on."""
+    """Return a message from the root to another rank, or those of all ranks to the rank `shift` further on."""
     xs, size, shift = inputs(case, comm.size), comm.size, case.shift % comm.size
     dest, source, sender = (comm.rank + shift) % size, (comm.rank - shift) % size, case.root % size
     sends = case.collective == "sendrecv" or (shift > 0 and comm.rank == sender)
@@ -141,7 +141,7 @@ def _of_message(comm: Any, case: Case) -> Call:
     x, guard = laid_out(xs[comm.rank], case.layout, case.offset)
     out = Guarded(x.shape, case.dtype, case.offset)
     arrays = _Arrays(x, out.array if receives else None, xs[comm.rank], True, receives, (guard, out))
-    wanted = xs[source] if receives else None
+    expected = xs[source] if receives else None
 
     def make(wait: bool = True) -> Any:
         if case.collective == "sendrecv":
@@ -152,13 +152,14 @@ def _of_message(comm: Any, case: Case) -> Call:
             return comm.recv(out.array, source, case.tag, wait=wait)
         return None if wait else _Nothing()
 
-    return Call(
-        arrays.prepare, make, lambda found: arrays.damage(found) or _difference(found, wanted is not None, wanted, 0)
-    )
+    def differs(result: Any) -> str:
+        return arrays.damage(result) or _difference(result, expected is not None, expected, 0)
+
+    return Call(arrays.prepare, make, differs)
 
 
 def _of_objects(comm: Any, case: Case) -> Call:
-    """Return the call of a method that takes objects, of which each rank can make all others'."""
+    """Return the call of a method that takes objects. Each rank can compute the objects of all ranks."""
     objects = [_object(rank, x) for rank, x in enumerate(inputs(case, comm.size))]
     root, mine = case.root % comm.size, objects[comm.rank]
     is_root = comm.rank == root
@@ -169,12 +170,12 @@ def _of_objects(comm: Any, case: Case) -> Call:
         "scatter_object": (lambda: comm.scatter_object(objects if is_root else None, root), mine),
         "send_object": (*_sent_object(comm, case, objects),),
     }
-    make, wanted = calls[case.collective]
-    return Call(lambda: None, make, lambda found: _difference_of_objects(found, wanted))
+    make, expected = calls[case.collective]
+    return Call(lambda: None, make, lambda result: _difference_of_objects(result, expected))
 
 
 def _sent_object(comm: Any, case: Case, objects: list[Any]) -> tuple[Callable[[], Any], Any]:
-    """Return the message of the root's object for this rank, and what it must get."""
+    """Return this rank's part in the message of the root's object, and its expected result."""
     root, receiver = case.root % comm.size, (case.root + case.shift) % comm.size
     if root == receiver or comm.rank not in (root, receiver):
         return (lambda: None), None
@@ -187,27 +188,27 @@ def _object(rank: int, x: _Array) -> dict[str, Any]:
     return {"rank": rank, "words": ["é"] * (len(x) % 5), "x": x}
 
 
-def _difference_of_objects(found: Any, wanted: Any) -> str:
-    if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
-        pairs = zip(found, wanted, strict=True)
+def _difference_of_objects(result: Any, expected: Any) -> str:
+    if isinstance(expected, list) and isinstance(result, list) and len(result) == len(expected):
+        pairs = zip(result, expected, strict=True)
         return next(filter(None, (_difference_of_objects(one, other) for one, other in pairs)), "")
-    if not isinstance(wanted, dict) or not isinstance(found, dict) or found.keys() != wanted.keys():
-        return "" if found is None and wanted is None else f"the result is {found!r}, not {wanted!r}"
-    if any(found[key] != wanted[key] for key in ("rank", "words")):
-        return f"the result is {found!r}, not {wanted!r}"
-    return difference(found["x"], wanted["x"])
+    if not isinstance(expected, dict) or not isinstance(result, dict) or result.keys() != expected.keys():
+        return "" if result is None and expected is None else f"the result is {result!r}, not {expected!r}"
+    if any(result[key] != expected[key] for key in ("rank", "words")):
+        return f"the result is {result!r}, not {expected!r}"
+    return difference(result["x"], expected["x"])
 
 
 @dataclass(frozen=True)
 class _Arrays:
-    """What a call is made on.
+    """The arrays of a call.
 
     Attributes:
-        x, out: what is passed; `out` is None where a new array is to be made.
-        values: what `x` holds before the call.
-        is_apart: whether `x` and `out` lie in memory of their own.
+        x, out: the arguments; `out` is None if the call is to create a new array.
+        values: the content of `x` before the call.
+        is_apart: whether `x` and `out` have separate memory.
         gets: whether the rank gets a result that is written.
-        guards: the memory of both.
+        guards: the guarded memory of both.
     """
 
     x: _Array
@@ -218,20 +219,20 @@ class _Arrays:
     guards: tuple[Guarded, ...]
 
     def prepare(self) -> None:
-        """Fill the arrays as they must be before a call."""
+        """Fill the arrays before a call."""
         if self.out is not None and self.is_apart:
             self.out[...] = _unwritten(self.out)
         self.x[...] = self.values
 
-    def damage(self, found: Any) -> str:
-        """Return what has been written that must not be, or is not what was passed; nothing if all is well."""
+    def damage(self, result: Any) -> str:
+        """Return the error if the call wrote the wrong memory or returned the wrong object; empty if not."""
         if self.is_apart and self.x.tobytes() != self.values.tobytes():
             return "x was written"
         if not all(guard.is_intact() for guard in self.guards):
             return "memory outside the arrays was written"
         if self.is_apart and self.out is not None and not self.gets:
             return difference(self.out, _unwritten(self.out)) and "an out that must be left as it is was written"
-        if found is not None and self.out is not None and found is not self.out:
+        if result is not None and self.out is not None and result is not self.out:
             return "the result is another array than out"
         return ""
 
@@ -240,23 +241,23 @@ def _unwritten(like: _Array) -> _Array:
     return np.ones(like.shape, like.dtype)
 
 
-def _placed(case: Case, size: int, rank: int, values: _Array, wanted: _Array | None) -> _Arrays:
-    """Return the arrays of a rank, where the case says that they lie."""
-    shape = values.shape if wanted is None else wanted.shape
-    # The result lies as x does, where it is like x.
+def _placed(case: Case, size: int, rank: int, values: _Array, expected: _Array | None) -> _Arrays:
+    """Return the arrays of a rank with the layout of the case."""
+    shape = values.shape if expected is None else expected.shape
+    # If the result has the shape of x, it has its memory order too.
     order = "F" if case.layout == "F" and case.contract.input is Cut.VECTOR else "C"
     out = Guarded(shape, case.dtype, case.offset, order)
     if case.way == "in place":
-        return _in_place(case, size, rank, values, out, wanted is not None)
+        return _in_place(case, size, rank, values, out, expected is not None)
     layout = order if case.way == "plan" else case.layout
     x, guard = laid_out(values, layout, case.offset)
-    # Only `out` tells who is not the root of a scatter what comes.
+    # In a scatter, ranks other than the root learn the shape only from `out`.
     makes_new = case.way == "new" and (case.name != "scatter" or rank == case.root % size)
-    return _Arrays(x, None if makes_new else out.array, values, True, wanted is not None, (guard, out))
+    return _Arrays(x, None if makes_new else out.array, values, True, expected is not None, (guard, out))
 
 
 def _in_place(case: Case, size: int, rank: int, values: _Array, out: Guarded, gets: bool) -> _Arrays:
-    """Return `x` and `out` in the same memory, where the rank has both."""
+    """Return `x` and `out` in the same memory, if the rank has both."""
     start = sum(case.counts_of(size)[:rank])
     is_root = rank == case.root % size
     if case.name == "allgather" or (case.name == "gather" and is_root):
@@ -270,7 +271,8 @@ def _in_place(case: Case, size: int, rank: int, values: _Array, out: Guarded, ge
     return _Arrays(source.array, part, values, False, gets, (source,))
 
 
-def _difference(found: Any, gets: bool, wanted: _Array | None, ulps: int) -> str:
-    if (found is not None) != gets:
-        return f"the result is {'nothing' if found is None else 'an array'}, on a rank that must get the other"
-    return "" if wanted is None else difference(np.asarray(found), wanted, ulps)
+def _difference(result: Any, gets: bool, expected: _Array | None, ulps: int) -> str:
+    if (result is not None) != gets:
+        returned, needed = ("None", "an array") if result is None else ("an array", "None")
+        return f"the result of this rank is {returned} instead of {needed}"
+    return "" if expected is None else difference(np.asarray(result), expected, ulps)

@@ -1,4 +1,4 @@
-"""Calls of collectives as data: what a rank passes, how it lies in memory, and how they are drawn at random."""
+"""Calls of collectives as data: arguments, memory layout, and a random choice of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OBJECTS = ("broadcast_object", "allgather_object", "gather_object", "scatter_obj
 PAIRED = (*MESSAGES, "send_object")
 METHODS = (*COLLECTIVES, *MESSAGES, *OBJECTS)
 PREFIXES = ("scan", "exscan")
-# Where the result is like `x`, a list of arrays is as good.
+# These take a list of arrays, because their results have the shapes of `x`.
 LISTED = ("allreduce", "reduce", "broadcast", "scan", "exscan")
 OPS = (*OPERATIONS, "premul_sum", *FUNCTIONS)
 REDUCTIONS = [(dtype, op) for dtype in DTYPES for op in OPERATIONS if DTYPES[dtype].kind in OPERATIONS[op].kinds]
@@ -37,29 +37,29 @@ LAYOUTS = ("C", "C", "F", "strided")
 OFFSETS = (0, 0, 0, 1, 2, 4, 8, 63)
 LISTS = (0, 0, 0, 0, 1, 3)
 TAGS = (0, 0, 1, 1 << 20)
-# No rank has more rows than this of the arrays of all ranks, which each rank computes.
+# The most rows of the arrays of all ranks together, because each rank computes all of them.
 _MOST_ROWS = 80_000
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call of one collective, as all ranks make it; or a message, or a call on objects.
+    """A call of one collective as all ranks make it, or a message, or a call on objects.
 
     Attributes:
         collective: the name of the method.
-        dtype, op, algorithm: as users name them; `algorithm` is None for the tuner's choice. The factors of
-            "premul_sum" depend on the rank; the functions of Python have the names of `unisono.testing.functions`.
-        root: taken modulo the number of ranks; it sends the message of "send" and "send_object".
+        dtype, op, algorithm: in the words of users; `algorithm` is None for the tuner's choice. The factors of
+            "premul_sum" depend on the rank. Python functions have their names in `unisono.testing.functions`.
+        root: taken modulo the number of ranks; for "send" and "send_object", the sender.
         rows: the rows of `x`, or of each equal share of it.
-        counts: the rows of the share of each rank, for methods that take counts; of more ranks than there are, too.
+        counts: the rows of each rank's share, for methods with counts; there may be more counts than ranks.
         rest: the shape of a row.
-        way: "new" (without out), "out", "in place", or "plan" (a persistent call, with out).
-        layout: how `x` lies: "C", "F" or "strided"; where `out` is like `x`, it lies so too, or in C order.
-        offset: bytes by which the arrays lie beyond an address that is divisible by 64.
-        wait: False for a call that goes on by itself and is waited for.
-        seed: of the values.
-        arrays: how many there are in the list that is passed, each a little other than the one before; 0 for no list.
-        shift, tag: of messages, which go from a rank to the one that is so many further on, around the end.
+        way: "new" (without out), "out", "in place", or "plan" (a persistent call with out).
+        layout: the memory order of `x`: "C", "F" or "strided". An `out` of the same shape has the same order, or C.
+        offset: bytes by which the arrays are away from an address that is divisible by 64.
+        wait: False for a call that returns a work, which is waited for.
+        seed: the seed of the values.
+        arrays: the number of arrays in the list that is passed, each a little different; 0 for no list.
+        shift, tag: of messages. Each goes from a rank to the rank `shift` further on, modulo the number of ranks.
     """
 
     collective: str
@@ -81,17 +81,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The collective's name in the registry of algorithms."""
+        """The name of the collective in the registry of algorithms."""
         return self.collective.removesuffix("v") if self.collective in COUNTED else self.collective
 
     @property
     def reduces(self) -> bool:
-        """Whether `op` is looked at."""
+        """Whether the collective uses `op`."""
         return self.name in CONTRACTS and self.contract.reduces
 
     @property
     def contract(self) -> Contract:
-        """What the collective promises."""
+        """The contract of the collective."""
         return CONTRACTS[self.name]
 
     def __str__(self) -> str:
@@ -102,16 +102,16 @@ class Case:
         return list(self.counts[:size]) if self.collective in COUNTED else [self.rows] * size
 
     def sent(self, size: int, rank: int) -> list[int]:
-        """Return how many rows a rank sends to each, in an alltoall."""
+        """Return the number of rows that a rank sends to each rank in an alltoall."""
         counts = self.counts_of(size)
         return [counts[(rank + 2 * peer) % size] for peer in range(size)] if self.collective in COUNTED else counts
 
     def received(self, size: int, rank: int) -> list[int]:
-        """Return how many rows a rank receives from each, in an alltoall."""
+        """Return the number of rows that a rank receives from each rank in an alltoall."""
         return [self.sent(size, peer)[rank] for peer in range(size)]
 
     def parts(self) -> list[Case]:
-        """Return the calls that are as one with a list: of its arrays, one by one, whose dtypes are of one kind."""
+        """Return the calls on single arrays that are equivalent to this call on a list, with dtypes of one kind."""
         same = DTYPES[self.dtype].kind
         kind = [
             name for name in DTYPES if DTYPES[name].kind == same and (not self.reduces or is_defined(self.op, name))
@@ -135,17 +135,17 @@ class Case:
 
 
 def is_defined(op: str, dtype: str) -> bool:
-    """Return whether an operation, by the name that a case has for it, is one for a dtype."""
+    """Return whether an op, by its name in cases, supports a dtype."""
     if op in FUNCTIONS:
         return dtype in FUNCTIONS[op].dtypes
     return DTYPES[dtype].kind in operation("sum" if op == "premul_sum" else op).kinds
 
 
 def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METHODS, ops: Sequence[str] = OPS) -> Case:
-    """Return case `number` of those that `seed` stands for, which is the same on every rank and machine.
+    """Return case `number` of a seed, which is the same on every rank and machine.
 
     Raises:
-        UsageError: none of the `ops` can be given to the method.
+        UsageError: the method takes none of the `ops`.
     """
     draw = random.Random(f"{seed} {number}")
     collective = draw.choice(methods)
@@ -176,7 +176,7 @@ def random_case(seed: int, number: int, size: int, methods: Sequence[str] = METH
 
 
 def _random_message(draw: random.Random, method: str, size: int) -> Case:
-    """Return a call of a method that is no collective, or is one on objects."""
+    """Return a random message, or a random call on objects."""
     rest = draw.choice(RESTS)
     return Case(
         method,
@@ -194,7 +194,7 @@ def _random_message(draw: random.Random, method: str, size: int) -> Case:
 
 
 def _reduction(draw: random.Random, name: str, ops: Sequence[str]) -> tuple[str, str]:
-    """Return a dtype and an operation: "sum", which is not looked at, where there is none."""
+    """Return a dtype and an op; the op is "sum" if the collective uses none."""
     if not CONTRACTS[name].reduces:
         return draw.choice(list(DTYPES)), "sum"
     possible = [op for op in ops if name not in PREFIXES or op != "avg"]
@@ -205,7 +205,7 @@ def _reduction(draw: random.Random, name: str, ops: Sequence[str]) -> tuple[str,
 
 
 def has_root(name: str) -> bool:
-    """Return whether one rank is not like the others in what `name`, a collective or another method, does."""
+    """Return whether one rank has a special role in `name`, a collective or another method."""
     if name in CONTRACTS:
         return CONTRACTS[name].input_at_root or CONTRACTS[name].output_at_root
     return name not in ("sendrecv", "allgather_object")
@@ -216,7 +216,7 @@ def _algorithm(draw: random.Random, name: str) -> str | None:
 
 
 def arguments_of(case: Case, size: int, rank: int) -> dict[str, Any]:
-    """Return what a rank passes to a collective beside `x`, `out` and `wait`."""
+    """Return the arguments of a rank besides `x`, `out` and `wait`."""
     arguments: dict[str, Any] = {} if case.algorithm is None else {"algorithm": case.algorithm}
     if case.reduces:
         arguments["op"] = _operation_of(case, rank)
@@ -230,12 +230,12 @@ def arguments_of(case: Case, size: int, rank: int) -> dict[str, Any]:
 
 
 def _operation_of(case: Case, rank: int) -> str | Op:
-    """Return what a rank passes as `op`."""
+    """Return the argument `op` of a rank."""
     if case.op in FUNCTIONS:
         return FUNCTIONS[case.op].op
     return Op.premul_sum(factor_of(case, rank)) if case.op == "premul_sum" else case.op
 
 
 def factor_of(case: Case, rank: int) -> int:
-    """Return by what a rank's contribution to a "premul_sum" is multiplied, so that the sum stays exact."""
+    """Return the factor of a rank's contribution to a "premul_sum", which keeps the sum exact."""
     return rank % (2 if DTYPES[case.dtype].kind == "float8" else 3) + 1

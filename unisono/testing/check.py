@@ -1,4 +1,4 @@
-"""Random calls on all ranks of a communicator, and a verdict on which all ranks agree."""
+"""`check_collectives`: random calls on all ranks of a communicator, with verdicts on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from unisono.testing.sources import source
 _log = log.get(log.NAME)
 
 SEEDS = 1 << 32
-# Bytes of what is wrong, as the ranks tell each other.
+# The bytes of an error text that the ranks exchange.
 _TOLD = 1000
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was tried, and found right.
+    """The number of calls that were made, all of them right.
 
     Attributes:
-        seed: what stands for the cases: the same cases are run again with it, on as many ranks.
-        cases: how many there were of each collective.
-        refused: how many of these named an algorithm that cannot be used here, so that nothing was sent.
+        seed: the seed of the cases. The same seed on as many ranks runs the same cases again.
+        cases: the number of cases of each collective.
+        refused: the number of these that named an algorithm that cannot be used here, so that nothing was sent.
     """
 
     seed: int
@@ -50,27 +50,27 @@ def check_collectives(
     ops: Sequence[str] = OPS,
     progress: Callable[[int, int], object] | None = None,
 ) -> Summary:
-    """Make random calls of every collective on all ranks, and compare what comes of them with what numpy says.
+    """Make random calls of every collective on all ranks, and compare the results with those of numpy.
 
-    Every dtype and operation, functions of Python too, equal and unequal shares from none to thousands of rows, memory
-    orders and misaligned memory, lists, in place and not, planned, with and without waiting, by each algorithm and by
-    choice; messages and calls on objects as well. Cases depend on the seed, their number, the number of ranks, the
-    methods and the operations alone. After each, the ranks agree on the verdict, by an allreduce. Of the first that is
-    wrong, simpler ones are tried, as long as they are wrong too.
+    The calls cover every dtype and op, also Python functions; equal and unequal shares from none to thousands of rows;
+    memory orders and misaligned memory; lists of arrays; in-place and persistent calls; calls with and without waiting;
+    every algorithm and the tuner's choice; messages, and calls on objects. Cases depend only on the seed, their number,
+    the number of ranks, the methods and the ops. After each case, the ranks agree on the verdict by an allreduce. When
+    a case is wrong, simpler ones are tried as long as they are wrong too.
 
     Args:
-        comm: this rank's communicator, or anything that has its methods; all ranks call this at the same time.
-        cases: how many, or the numbers of those that are wanted: the same on all ranks.
-        seed: rank 0's is used, and must be 0 to 2^32 - 1; by default another one each time.
-        methods: those that are called, for communicators that do not have all: the same on all ranks.
-        ops: the operations that are given, likewise: the names of `Op`, "premul_sum", and, of functions of Python,
-            "composition", "first_nonzero" and "maximum".
-        progress: called with how many cases have been run, and how many there are.
+        comm: this rank's communicator, or any object with its methods; all ranks call this at the same time.
+        cases: the number of cases, or the numbers of the cases to run; the same on all ranks.
+        seed: the seed, from 0 to 2^32 - 1, of which rank 0's is used; by default a new one each time.
+        methods: the methods to call, for communicators that lack some; the same on all ranks.
+        ops: the ops to use, the same on all ranks: names of `Op`, "premul_sum", and the Python functions "composition",
+            "first_nonzero" and "maximum".
+        progress: called with the number of finished cases and the number of all cases.
 
     Raises:
-        CheckError: a result is wrong, or a call raised; on every rank, with the same text, in which there is a program
-            that makes the call again. Where the communicator itself has failed then, each rank says what it knows.
-        UsageError: `seed`, `methods` or `ops` cannot be; nothing has been sent. Or a method can be given none of `ops`.
+        CheckError: a result is wrong, or a call raised. Every rank raises it with the same text, which has a program
+            that repeats the call. If the communicator itself has failed, each rank reports its own error.
+        UsageError: `seed`, `methods` or `ops` is not valid, and nothing has been sent; or a method takes none of `ops`.
 
     >>> import unisono as un
     >>> summary = un.launch(lambda world: un.testing.check_collectives(world, cases=50, seed=1), 2)[0]
@@ -80,9 +80,9 @@ def check_collectives(
     numbers = range(cases) if isinstance(cases, int) else cases
     if seed is not None and not 0 <= seed < SEEDS:
         raise UsageError(f"seed must be an integer, 0 to 2^32 - 1, not {seed!r}")
-    for name, given, all_of_them in (("methods", methods, METHODS), ("ops", ops, OPS)):
-        if not given or not set(given) <= set(all_of_them):
-            raise UsageError(f"{name} must be some of {', '.join(all_of_them)}; got {given!r}")
+    for name, chosen, possible in (("methods", methods, METHODS), ("ops", ops, OPS)):
+        if not chosen or not set(chosen) <= set(possible):
+            raise UsageError(f"{name} must be some of {', '.join(possible)}; got {chosen!r}")
     mine = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     agreed = int(_greatest(comm, [mine if comm.rank == 0 else 0])[0])
     tried: Counter[str] = Counter()
@@ -97,7 +97,7 @@ def check_collectives(
 
 
 def _judge(comm: Any, case: Case, what: str) -> bool:
-    """Make one call and agree on the verdict; return whether it was refused."""
+    """Make one call, and agree on the verdict; return whether the call was refused."""
     verdict = judged(comm, case)
     if verdict.wrong:
         if verdict.is_agreed and comm.rank == 0:
@@ -108,13 +108,13 @@ def _judge(comm: Any, case: Case, what: str) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case.
+    """The verdict on a case.
 
     Attributes:
-        wrong: what is wrong, on the lowest rank on which something is; nothing if nothing is.
-        is_agreed: whether all ranks have the same text; not if the communicator has failed.
-        is_refused: whether the algorithm that is named cannot be used here, so that nothing was sent.
-        cause: what was raised on this rank.
+        wrong: the error on the lowest rank that has one; empty if there is none.
+        is_agreed: whether all ranks have the same text; False if the communicator has failed.
+        is_refused: whether the named algorithm cannot be used here, so that nothing was sent.
+        cause: the exception on this rank.
     """
 
     wrong: str
@@ -124,7 +124,7 @@ class Verdict:
 
 
 def judged(comm: Any, case: Case) -> Verdict:
-    """Make one call on all ranks, and agree on what came of it."""
+    """Make one call on all ranks, and agree on the verdict."""
     wrong, is_refused = "", False
     cause: Exception | None = None
     try:
@@ -134,28 +134,28 @@ def judged(comm: Any, case: Case) -> Verdict:
         wrong = "" if is_refused else str(error)
     except CheckError as error:
         wrong, cause = error.message, error
-    except Exception as error:  # noqa: BLE001  (whatever a backend raises is what is wrong with it)
+    except Exception as error:  # noqa: BLE001  (any exception of a backend is a finding)
         wrong, cause = f"{type(error).__name__}: {error}", error
     wrong, is_agreed = _agreed(comm, wrong)
     return Verdict(wrong, is_agreed, is_refused, cause)
 
 
 def _smallest(comm: Any, case: Case, what: str, verdict: Verdict) -> CheckError:
-    """Return the error that tells of the simplest case that is wrong too, looked for while the communicator works."""
-    found = verdict
+    """Return the error with the simplest case that is also wrong, searched for as long as the communicator works."""
+    latest = verdict
 
     def is_wrong(simpler: Case, _: int) -> bool:
-        nonlocal found
-        # With a communicator that has failed, nothing more can be learnt.
-        if not found.is_agreed:
+        nonlocal latest
+        # A communicator that has failed cannot run more calls.
+        if not latest.is_agreed:
             return False
         tried = judged(comm, simpler)
         if tried.wrong:
-            found = tried
+            latest = tried
         return bool(tried.wrong) and tried.is_agreed
 
     smallest, _ = shrunk(case, comm.size, is_wrong, sizes=())
-    simpler = "" if smallest == case else f"\nThe simplest that is wrong too: {found.wrong}"
+    simpler = "" if smallest == case else f"\nThe simplest case that is also wrong: {latest.wrong}"
     program = source("check_case", smallest, comm.size)
     error = CheckError(f"{what}: {verdict.wrong}{simpler}\n\n{program}")
     error.program, error.case = program, smallest
@@ -163,21 +163,21 @@ def _smallest(comm: Any, case: Case, what: str, verdict: Verdict) -> CheckError:
 
 
 def _agreed(comm: Any, wrong: str) -> tuple[str, bool]:
-    """Return what is wrong on the lowest rank on which something is, and whether all ranks have agreed on that."""
+    """Return the error on the lowest rank that has one, and whether all ranks agree on it."""
     mine = f"rank {comm.rank} of {comm.size}: {wrong}"
     try:
         lowest = comm.size - int(_greatest(comm, [comm.size - comm.rank if wrong else 0])[0])
         if lowest >= comm.size:
             return "", True
         text = mine.encode()[:_TOLD] if comm.rank == lowest else b""
-        told = _greatest(comm, list(text.ljust(_TOLD, b"\0")))
-    except Exception as error:  # noqa: BLE001  (a communicator that has failed can agree on nothing)
+        lowest_text = _greatest(comm, list(text.ljust(_TOLD, b"\0")))
+    except Exception as error:  # noqa: BLE001  (after a failure of the communicator, ranks cannot agree)
         return mine if wrong else f"{mine}the verdict was not agreed on: {type(error).__name__}: {error}", False
-    return told.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace"), True
+    return lowest_text.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace"), True
 
 
 def _greatest(comm: Any, values: list[int]) -> NDArray[np.int64]:
-    """Return the greatest of all ranks' `values`, from three copies of them: what is wrong in one is outvoted."""
+    """Return the maximum of all ranks' `values`, by the median of three copies, so that one wrong copy does no harm."""
     copies = comm.allreduce(np.tile(np.array(values, np.int64), (3, 1)), op="max")
     median: NDArray[np.int64] = np.sort(np.asarray(copies), axis=0)[1]
     return median

@@ -1,4 +1,4 @@
-"""Arrays on a device that is a double: their elements come late, and are read where the caller's stream has come to."""
+"""Arrays on a device double. Their elements arrive late, and are read as the caller's stream sees them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PATIENCE_S = 30.0
 
 @contextmanager
 def device_double(seed: int = 0, **arguments: Any) -> Iterator[Gpu]:
-    """Let this process have a double for its GPU in a with-block; see `Gpu` for the arguments.
+    """Replace the GPU of this process by a double in a with-block; see `Gpu` for the arguments.
 
     Raises:
-        AssertionError: at the end, a rule of devices was broken, or something has not been given back.
+        AssertionError: when the block ends, a rule of devices has been broken, or something was not released.
     """
     gpu = Gpu(seed, **arguments)
     with devices.replaced(gpu.device):
@@ -37,9 +37,9 @@ def device_double(seed: int = 0, **arguments: Any) -> Iterator[Gpu]:
 
 
 class DoubleArray:
-    """An array of nobody's on a double, with `__cuda_array_interface__`, used on one stream.
+    """An array of no library on a double, with `__cuda_array_interface__`, used on one stream.
 
-    Its elements are written there by the work of that stream, late.
+    The stream writes its elements as late work.
 
     Attributes:
         shape, dtype: as numpy's.
@@ -64,24 +64,24 @@ class DoubleArray:
         self._device.copy(self._memory.pointer, self._staged.ctypes.data, flat.nbytes, stream)
 
     def __del__(self) -> None:
-        """Give the memory back, which nothing but the stream of the array uses any more."""
+        """Release the memory after the work of its stream, which is its only user."""
         _when_done(self._device, self._stream)
         self._device.free(self._memory)
         self._device.unpin(self._staged)
 
 
 def read(gpu: Gpu, array: Any) -> NDArray[Any]:
-    """Return the elements of an array with `__cuda_array_interface__`, as work of its stream sees them now."""
-    told = array.__cuda_array_interface__
-    dtype, stream = np.dtype(array.dtype), Stream(told["stream"])
-    values = np.empty(told["shape"], dtype)
-    strides = told["strides"] or values.strides
+    """Return the elements of an array with `__cuda_array_interface__`, as its stream sees them now."""
+    interface = array.__cuda_array_interface__
+    dtype, stream = np.dtype(array.dtype), Stream(interface["stream"])
+    values = np.empty(interface["shape"], dtype)
+    strides = interface["strides"] or values.strides
     device = gpu.device()
     if values.nbytes:
         staged = device.pin(values.nbytes)
-        device.copy(staged.ctypes.data, told["data"][0], values.nbytes, stream)
+        device.copy(staged.ctypes.data, interface["data"][0], values.nbytes, stream)
         _when_done(device, stream)
-        values[...] = np.ndarray(told["shape"], dtype, staged.data, strides=strides)
+        values[...] = np.ndarray(interface["shape"], dtype, staged.data, strides=strides)
         device.unpin(staged)
     return values
 

@@ -1,8 +1,9 @@
-"""What is ordered before what on devices: vector clocks of streams, and the accesses to a piece of memory.
+"""Vector clocks of the streams of a device double, and the history of accesses to a piece of memory.
 
-A stream counts its accesses. Its clock says of each stream, by number, up to which count it is ordered behind that
-one's accesses: by a record and a wait, or because the host has seen a record happen. Two accesses that overlap, of
-which one writes, must be ordered. That is found when the second is issued, whatever the device would have done first.
+A stream counts its accesses. Its clock holds, for each stream, the count up to which that stream's accesses come before
+its own: because of a record and a wait, or because the host has seen a record happen. Two overlapping accesses must be
+ordered if one of them writes. A violation is detected when the second access is issued, whatever the device would have
+run first.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ class Access(NamedTuple):
     writes: int
 
     def conflicts(self, other: Access) -> bool:
-        """Return whether both touch a byte that one of them writes."""
+        """Return whether both accesses touch a byte, and one of them writes it."""
         return self.start < other.stop and other.start < self.stop and bool(self.writes or other.writes)
 
     def covers(self, other: Access) -> bool:
-        """Return whether who is ordered behind this one need not know of `other`, which this one is behind."""
+        """Return whether a later access that is ordered after this one is therefore safe from the earlier `other`."""
         inside = self.start <= other.start and other.stop <= self.stop
         return inside and bool(self.writes or (self.stream == other.stream and not other.writes))
 
 
 def join(clock: MutableMapping[int, int], other: Mapping[int, int]) -> None:
-    """Let `clock` be behind what `other` is behind."""
+    """Order `clock` after everything that `other` is ordered after."""
     for stream, count in other.items():
         if clock.get(stream, 0) < count:
             clock[stream] = count
 
 
 def store_clock(words: Words, clock: Clock) -> None:
-    """Keep `clock` in memory that other processes may map; of too many streams, those that it heard of last."""
+    """Store `clock` in memory that other processes may map; if there are too many streams, keep the last ones."""
     pairs = list(clock.items())[-((len(words) - 1) // 2) :]
     words[0] = len(pairs)
     words[1 : 1 + 2 * len(pairs)] = np.array(pairs, np.int64).reshape(-1)
 
 
 def load_clock(words: Words) -> Clock:
-    """Return what `store_clock` kept."""
+    """Return the clock that `store_clock` stored."""
     pairs = words[1 : 1 + 2 * int(words[0])].tolist()
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 class History:
-    """The accesses to a piece of memory that a later one may conflict with, in words that processes may share.
+    """The accesses to a piece of memory with which a later one may conflict, in words that processes may share.
 
-    Its user holds a lock that all users of the words share.
+    The caller holds a lock that all users of the words share.
     """
 
     def __init__(self, words: Words) -> None:
@@ -69,15 +70,15 @@ class History:
         self._most = (len(words) - 1) // _FIELDS
 
     def add(self, access: Access, clock: Mapping[int, int]) -> Access | None:
-        """Add an access of a stream whose clock is `clock`; return one that it conflicts with and is not behind."""
-        known = self._accesses()
-        behind = [earlier.number <= clock.get(earlier.stream, 0) for earlier in known]
-        for earlier, is_behind in zip(known, behind, strict=True):
+        """Add an access of a stream with this clock; return an earlier access that it conflicts with unordered."""
+        accesses = self._accesses()
+        behind = [earlier.number <= clock.get(earlier.stream, 0) for earlier in accesses]
+        for earlier, is_behind in zip(accesses, behind, strict=True):
             if not is_behind and earlier.conflicts(access):
                 return earlier
         kept = [
             earlier
-            for earlier, is_behind in zip(known, behind, strict=True)
+            for earlier, is_behind in zip(accesses, behind, strict=True)
             if not (is_behind and access.covers(earlier))
         ]
         self._keep([*kept, access][-self._most :])

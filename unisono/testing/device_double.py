@@ -1,16 +1,18 @@
-"""A device on host memory that does everything as late and in as bad an order as the rules of devices allow.
+"""A simulated device in host memory that does everything as late and in as bad an order as the rules of devices allow.
 
-Theory of operation. A `Gpu` is a GPU as one process uses it; its devices, for ranks that are threads, share addresses,
-streams and events. What is issued waits in the queue of its stream, until a thread runs it, late, or somebody asks
-whether an event has happened; which stream goes on next is drawn by a seed. Memory and events live in memfds that other
-processes open (`device_segments`), so ranks may be processes, and may be killed.
+Theory of operation
+-------------------
+A `Gpu` is one GPU as one process uses it. Its devices, one for each rank that is a thread, share addresses, streams and
+events. Issued work waits in the queue of its stream. A thread runs it late, or a caller that asks whether an event has
+happened. A seed decides which stream goes on next. Memory and events are in memfds that other processes open
+(`device_segments`), so ranks may be processes, and may be killed.
 
-What breaks a rule is a trap: `DeviceTrapError`, in the call that breaks it or, if that is long over, in the next one.
-Accesses that overlap and are not ordered are found by vector clocks (`device_clocks`) when they are issued, so that a
-missing wait is found by every run. What orders them are records and waits, and that the host of a process has seen its
-own work done; what processes tell each other by other means is not known here.
+Breaking a rule is a trap: the call that breaks it raises `DeviceTrapError` or, if that call has returned, the next one
+does. Vector clocks (`device_clocks`) detect overlapping accesses without an order when they are issued, so every run
+detects a missing wait. Accesses are ordered by records and waits, and by the host of a process seeing its own work
+done. Other communication between processes is not visible to the double.
 
-Each rule can be left out by its name in `device_gpu.LENIENCIES`, for tests which show that they need it.
+Each rule can be switched off by its name in `device_gpu.LENIENCIES`, so that tests can show that they need it.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ class Gpu(GpuState):
     """A GPU as this process uses it.
 
     Args:
-        seed: of the order in which work runs, and when.
-        lenient: the rules to leave out, from `device_gpu.LENIENCIES`.
-        background: whether work runs by and by in a thread; otherwise only when somebody asks for an event.
-        uuid: what the device is called in all processes.
+        seed: the seed of the order and the times in which work runs.
+        lenient: the rules to switch off, from `device_gpu.LENIENCIES`.
+        background: whether a thread runs work by and by; otherwise it runs only when a caller asks for an event.
+        uuid: the name of the device in all processes.
         reaches: the uuids of other devices whose memory can be opened here.
-        exports: whether it can export memory at all.
-        gives_up: whether records of a process that has ended count as having happened; else nothing behind them runs.
+        exports: whether the device can export memory at all.
+        gives_up: whether records of an ended process count as having happened; otherwise work after them never runs.
     """
 
     def device(self, ordinal: int = 0) -> DeviceDouble:
@@ -54,30 +56,30 @@ class Gpu(GpuState):
         return DeviceDouble(self, ordinal)
 
     def memory(self, nbytes: int, kind: str = "device") -> Allocation:
-        """Return new memory of a user, to be freed as other memory: ``"device"``, ``"pooled"`` or ``"managed"``."""
+        """Return new memory of a user, to be released as usual: ``"device"``, ``"pooled"`` or ``"managed"``."""
         with self.lock:
             return self._add(Segment.new(max(nbytes, 1)), kind)
 
     def view(self, pointer: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return memory as it is now, whatever is under way on it."""
+        """Return memory as it is now, without waiting for work on it."""
         with self.lock:
             self._region(pointer, nbytes)
         return _bytes(pointer, nbytes)
 
     def capture(self, stream: Stream, is_capturing: bool = True) -> None:
-        """Let a stream record a graph, or end that."""
+        """Start or end the recording of a graph on a stream."""
         with self.lock:
             self.stream(stream).is_capturing = is_capturing
 
     def synchronize(self) -> None:
-        """Run all that may run without other processes."""
+        """Run all work that does not depend on other processes."""
         with self.lock:
             self.check()
             while self._schedule.step():
                 pass
 
     def leaks(self) -> list[str]:
-        """Return what has not been given back."""
+        """Return the memory, streams and events that were not released."""
         with self.lock:
             memory = [
                 f"{region.kind} memory of {region.nbytes} bytes"
@@ -88,7 +90,7 @@ class Gpu(GpuState):
             return [*memory, *own, *(f"event {handle}" for handle in self._events)]
 
     def close(self) -> None:
-        """Stop, and raise the trap that nobody has been told of."""
+        """Stop, and raise a trap that has not been raised yet."""
         self._schedule.close()
         with self.lock:
             for page in (self._page, *self._pages.values()):
@@ -98,7 +100,7 @@ class Gpu(GpuState):
 
 
 class DeviceDouble:
-    """A `Device` that is a `Gpu`."""
+    """A `Device` on a `Gpu`."""
 
     def __init__(self, gpu: Gpu, ordinal: int) -> None:
         self.name = "device double"

@@ -1,6 +1,6 @@
-"""What a `Gpu` is made of: its memory, streams and events, and the rules of using them.
+"""The state of a `Gpu`: its memory, streams and events, and the rules for their use.
 
-The holder of `GpuState.lock` may call anything here.
+A caller must hold `GpuState.lock`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LENIENCIES = {
     "uses_freed": "memory may be used after it was freed or closed",
     "frees_opened": "memory may be freed while other processes have it open",
     "frees_pending": "memory may be freed or closed, and streams ended, while work is under way",
-    "overlaps": "what is read and written in one call may overlap",
-    "misaligned": "elements may lie anywhere",
+    "overlaps": "the inputs and the output of one call may overlap",
+    "misaligned": "elements may have any address",
     "races": "accesses need no order",
     "captures": "a stream that records a graph may be used",
     "uses_ended": "events may be used after they were given back",
     "aborted": "work may be issued after an abort",
-    "exports_any": "memory that was not allocated by itself may be exported",
-    "exports_unshared": "an event that was not made to be shared may be exported",
+    "exports_any": "memory that was not allocated on its own may be exported",
+    "exports_unshared": "an event that was not created as shared may be exported",
 }
 
 _PINNED_HISTORY_WORDS = 4096
@@ -53,7 +53,7 @@ class DeviceTrapError(AssertionError):
 
 @dataclass(slots=True)
 class _Region:
-    """Addresses of this process that the device knows. `handle` is by what it was opened, if it was."""
+    """A range of addresses that the device knows. `handle` is the handle by which it was opened, if it was."""
 
     address: int
     nbytes: int
@@ -105,26 +105,26 @@ class GpuState:
             self._schedule.start_thread()
 
     def allows(self, leniency: str) -> bool:
-        """Return whether a rule has been left out."""
+        """Return whether a rule is switched off."""
         return leniency in self._lenient
 
     def rule(self, leniency: str, holds: bool, broken: str) -> None:
-        """Trap unless a rule holds, or has been left out."""
+        """Raise a trap unless a rule holds or is switched off."""
         if not holds and leniency not in self._lenient:
             raise DeviceTrapError(broken)
 
     def check(self) -> None:
-        """Raise the trap of work that ran by itself."""
+        """Raise the trap of work that ran in the background."""
         trap, self._trap = self._trap, None
         if trap is not None:
             raise trap
 
     def allocate(self, nbytes: int) -> Allocation:
-        """Return new memory by itself."""
+        """Return new memory of its own."""
         return self._add(Segment.new(-(-max(nbytes, 1) // 512) * 512), "dedicated")
 
     def pin(self, nbytes: int) -> AnyArray:
-        """Return host memory that the device uses."""
+        """Return host memory that the device can use."""
         array = np.full(max(nbytes, 1), 0xA5, np.uint8)
         history = History(np.zeros(_PINNED_HISTORY_WORDS, np.int64))
         region = _Region(array.ctypes.data, array.size, "pinned", None, None, history, array)
@@ -168,13 +168,13 @@ class GpuState:
         region.segment.free()
 
     def _bury(self, address: int) -> None:
-        """Keep addresses that were given back from being used again, for a while."""
+        """Keep released addresses from being used again for a while."""
         self._gone.append(address)
         if len(self._gone) > _GRAVES:
             del self._regions[self._gone.popleft()]
 
     def facts(self, pointer: int, ordinal: int) -> PointerFacts:
-        """Return what is known of an address."""
+        """Return the facts about an address."""
         for region in self._regions.values():
             if region.address <= pointer < region.address + region.nbytes and not region.is_gone:
                 whole = Allocation(region.address, region.nbytes)
@@ -189,14 +189,14 @@ class GpuState:
         return handle
 
     def end_stream(self, stream: Stream) -> None:
-        """Give a stream back."""
+        """Release a stream."""
         state = self.stream(stream)
         self.rule("frees_pending", not state.queue, "a stream is ended while its work is under way")
         del self._streams[stream, 0]
         self._schedule.streams.remove(state)
 
     def stream(self, stream: Stream) -> StreamState:
-        """Return the state of a stream; the default ones are there always."""
+        """Return the state of a stream; the default streams always exist."""
         place = stream, threading.get_ident() if stream == THREAD_STREAM else 0
         if place not in self._streams:
             if stream not in (LEGACY_STREAM, THREAD_STREAM):
@@ -232,7 +232,7 @@ class GpuState:
         return event
 
     def end_event(self, event: Event) -> None:
-        """Give an event back."""
+        """Release an event."""
         state = self.event(event)
         del self._events[event.handle]
         self._shared_events.discard(event.handle)
@@ -266,14 +266,14 @@ class GpuState:
         self._schedule.issued()
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Issue a record."""
+        """Issue a record of an event."""
         state, on = self.event(event), self.stream(stream)
         join(on.clock, self._host)
         number = state.issue(on.clock)
         self.issue(stream, lambda: state.happen(number))
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Issue a wait, for the record that was issued last."""
+        """Issue a wait for the last issued record of an event."""
         state, on = self.event(event), self.stream(stream)
         bound = state.issued
         if bound:
@@ -283,7 +283,7 @@ class GpuState:
         self.issue(stream, lambda: None, lambda: state.has_happened(bound))
 
     def done(self, event: Event) -> bool:
-        """Return whether an event has happened, which runs a little of what is late."""
+        """Return whether an event has happened, after running a little of the late work."""
         self._schedule.run_some()
         self.check()
         state = self.event(event)
@@ -295,7 +295,7 @@ class GpuState:
     def use(
         self, stream: Stream, reads: Sequence[tuple[int, int]], writes: tuple[int, int], run: Callable[[], None]
     ) -> None:
-        """Issue work that reads and writes memory, as (address, bytes)."""
+        """Issue work that reads and writes memory; each range is (address, bytes)."""
         self._check_overlaps(reads, writes)
         on = self.stream(stream)
         join(on.clock, self._host)
@@ -308,7 +308,7 @@ class GpuState:
         start, nbytes = writes
         for other, other_nbytes in reads:
             apart = start + nbytes <= other or other + other_nbytes <= start
-            self.rule("overlaps", apart or other == start, "what is read and what is written overlap")
+            self.rule("overlaps", apart or other == start, "an input and the output overlap")
 
     def _check_order(self, on: StreamState, region: _Region, place: tuple[int, int], writes: bool) -> None:
         start = place[0] - region.address
@@ -316,11 +316,11 @@ class GpuState:
         access = Access(on.stream, on.clock[on.stream], start, start + place[1], int(writes))
         with region.locked():
             other = region.history.add(access, on.clock)
-        what = "writes" if writes else "reads"
+        action = "writes" if writes else "reads"
         self.rule(
             "races",
             other is None,
-            f"process {os.getpid()} {what} bytes {start} to {start + place[1]} of {region.kind} memory without being "
+            f"process {os.getpid()} {action} bytes {start} to {start + place[1]} of {region.kind} memory without being "
             f"ordered behind {other}",
         )
 

@@ -1,6 +1,6 @@
-"""What the device doubles of several processes share: memory and the state of events, each in a memfd.
+"""The state that device doubles of several processes share: memory and events, each in a memfd.
 
-Other processes open them by ``/proc``. Nothing has a name, so nothing is left when a process is killed.
+Other processes open the memfds through ``/proc``. They have no names, so nothing remains when a process is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ISSUED, _HAPPENED, _ENDED, _CLOCK = 0, 1, 2, 3
 
 
 class Segment:
-    """Memory of one device double, as one process has it mapped: its bytes, and behind them what all must know."""
+    """Memory of one device double, mapped by one process: its bytes, followed by facts that all processes share."""
 
     def __init__(self, mapped: HostMemory, nbytes: int) -> None:
         self._mapped = mapped
@@ -41,14 +41,14 @@ class Segment:
 
     @classmethod
     def new(cls, nbytes: int) -> Segment:
-        """Return new memory, which holds what nobody expects."""
+        """Return new memory with arbitrary content."""
         segment = cls(HostMemory.new(_page_up(nbytes) + _FACTS_NBYTES), nbytes)
         ctypes.memset(segment.address, 0xA5, min(nbytes, 1 << 16))
         return segment
 
     @classmethod
     def opened(cls, handle: Handle) -> Segment:
-        """Return the memory that another process exported, and keep there that this process has it open."""
+        """Return memory that another process exported, and note in it that this process has it open."""
         segment = cls(HostMemory.opened(handle), handle.number)
         with segment.locked():
             openers = segment._facts[_OPENERS:_HISTORY]
@@ -57,15 +57,15 @@ class Segment:
         return segment
 
     def handle(self) -> Handle:
-        """Return by what others open it."""
+        """Return the handle by which other processes open it."""
         return self._mapped.handle(self.nbytes)
 
     def history(self) -> History:
-        """Return the accesses to it, to be used while it is `locked`."""
+        """Return its accesses; use them only while it is `locked`."""
         return self._history
 
     def openers(self) -> list[int]:
-        """Return the processes that have it open and live."""
+        """Return the living processes that have it open."""
         return [process for process in self._facts[_OPENERS:_HISTORY].tolist() if process and not has_ended(process)]
 
     def is_freed(self) -> bool:
@@ -73,14 +73,14 @@ class Segment:
         return bool(self._facts[_FREED])
 
     def free(self) -> None:
-        """Give it back: it reads as poison to whom it is still open for."""
+        """Release it. Processes that still have it open read poison."""
         self._mapped.empty()
         self._facts[_FREED] = 1
         ctypes.memset(self.address, 0xDB, min(self.nbytes, mmap.PAGESIZE))
         self._mapped.close()
 
     def close(self) -> None:
-        """Let go of memory of another process."""
+        """Close memory of another process."""
         openers = self._facts[_OPENERS:_HISTORY]
         with self.locked():
             openers[openers == os.getpid()] = 0
@@ -88,7 +88,7 @@ class Segment:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes away from the history and the openers; a process that is killed lets go."""
+        """Lock the history and the openers against other processes. The lock of a killed process is released."""
         fcntl.lockf(self._mapped.descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -97,7 +97,7 @@ class Segment:
 
 
 class EventState:
-    """An event, in a page of the process that made it: the records that were issued, and that have happened."""
+    """An event in a page of the process that created it: the numbers of its records that were issued and happened."""
 
     def __init__(self, page: EventPage, index: int, *, ends_with_owner: bool = True) -> None:
         self._page = page
@@ -107,41 +107,41 @@ class EventState:
 
     @property
     def issued(self) -> int:
-        """How many records have been issued."""
+        """The number of records that have been issued."""
         return int(self._words[_ISSUED])
 
     @property
     def is_ended(self) -> bool:
-        """Whether its maker has given it back."""
+        """Whether its creator has released it."""
         return bool(self._words[_ENDED])
 
     @property
     def clock(self) -> Clock:
-        """The clock of the stream at the record that was issued last."""
+        """The clock of the stream at the last issued record."""
         return load_clock(self._words[_CLOCK:])
 
     def issue(self, clock: Clock) -> int:
-        """Issue a record by a stream of this clock; return its number."""
+        """Issue a record by a stream with this clock; return the number of the record."""
         store_clock(self._words[_CLOCK:], clock)
         self._words[_ISSUED] += 1
         return self.issued
 
     def happen(self, number: int) -> None:
-        """Let a record have happened."""
+        """Note that a record has happened."""
         self._words[_HAPPENED] = max(int(self._words[_HAPPENED]), number)
 
     def has_happened(self, number: int) -> bool:
-        """Return whether a record has happened, or its process has ended where that is as good."""
+        """Return whether a record has happened, or its process has ended where that counts as well."""
         return int(self._words[_HAPPENED]) >= number or (self._ends_with_owner and self._page.has_owner_ended())
 
     def end(self) -> None:
-        """Give it back."""
+        """Release it."""
         self._words[_ENDED] = 1
         self._page.give_back(self.index)
 
 
 class EventPage:
-    """The events of one process, as that one or another has them mapped."""
+    """The events of one process, mapped by that process or another."""
 
     def __init__(self, mapped: HostMemory, owner: int) -> None:
         self._mapped = mapped
@@ -165,11 +165,11 @@ class EventPage:
         return EventState(self, index)
 
     def give_back(self, index: int) -> None:
-        """Let an event of `new_event` be used again, later than all others."""
+        """Make an event available again, later than all others."""
         self._unused.append(index)
 
     def handle(self, index: int) -> Handle:
-        """Return by what others open an event."""
+        """Return the handle by which other processes open an event."""
         return self._mapped.handle(index)
 
     def slot(self, index: int) -> Words:
@@ -177,16 +177,16 @@ class EventPage:
         return _words(self._mapped, index * _SLOT_WORDS * 8, _SLOT_WORDS)
 
     def has_owner_ended(self) -> bool:
-        """Return whether the process that made the events has ended."""
+        """Return whether the process that created the events has ended."""
         return self._owner != os.getpid() and has_ended(self._owner)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap the page."""
         self._mapped.close()
 
 
 def has_ended(process: int) -> bool:
-    """Return whether a process has ended, even if nobody has waited for it yet."""
+    """Return whether a process has ended, even if its parent has not waited for it yet."""
     if process == os.getpid():
         return False
     try:

@@ -1,4 +1,4 @@
-"""The streams of a device double: queues of work, and who carries it out, as late and in as bad an order as allowed."""
+"""The streams of a device double: queues of work that run as late and in as bad an order as allowed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BLOCKED_PAUSE_S = 0.0002
 
 @dataclass(slots=True)
 class Work:
-    """One thing that was issued to a stream.
+    """A piece of work that was issued to a stream.
 
     Attributes:
-        run: carries it out.
-        is_ready: whether it may run; what it says may become true only.
+        run: runs it.
+        is_ready: returns whether it may run; once True, it stays True.
         touches: the base addresses of the memory that it uses.
-        number: how many were issued before it, on all streams.
+        number: the number of pieces issued before it, on all streams.
     """
 
     run: Callable[[], None]
@@ -33,10 +33,10 @@ class Work:
 
 @dataclass(slots=True)
 class StreamState:
-    """A stream: what was issued to it and has not run, and what it is ordered behind.
+    """A stream: the work that has not run yet, and the clock of its order.
 
     Attributes:
-        stream: its number, of which there is no other in any process.
+        stream: its number, which is unique among all processes.
     """
 
     stream: int
@@ -46,13 +46,13 @@ class StreamState:
 
 
 class Schedule:
-    """Runs the work of streams, one piece at a time: a seeded choice of those that may run, at seeded times.
+    """Runs the work of streams, one piece at a time: a seeded choice among the pieces that may run, at seeded times.
 
     Args:
-        lock: held by whoever uses the streams.
-        seed: of all choices.
-        in_order: whether work runs in the order in which it was issued, as far as it may.
-        on_trap: told of an `AssertionError` of work that the thread of this schedule ran.
+        lock: held by every user of the streams.
+        seed: the seed of all choices.
+        in_order: whether work runs in the order of issue, as far as it may.
+        on_trap: called with an `AssertionError` of work that this schedule's thread ran.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class Schedule:
         self._is_over = False
 
     def start_thread(self) -> None:
-        """Let work run also while nobody asks for it."""
+        """Start a thread that runs work even if no caller asks for it."""
         self._thread = threading.Thread(target=self._run_late, name="device-double", daemon=True)
         self._thread.start()
 
     def issued(self) -> None:
-        """Take note of new work."""
+        """Notify the thread of new work."""
         self._changed.notify_all()
 
     def run_some(self) -> None:
-        """Run nothing, or a little, of what may run: what is asked for is not done at once."""
+        """Run a few pieces of work, or none, because a device need not act at once."""
         for _ in range(self._random.randrange(3)):
             self.step()
 
     def step(self) -> bool:
-        """Run one piece of work; return whether there was one that may run."""
+        """Run one piece of work; return False if none may run."""
         heads = [stream for stream in self.streams if stream.queue and stream.queue[0].is_ready()]
         if not heads:
             return False
@@ -91,11 +91,11 @@ class Schedule:
         return True
 
     def pending(self) -> list[Work]:
-        """Return what was issued and has not run."""
+        """Return the work that has not run."""
         return [work for stream in self.streams for work in stream.queue]
 
     def close(self) -> None:
-        """Run nothing more."""
+        """Stop running work."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -106,7 +106,7 @@ class Schedule:
         with self._changed:
             while not self._is_over:
                 self._changed.wait_for(lambda: self._is_over or self.pending())
-                # The lock is not held meanwhile: other things are issued before this runs.
+                # Waiting releases the lock, so that other work can be issued before this runs.
                 self._changed.wait(self._random.random() ** 3 * _LONGEST_LATENESS_S)
                 try:
                     if not self._is_over and not self.step():

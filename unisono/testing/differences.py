@@ -1,4 +1,4 @@
-"""How results differ from what they must be, in words, and the error that says so."""
+"""Differences between results and expected results, in words, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from unisono.testing.cases import Case
 
 
 class CheckError(UnisonoError, AssertionError):
-    """A collective, or a transport, did not do what it must.
+    """A collective or a transport has broken its contract.
 
     Attributes:
-        program: a program that makes the call again; None where the error is that of one rank alone.
-        case: the call that it makes.
+        program: a program that repeats the call; None if the error concerns only one rank.
+        case: the call in the program.
     """
 
     program: str | None = None
     case: Case | None = None
 
 
-def difference(found: NDArray[Any], wanted: NDArray[Any], most_ulps: int = 0) -> str:
-    """Return how `found` differs from `wanted`, or nothing if each element is within `most_ulps` of what it must be.
+def difference(result: NDArray[Any], expected: NDArray[Any], most_ulps: int = 0) -> str:
+    """Return the difference between two arrays in words; empty if every element is within `most_ulps`.
 
-    With 0 the bits are compared, so that signs of zeros and NaNs count.
+    With `most_ulps=0` the bits are compared, so signs of zeros and NaNs count.
     """
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        return f"the result is {found.dtype}{list(found.shape)}, not {wanted.dtype}{list(wanted.shape)}"
-    if found.tobytes() == wanted.tobytes():
+    if (result.dtype, result.shape) != (expected.dtype, expected.shape):
+        return f"the result is {result.dtype}{list(result.shape)}, not {expected.dtype}{list(expected.shape)}"
+    if result.tobytes() == expected.tobytes():
         return ""
-    parts = found.dtype.kind == "c"
-    distance = ulps(found.view(found.real.dtype), wanted.view(wanted.real.dtype)) if parts else ulps(found, wanted)
-    wrong = np.flatnonzero(distance.reshape(found.size, -1).max(axis=1) > most_ulps)
+    parts = result.dtype.kind == "c"
+    distance = (
+        ulps(result.view(result.real.dtype), expected.view(expected.real.dtype)) if parts else ulps(result, expected)
+    )
+    wrong = np.flatnonzero(distance.reshape(result.size, -1).max(axis=1) > most_ulps)
     if not wrong.size:
         return ""
-    where = [int(index) for index in np.unravel_index(wrong[0], found.shape)]
-    one, other = found.flat[wrong[0]], wanted.flat[wrong[0]]
-    return f"element {where} of the result is {one}, not {other}; {wrong.size} of {found.size} elements differ"
+    where = [int(index) for index in np.unravel_index(wrong[0], result.shape)]
+    one, other = result.flat[wrong[0]], expected.flat[wrong[0]]
+    return f"element {where} of the result is {one}, not {other}; {wrong.size} of {result.size} elements differ"
 
 
 def ulps(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
-    """Return how many values of the dtype lie from each element of `a` to that of `b`, at least 1 if bits differ."""
+    """Return the number of values of the dtype from each element of `a` to that of `b`, at least 1 if bits differ."""
     a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
     bits_a, bits_b = (each.view(f"u{each.itemsize}").astype(np.int64) for each in (a, b))
     if DTYPES[a.dtype.name].kind in ("float", "float8"):

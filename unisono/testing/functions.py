@@ -1,4 +1,4 @@
-"""Functions of Python that random calls reduce by: one shows the order, one is for any dtype, one is numpy's."""
+"""Python functions by which random calls reduce: one shows the order, one takes any dtype, one is from numpy."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from unisono.operations import Op
 
 _Array = NDArray[Any]
 
-# A map x -> m·x + c modulo the prime is the number m·BASE + c, which the dtypes of `composition` hold exactly.
+# A map x -> m·x + c modulo the prime is stored as the number m·BASE + c, which the dtypes of `composition` hold
+# exactly.
 PRIME, BASE = 251, 256
 
 
 def composition(a: _Array, b: _Array) -> _Array:
-    """Return the maps that apply those of `a`, and then those of `b`."""
+    """Return the maps that first apply those of `a`, then those of `b`."""
     (m, c), (n, d) = (np.divmod(each.astype(np.int64), BASE) for each in (a, b))
     maps: _Array = (n * m % PRIME * BASE + (n * c + d) % PRIME).astype(a.dtype)
     return maps
 
 
 def first_nonzero(a: _Array, b: _Array) -> _Array:
-    """Return `a`, and `b` where that is 0."""
+    """Return the elements of `a` that are not 0, and elsewhere those of `b`."""
     return np.where(a != 0, a, b)
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function as an operation, and the dtypes that it is for."""
+    """A function as an op, and the dtypes that it supports."""
 
     op: Op
     dtypes: tuple[str, ...]
 
 
-# By the names that cases have for them.
+# By their names in cases.
 FUNCTIONS = {
     "composition": Function(
         Op.from_function(composition, commutative=False),

@@ -1,4 +1,4 @@
-"""Local ranks that judge one thing after the other; those that hang tell where, are killed, and others take over."""
+"""Pools of local ranks that run one test after the other. Ranks that hang dump their stacks, and are replaced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from unisono.options import Options
 from unisono.testing.sources import TIMEOUT_S, Backend, literal
 from unisono.watchdog import after
 
-# How long ranks have to tell where they are before they are killed.
+# The time that ranks have to dump their stacks before they are killed.
 _GRACE_S = 1.0
-# In a search for the simplest that is wrong: how long one that hangs is waited for, and the search goes on.
+# In a search for a simpler case: the time after which a call counts as hanging, and the time of the whole search.
 BRIEF_S = 10.0
 _SEARCH_S = 100.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What has ended the ranks: the error, and what they wrote of it, with where they were if they hung."""
+    """The failure that ended the ranks: the error, and their output, with their stacks if they hung."""
 
     error: Exception
     lines: tuple[str, ...]
@@ -36,12 +36,12 @@ class Failure:
 
 
 class Judges:
-    """Local ranks that stay from one call to the next, as long as nothing goes wrong. A context manager.
+    """Local ranks that are reused from one call to the next until a call fails. A context manager.
 
     Args:
-        options: those of the ranks' communicator.
-        backend: what makes of it the communicator that is judged.
-        timeout_s: seconds after which a call counts as one that hangs.
+        options: the options of the ranks' communicator.
+        backend: the backend under test; None for Unisono itself.
+        timeout_s: seconds after which a call counts as hanging.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Judges:
     def run(
         self, fn: Callable[[Any, Any], Any], value: Any, size: int, most_s: float = math.inf
     ) -> list[Any] | Failure:
-        """Run ``fn(comm, value)`` on `size` ranks; return what they return, by rank, or what ended them.
+        """Run ``fn(comm, value)`` on `size` ranks; return their results by rank, or the failure that ended them.
 
-        After a failure, new ranks are started for what comes next. If `most_s` is less than the seconds after which a
-        call hangs, it counts instead.
+        After a failure, the next call starts new ranks. If `most_s` is less than the time limit of a call, it replaces
+        the limit.
 
         Raises:
             UnisonoError: the ranks cannot be started.
@@ -69,8 +69,8 @@ class Judges:
         task = partial(_watched, fn=fn, value=value, backend=self._backend, timeout_s=timeout_s)
         try:
             return pool.run(task, timeout_s=timeout_s + _GRACE_S)
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is what is wrong)
-            self._pools.clear()  # it has ended its ranks
+        except Exception as error:  # noqa: BLE001  (any exception is a finding)
+            self._pools.clear()  # the failure has ended the ranks
             return Failure(error, tuple(self._lines))
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Judges:
         if size not in self._pools:
             self.close()
             pool = Pool(size, options=self._options, on_output=self._keep)
-            pool.run(_ready)  # the time that ranks take to start is not that of the first call
+            pool.run(_ready)  # so that the first call does not include the start of the ranks
             self._pools[size] = pool
         return self._pools[size]
 
@@ -100,13 +100,13 @@ class Judges:
 
 
 def while_searching(is_wrong: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a judge for the search that begins now, which finds nothing wrong when that has gone on for too long."""
+    """Return a judge for a search that begins now, which accepts everything once the search has taken too long."""
     end = time.monotonic() + _SEARCH_S
-    return lambda *each: time.monotonic() < end and is_wrong(*each)
+    return lambda *arguments: time.monotonic() < end and is_wrong(*arguments)
 
 
 def _ready(_: Any) -> None:
-    """Do nothing, for which the ranks must have found each other."""
+    """Do nothing. To call this, the ranks must have completed their rendezvous."""
 
 
 def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: Backend | None, timeout_s: float) -> Any:
@@ -115,8 +115,8 @@ def _watched(comm: Any, *, fn: Callable[[Any, Any], Any], value: Any, backend: B
         return fn(judged, value)
 
 
-def _tell_of_hang(what: str) -> None:
-    """Write `what`, and where all threads are."""
-    sys.stderr.write(f"{what}\n")
+def _tell_of_hang(problem: str) -> None:
+    """Write the problem and the stacks of all threads."""
+    sys.stderr.write(f"{problem}\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(all_threads=True)

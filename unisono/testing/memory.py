@@ -1,4 +1,4 @@
-"""Arrays that lie at a given place in memory, with bytes around them that must not change."""
+"""Arrays at a chosen place in memory, surrounded by guard bytes that must not change."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FILL = 0xA5
 
 
 class Guarded:
-    """An array of its own memory, of which each byte is 0xA5 at first, and so are those around it.
+    """An array in memory of its own. At first, each of its bytes and of the guard bytes around it is 0xA5.
 
     Attributes:
-        array: contiguous, in the given order, `offset` bytes beyond an address that is divisible by 64.
+        array: contiguous in the requested order, `offset` bytes after an address that is divisible by 64.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, offset: int = 0, order: str = "C") -> None:
@@ -30,18 +30,18 @@ class Guarded:
     @classmethod
     def of(cls, values: NDArray[Any], offset: int = 0, order: str = "C") -> Guarded:
         """Return a guarded copy of `values`."""
-        made = cls(values.shape, values.dtype, offset, order)
-        made.array[...] = values
-        return made
+        guarded = cls(values.shape, values.dtype, offset, order)
+        guarded.array[...] = values
+        return guarded
 
     def is_intact(self) -> bool:
-        """Return whether the bytes around the array are what they were."""
+        """Return whether the guard bytes are unchanged."""
         around = np.concatenate([self._memory[: self._start], self._memory[self._end :]])
         return bool((around == _FILL).all())
 
 
 def laid_out(values: NDArray[Any], layout: str, offset: int = 0) -> tuple[NDArray[Any], Guarded]:
-    """Return a copy of `values` that lies in memory as `layout` says, "C", "F" or "strided", and what guards it."""
+    """Return a copy of `values` in the memory order `layout` ("C", "F" or "strided"), and its guard."""
     if layout == "strided":
         guard = Guarded.of(np.stack([values, values], axis=-1), offset)
         return guard.array[..., 0], guard

@@ -1,8 +1,9 @@
-"""What each rank has and what must come of it, computed by numpy in wide arithmetic that has no part in Unisono.
+"""Inputs and expected results of each rank, computed by numpy in wide arithmetic without any code of Unisono.
 
-Every rank computes the data of all ranks, so that nothing has to be communicated. Values are integers, or halves of
-them, and so few take part in the sum or product of an element that every partial result is exact in the dtype, in any
-order, for any number of ranks. Only the division of an average may not be: then one unit in the last place is allowed.
+Every rank computes the data of all ranks, so nothing has to be communicated. Values are integers or halves, and only a
+few ranks contribute to the sum or product of an element. So every partial result is exact in the dtype, in any order
+and for any number of ranks. Only the division of an average may be inexact: there, one unit in the last place is
+allowed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from unisono.testing.functions import BASE, PRIME
 _Array = NDArray[Any]
 
 MOST_TERMS = 7
-# How many terms of 8 bits a sum may have: in an average no partial sum of several would be exact.
+# The most terms of an 8-bit sum. In an average of several terms, no partial sum would be exact.
 _SUMS = {"sum": MOST_TERMS, "premul_sum": 3, "avg": 1}
 _RANGES = {"sum": (-8, 8), "premul_sum": (-8, 8), "avg": (-2, 2), "land": (0, 5), "lor": (0, 1), "lxor": (0, 2)}
-# No part of a product of these complex numbers is a zero whose sign depends on the order.
+# Products of these complex numbers have no zero part, because the sign of such a zero would depend on the order.
 _FACTORS: dict[str, list[Any]] = {
     "integer": [1, -1, 2, 3],
     "float": [1.0, -1.0, 2.0, 0.5],
@@ -35,7 +36,7 @@ _WIDE = {"bool": np.int64, "integer": np.int64, "float": np.float64, "float8": n
 
 
 def inputs(case: Case, size: int) -> list[_Array]:
-    """Return the `x` of each rank; of those that need none, something else that must not matter."""
+    """Return the `x` of each rank. Ranks that need none get other data, which must not matter."""
     shapes = [case.shape(size, rank) for rank in range(size)]
     if case.reduces:
         stack = contributions(case.dtype, case.op, size, int(np.prod(shapes[0])), case.seed)
@@ -49,7 +50,7 @@ def _numbered(first: int, shape: tuple[int, ...], dtype: str) -> _Array:
 
 
 def result_of(case: Case, xs: list[_Array], rank: int) -> _Array | None:
-    """Return what `rank` gets; None where it gets nothing, or where its `out` is left as it is."""
+    """Return the expected result of `rank`; None if it has no result, or its `out` must stay unchanged."""
     size = len(xs)
     if not case.contract.has_output(rank, case.root % size) or (case.collective == "exscan" and rank == 0):
         return None
@@ -77,13 +78,13 @@ def _combined(case: Case, xs: list[_Array]) -> _Array:
 
 
 def most_ulps(case: Case, size: int) -> int:
-    """Return by how many units in the last place a right result may differ from `result_of`."""
+    """Return the number of units in the last place by which a correct result may differ from `result_of`."""
     return int(case.contract.reduces and case.op == "avg" and size > MOST_TERMS)
 
 
 def contributions(dtype: str, op: str, size: int, count: int, seed: int = 0) -> _Array:
     """Return an array (size, count) whose reduction is exact in the dtype, in any order; see `most_ulps`."""
-    # The stream of a RandomState is the same in every version of numpy.
+    # numpy keeps the stream of RandomState the same in all versions.
     state = np.random.RandomState([seed, size, count, OPS.index(op)])
     kind, shape = DTYPES[dtype].kind, (size, count)
     if op in ("minloc", "maxloc"):
@@ -122,7 +123,7 @@ def _factors(dtype: str) -> list[Any]:
 
 
 def _few(values: _Array, most: int, neutral: int) -> _Array:
-    """Return `values` with all but `most` ranks' neutral in each element: others in the next, so that all count."""
+    """Return `values` with all but `most` ranks neutral in each element. The choice rotates, so all ranks count."""
     size, count = values.shape
     takes_part = (np.arange(size)[:, None] - np.arange(count)) % size < most
     return np.where(takes_part, values, neutral)
@@ -162,7 +163,7 @@ def _mean(wide: _Array) -> _Array:
 
 
 def _located(wide: _Array, sign: int) -> _Array:
-    """Return the pairs (value, index) of the least value, times `sign`, and of equal ones of the least index."""
+    """Return the (value, index) pairs with the least value times `sign` and, among equal ones, the least index."""
     best: _Array = wide[0]
     for row in wide[1:]:
         ahead, tied = sign * row.real < sign * best.real, row.real == best.real
@@ -171,7 +172,7 @@ def _located(wide: _Array, sign: int) -> _Array:
 
 
 def _composed(wide: _Array) -> _Array:
-    """Return the maps by what all of them, one after the other, make of 0 and of 1."""
+    """Return the composition of all maps, computed from its values at 0 and 1."""
     zero, one = np.zeros_like(wide[0]), np.ones_like(wide[0])
     for factor, constant in (np.divmod(row, BASE) for row in wide):
         zero, one = ((factor * point + constant) % PRIME for point in (zero, one))

@@ -1,7 +1,7 @@
-"""Calls on several communicators, in flight at the same time, as data: programs that all ranks run.
+"""Programs as data: calls on several communicators that are in flight at the same time, which all ranks run.
 
-A program has *steps*, which all ranks take in the same order. What a rank has started it may wait for at any time,
-so that each rank waits in an order of its own, and ranks are at different steps.
+All ranks take the *steps* of a program in the same order. A rank may wait for a call that it has started at any later
+time. So each rank waits in its own order, and ranks are at different steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMUNICATORS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Make:
-    """A call on a communicator. If its case does not wait, a rank waits at once or later, as it likes."""
+    """A call on a communicator. If its case does not wait, each rank waits at once or later, by its own choice."""
 
     case: Case
     on: str = "world"
@@ -36,7 +36,7 @@ class Make:
 
 @dataclass(frozen=True)
 class Together:
-    """The calls of a group."""
+    """The calls of a group of calls."""
 
     cases: tuple[Case, ...]
     on: str = "world"
@@ -44,21 +44,21 @@ class Together:
 
 @dataclass(frozen=True)
 class Again:
-    """Another call by what `Make` has prepared in step `step`, which may be a plan."""
+    """Repeats the call that `Make` prepared in step `step`, which may be a persistent call."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The end of what goes on since step `step`, if anything does."""
+    """Waits for the call of step `step` if it is in flight."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class WaitForAny:
-    """The end of one of the calls that go on: each rank takes another."""
+    """Waits for one of the calls in flight; each rank chooses its own."""
 
 
 Step = Make | Together | Again | Wait | WaitForAny
@@ -66,11 +66,11 @@ Step = Make | Together | Again | Wait | WaitForAny
 
 @dataclass(frozen=True)
 class Program:
-    """What ranks do.
+    """A program for all ranks.
 
     Attributes:
-        steps: in their order; `Again` and `Wait` name others by their index.
-        seed: of what each rank decides by itself.
+        steps: in order; `Again` and `Wait` refer to other steps by index.
+        seed: the seed of each rank's own choices.
     """
 
     steps: tuple[Step, ...]
@@ -78,15 +78,15 @@ class Program:
 
 
 def check_program(comm: Any, program: Program) -> None:
-    """Run a program, and check what comes of each call on this rank.
+    """Run a program, and check the result of each call on this rank.
 
     Args:
-        comm: this rank's communicator, or what has its methods; all ranks call this with the same program.
+        comm: this rank's communicator, or an object with its methods; all ranks call this with the same program.
         program: the calls.
 
     Raises:
-        CheckError: as `check_case` does; all calls have been made then.
-        UnisonoError: what a call raises, which ends the program.
+        CheckError: a result is wrong, as in `check_case`; all calls have been made then.
+        UnisonoError: a call raised it, which ends the program.
     """
     run = _Run(comm, program.seed)
     with run.communicators:
@@ -94,18 +94,18 @@ def check_program(comm: Any, program: Program) -> None:
             run.take(index, step)
         while run.going_on:
             run.take(len(program.steps), WaitForAny())
-        comm.barrier()  # who closes a communicator is lost to ranks whose calls have not ended
+        comm.barrier()  # because a rank that closes a communicator is lost to ranks whose calls have not ended
     if run.wrong:
         raise CheckError(run.wrong, rank=comm.rank)
 
 
 class _Run:
-    """A program as far as it has come on a rank.
+    """The state of a program on a rank.
 
     Attributes:
-        wrong: what the first call that was wrong got.
-        going_on: by the step that began them, the calls that have not been waited for, and their works.
-        communicators: closes those that have been made.
+        wrong: the difference of the first wrong call, or empty.
+        going_on: the calls in flight and their works, by the step that started them.
+        communicators: closes the communicators that the program has created.
     """
 
     def __init__(self, world: Any, seed: int) -> None:
@@ -114,11 +114,11 @@ class _Run:
         self.communicators = ExitStack()
         self._world = world
         self._dice = random.Random(f"{seed} {world.rank}")
-        self._made: dict[str, Any] = {}
+        self._created: dict[str, Any] = {}
         self._calls: dict[int, tuple[Call, bool]] = {}
 
     def take(self, index: int, step: Step) -> None:
-        """Take a step; what is wrong is kept, so that the ranks stay together."""
+        """Take a step. A difference is only noted, so that the ranks stay together."""
         if isinstance(step, Make):
             self._make(index, step)
         elif isinstance(step, Together):
@@ -133,12 +133,12 @@ class _Run:
             self._wait(self._dice.choice(sorted(self.going_on)))
 
     def _communicator(self, name: str) -> Any:
-        if name not in self._made:
-            made = COMMUNICATORS[name](self._world)
-            if made is not None and made is not self._world:
-                self.communicators.enter_context(made)
-            self._made[name] = made
-        return self._made[name]
+        if name not in self._created:
+            created = COMMUNICATORS[name](self._world)
+            if created is not None and created is not self._world:
+                self.communicators.enter_context(created)
+            self._created[name] = created
+        return self._created[name]
 
     def _make(self, index: int, step: Make) -> None:
         comm = self._communicator(step.on)
@@ -147,7 +147,7 @@ class _Run:
         try:
             call = prepared(comm, step.case)
             self._begin(index, call, step.case.wait)
-        except NoAlgorithmError:  # on all ranks alike, before anything is sent
+        except NoAlgorithmError:  # raised on all ranks, before anything is sent
             return
         self._calls[index] = call, step.case.wait
 

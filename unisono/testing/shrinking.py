@@ -1,4 +1,4 @@
-"""The way from what goes wrong to the simplest that does: greedily, one step after the other."""
+"""Shrinking: the greedy search for a simpler call or program that also fails."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any, TypeVar
 from unisono.testing.cases import Case, is_defined
 from unisono.testing.programs import Again, Make, Program, Step, Wait
 
-_Given = TypeVar("_Given")
+_Subject = TypeVar("_Subject")
 
-# How many are tried at most: a call that hangs takes its whole time each time.
+# The most candidates that are tried, because each call that hangs takes its whole time limit.
 MOST_TRIES = 100
 _DTYPES = ("float32", "int32", "uint8", "complex64")
 _SPECIAL = ("collective", "dtype", "rows", "counts")
 
 
 def shrunk(case: Case, size: int, is_wrong: Callable[[Case, int], bool], sizes: Collection[int]) -> tuple[Case, int]:
-    """Return a case and a number of ranks that are wrong, and of which no simpler ones have been found that are.
+    """Return a wrong case and number of ranks of which no simpler ones were found to be wrong.
 
     Args:
-        case: the call that is known to be wrong.
-        size: on how many ranks.
-        is_wrong: says whether another case is, on so many ranks; what is refused does not count as wrong.
-        sizes: other numbers of ranks to try, if they are less.
+        case: a call that is wrong.
+        size: the number of ranks on which it is wrong.
+        is_wrong: returns whether a case is wrong on a number of ranks. A refused call does not count as wrong.
+        sizes: other numbers of ranks to try if they are smaller.
     """
     return _descend((case, size), lambda each: _simpler(*each, sizes), lambda each: is_wrong(*each))
 
 
 def shrunk_program(program: Program, is_wrong: Callable[[Program], bool]) -> Program:
-    """Return a program that is wrong, with fewer steps and simpler calls than one that is known to be."""
+    """Return a wrong program with fewer steps and simpler calls than a program that is wrong."""
     return _descend(program, _simpler_programs, is_wrong)
 
 
 def _descend(
-    start: _Given, simpler: Callable[[_Given], Iterable[_Given]], is_wrong: Callable[[_Given], bool]
-) -> _Given:
-    """Go to the first that is simpler and wrong, again and again, as long as there is one."""
+    start: _Subject, simpler: Callable[[_Subject], Iterable[_Subject]], is_wrong: Callable[[_Subject], bool]
+) -> _Subject:
+    """Replace the subject by the first simpler one that is wrong, until there is none."""
     tried = {start}
     best = start
     while True:
-        for each in simpler(best):
-            if each in tried:
+        for subject in simpler(best):
+            if subject in tried:
                 continue
             if len(tried) > MOST_TRIES:
                 return best
-            tried.add(each)
-            if is_wrong(each):
-                best = each
+            tried.add(subject)
+            if is_wrong(subject):
+                best = subject
                 break
         else:
             return best
 
 
 def _simpler_programs(program: Program) -> Iterator[Program]:
-    """Yield the programs without half, a quarter, ... one of the steps, and those of which one call is plain."""
+    """Yield programs without half, a quarter, … one of the steps, then programs with one simplified call."""
     length = len(program.steps)
     chunk = length // 2
     while chunk:
@@ -69,7 +69,7 @@ def _simpler_programs(program: Program) -> Iterator[Program]:
 
 
 def _without(program: Program, dropped: range) -> Program:
-    """Return a program without some steps, nor those that name one of them."""
+    """Return a program without the dropped steps, and without the steps that refer to them."""
     kept: dict[int, Step] = {}
     places: dict[int, int] = {}
     for index, step in enumerate(program.steps):
@@ -86,15 +86,15 @@ def _plain(case: Case) -> Case:
 
 
 def _simpler(case: Case, size: int, sizes: Collection[int]) -> Iterator[tuple[Case, int]]:
-    """Yield what is simpler than a case on `size` ranks, what saves most of the way first."""
+    """Yield simpler cases than `case` on `size` ranks, the greatest simplification first."""
     yield _plain(case), size
     yield from ((each, size) for each in _simpler_by_one(case))
-    # Other ranks take longer to start than most calls.
+    # Fewer ranks come last, because starting them takes longer than most calls.
     yield from ((case, each) for each in sorted(sizes) if each < size)
 
 
 def _simpler_by_one(case: Case) -> Iterator[Case]:
-    """Yield the cases of which one field is simpler; each leads down, so that a search ends."""
+    """Yield cases with one simpler field. Every case is closer to the plain one, so a search ends."""
     for field in fields(case):
         plain: dict[str, Any] = {field.name: field.default}
         if field.name not in _SPECIAL and _is_defined(simpler := replace(case, **plain)):
@@ -110,7 +110,7 @@ def _simpler_by_one(case: Case) -> Iterator[Case]:
 
 
 def _is_defined(case: Case) -> bool:
-    """Return whether the operation is one for the dtype."""
+    """Return whether the op of a case supports its dtype."""
     return not case.reduces or is_defined(case.op, case.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Programs that make calls again: text to be kept in a file and to be run by itself."""
+"""Makes programs that repeat calls, as text that can be saved and run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from math import ceil
 from typing import Any
 
-# How long a program goes on before it ends itself, if it is not said: no call takes a second.
+# The default time after which a program ends itself. No call takes a second.
 TIMEOUT_S = 60.0
-# And how long its ranks then have to tell where they are, on a machine that is busy.
+# The time that its ranks then have to dump their stacks on a busy machine.
 _TELLING_S = 10
 
 _PROGRAM = '''\
@@ -23,23 +23,23 @@ import unisono as un
 from unisono.testing import {names}
 {imported}
 {noun} = {value}
-with un.init() as comm:  # or the communicator that is to be judged
-    faulthandler.dump_traceback_later({timeout_s:g})  # a rank that hangs tells where it is,
-    signal.alarm({end_s})  # and ends when the others have told
+with un.init() as comm:  # or the communicator under test
+    faulthandler.dump_traceback_later({timeout_s:g})  # a rank that hangs dumps its stack,
+    signal.alarm({end_s})  # and ends when all ranks have done so
     {function}({comm}, {noun})
 '''
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What is judged in the place of a communicator: what the function `name` of `module` makes of one."""
+    """A backend under test: the function `name` of `module` turns a communicator into the object that is tested."""
 
     module: str
     name: str
 
     @property
     def make(self) -> Callable[[Any], Any]:
-        """The function; getting it imports the module."""
+        """The function; reading this property imports the module."""
         function: Callable[[Any], Any] = getattr(importlib.import_module(self.module), self.name)
         return function
 
@@ -50,11 +50,11 @@ def source(
     """Return a program that calls ``function(comm, value)`` on `size` ranks, and fails if that raises or hangs.
 
     Args:
-        function: a name in `unisono.testing`, as the names of the dataclasses in `value` are.
+        function: a name in `unisono.testing`, which also has the dataclasses in `value`.
         value: a dataclass.
         size: the number of ranks.
-        backend: what makes of the communicator the one that is judged.
-        timeout_s: how long the call has.
+        backend: the backend under test; None for Unisono itself.
+        timeout_s: the time limit of the call.
     """
     return _PROGRAM.format(
         size=size,
@@ -70,14 +70,14 @@ def source(
 
 
 def literal(value: Any) -> str:
-    """Return what Python reads as `value`, in which dataclasses tell what is not as it is by default."""
+    """Return a Python expression for `value`, in which dataclasses omit fields that have their default."""
     if isinstance(value, tuple) and any(is_dataclass(each) for each in value):
         return f"({''.join(f'{literal(each)}, ' for each in value).rstrip()})"
     return f"{type(value).__name__}({', '.join(_arguments(value))})" if is_dataclass(value) else repr(value)
 
 
 def _lines(value: Any) -> str:
-    """Return `literal(value)` with a line for each argument, or for each step where there are steps."""
+    """Return `literal(value)` with one line for each argument or, for a program, for each step."""
     parts = [literal(step) for step in value.steps] if hasattr(value, "steps") else _arguments(value)
     lines = "".join(f"    {part},\n" for part in parts)
     if hasattr(value, "steps"):
@@ -87,12 +87,12 @@ def _lines(value: Any) -> str:
 
 
 def _arguments(value: Any) -> list[str]:
-    each = [(field, getattr(value, field.name)) for field in fields(value)]
-    needed = [literal(given) for field, given in each if field.default is MISSING]
+    pairs = [(field, getattr(value, field.name)) for field in fields(value)]
+    needed = [literal(argument) for field, argument in pairs if field.default is MISSING]
     return needed + [
-        f"{field.name}={literal(given)}"
-        for field, given in each
-        if field.default is not MISSING and given != field.default
+        f"{field.name}={literal(argument)}"
+        for field, argument in pairs
+        if field.default is not MISSING and argument != field.default
     ]
 
 

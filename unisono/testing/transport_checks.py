@@ -1,4 +1,4 @@
-"""Checks of the promises of `contracts.transport.MessageTransport`: each tries one promise on ranks of this process."""
+"""Checks of the promises of `contracts.transport.MessageTransport`. Each tries one promise on ranks of this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from unisono.transports.contracts.transport import MessageTransport, Traffic
 from unisono.transports.executors.generic import GenericExecutor
 
 CYCLES = 1000
-# What a thousand transports may leave in memory: caches, and what the allocators keep.
+# The bytes that a thousand transports may leave behind, in caches and allocators.
 LEAK_NBYTES = 8 << 20
 LARGE_NBYTES = (1 << 31) + 4099
 _LARGE_LIMIT_S = 240.0
@@ -50,7 +50,7 @@ _PAUSE_S = 0.001
 
 
 def _messages_arrive(ranks: Ranks) -> None:
-    """Messages of every pair arrive, whichever side comes first, in whatever pieces, and change nothing else."""
+    """Messages of every pair arrive, whichever side posts first, in any pieces, and write nothing else."""
     for source, dest in permutations(range(len(ranks.transports)), 2):
         for group, nbytes in enumerate((1, 4, 1000, 70_000)):
             data = bytes((source + 3 * dest + k) % 251 for k in range(nbytes))
@@ -62,27 +62,27 @@ def _messages_arrive(ranks: Ranks) -> None:
             early = receiving() if group % 2 else None
             thirds = [memoryview(data)[: nbytes // 3], memoryview(data)[nbytes // 3 :]]
             sent = ranks[source].post_send(dest, at(group), signature, [each for each in thirds if each.nbytes])
-            what = f"a message of {nbytes} B from rank {source} to rank {dest}"
-            ranks.complete([sent, early or receiving()], what)
-            expect(memory[1:-1] == data, f"{what} arrived with other bytes")
-            expect(memory[0] == memory[-1] == 0xAA, f"{what} wrote beside its memory")
+            name = f"a message of {nbytes} B from rank {source} to rank {dest}"
+            ranks.complete([sent, early or receiving()], name)
+            expect(memory[1:-1] == data, f"{name} arrived with other bytes")
+            expect(memory[0] == memory[-1] == 0xAA, f"{name} wrote outside its memory")
 
 
 def _identities(ranks: Ranks) -> None:
-    """A receive gets the message of its identity and its source, and no other."""
+    """A receive gets only the message with its identity and source."""
     identities = [at(0), at(1), at(1 << 31), at(0, lane=1), at(0, sequence=1), at(0, segment=1)]
     sent = [send(ranks[0], 1, each, bytes([number] * 4)) for number, each in enumerate(identities)]
     sent.append(send(ranks[2], 1, at(0), b"two!"))
     from_two, of_two = receive(ranks[1], 2, at(0))
-    found = [receive(ranks[1], 0, each) for each in reversed(identities)]
-    ranks.complete([*sent, from_two, *(request for request, _ in found)], "messages of several identities")
+    receives = [receive(ranks[1], 0, each) for each in reversed(identities)]
+    ranks.complete([*sent, from_two, *(request for request, _ in receives)], "messages of several identities")
     expect(of_two == b"two!", "a receive got a message of another rank")
-    for number, (_, memory) in zip(reversed(range(len(identities))), found, strict=True):
+    for number, (_, memory) in zip(reversed(range(len(identities))), receives, strict=True):
         expect(memory == bytes([number] * 4), f"a receive of {identities[number]} got a message of another identity")
 
 
 def _nothing_comes_early(ranks: Ranks) -> None:
-    """A receive is not done before its message has come."""
+    """A receive is not done before its message has arrived."""
     early, memory = receive(ranks[1], 0, at(0))
     send(ranks[0], 1, at(1), b"next")
     ranks.idle()
@@ -93,7 +93,7 @@ def _nothing_comes_early(ranks: Ranks) -> None:
 
 
 def _unexpected(ranks: Ranks) -> None:
-    """Messages that nobody expects wait, in order, are told by `arrived`, and keep no other message from coming."""
+    """Messages without a receive wait in order, appear in `arrived`, and do not block other messages."""
     many = 300
     signatures = [message(4) for _ in range(many)]
     for number in range(many):
@@ -105,33 +105,33 @@ def _unexpected(ranks: Ranks) -> None:
         seen[:] = [identity.sequence for identity, _ in arrived]
         in_order = seen == list(range(len(seen)))
         expect(in_order or not ranks[1].capabilities.ordered, f"messages arrived in another order: {seen[:8]}, …")
-        told = all(signature == message(4) for _, signature in arrived)
-        expect(told, "arrived() told another signature than was sent")
+        is_equal = all(signature == message(4) for _, signature in arrived)
+        expect(is_equal, "arrived() returned another signature than was sent")
         return len(seen) > 0
 
-    ranks.until(some_there, "arrived() told of messages without a receive")
+    ranks.until(some_there, "arrived() returned messages without a receive")
     other, memory = receive(ranks[1], 2, at(0))
-    ranks.complete([send(ranks[2], 1, at(0), b"pass"), other], "a message beside many that nobody expects")
-    expect(memory == b"pass", "a message beside many that nobody expects arrived with other bytes")
-    found = [receive(ranks[1], 0, at(5, MESSAGES_LANE, number), 4, message(4)) for number in range(many)]
-    ranks.complete([request for request, _ in found], "messages that nobody had expected")
-    numbers = [int.from_bytes(memory, "big") for _, memory in found]
-    expect(numbers == list(range(many)), "messages that nobody had expected were mixed up")
-    expect(not ranks[1].arrived(0, MESSAGES_LANE), "arrived() tells of messages that were received")
+    ranks.complete([send(ranks[2], 1, at(0), b"pass"), other], "a message next to many unexpected ones")
+    expect(memory == b"pass", "a message next to many unexpected ones arrived with other bytes")
+    receives = [receive(ranks[1], 0, at(5, MESSAGES_LANE, number), 4, message(4)) for number in range(many)]
+    ranks.complete([request for request, _ in receives], "unexpected messages")
+    numbers = [int.from_bytes(memory, "big") for _, memory in receives]
+    expect(numbers == list(range(many)), "unexpected messages were mixed up")
+    expect(not ranks[1].arrived(0, MESSAGES_LANE), "arrived() returned messages that were received")
 
 
 def _nothing_at_all(ranks: Ranks) -> None:
-    """Messages of zero bytes arrive, in their place, and are counted."""
+    """Messages of zero bytes arrive in order, and are counted."""
     for number in range(3):
         ranks[0].post_send(1, at(0, MESSAGES_LANE, number), message(0), [])
-    found = [receive(ranks[1], 0, at(0, MESSAGES_LANE, number), 0, message(0))[0] for number in range(3)]
-    ranks.complete(found, "messages of zero bytes")
+    receives = [receive(ranks[1], 0, at(0, MESSAGES_LANE, number), 0, message(0))[0] for number in range(3)]
+    ranks.complete(receives, "messages of zero bytes")
     traffic = ranks[1].traffic()[0]
     expect((traffic.received_messages, traffic.received_nbytes) == (3, 0), f"messages of zero bytes count as {traffic}")
 
 
 def _memory_of_the_sender(ranks: Ranks) -> None:
-    """What is changed when a send is done, or at once if the transport copies, does not change what was sent."""
+    """Changes of the sender's memory after a send is done, or at once if the transport copies, change no message."""
     data = bytearray(b"x" * 300_000)
     sent = ranks[0].post_send(1, at(0), message(len(data)), [memoryview(data)])
     ranks.idle()
@@ -148,32 +148,32 @@ def _many_peers(ranks: Ranks) -> None:
     """Every rank exchanges messages with every other one at once."""
     pairs = list(permutations(range(len(ranks.transports)), 2))
     data = {pair: bytes(f"{pair}".encode() * 500) for pair in pairs}
-    found = {(a, b): receive(ranks[b], a, at(0), len(data[a, b]), message(len(data[a, b]))) for a, b in pairs[::2]}
+    receives = {(a, b): receive(ranks[b], a, at(0), len(data[a, b]), message(len(data[a, b]))) for a, b in pairs[::2]}
     sent = [send(ranks[a], b, at(0), data[a, b], message(len(data[a, b]))) for a, b in pairs]
-    found |= {(a, b): receive(ranks[b], a, at(0), len(data[a, b]), message(len(data[a, b]))) for a, b in pairs[1::2]}
-    ranks.complete([*sent, *(request for request, _ in found.values())], f"messages of {len(pairs)} pairs")
-    wrong = [pair for pair, (_, memory) in found.items() if memory != data[pair]]
+    receives |= {(a, b): receive(ranks[b], a, at(0), len(data[a, b]), message(len(data[a, b]))) for a, b in pairs[1::2]}
+    ranks.complete([*sent, *(request for request, _ in receives.values())], f"messages of {len(pairs)} pairs")
+    wrong = [pair for pair, (_, memory) in receives.items() if memory != data[pair]]
     expect(not wrong, f"messages of the pairs {wrong} arrived with other bytes")
 
 
 def _traffic(ranks: Ranks) -> None:
-    """Counters tell the messages and bytes of each peer, on both sides, and nothing else."""
+    """Counters show the messages and bytes of each peer on both sides, and nothing else."""
     posted = [send(ranks[0], 1, at(group), bytes(nbytes), message(nbytes)) for group, nbytes in enumerate((3, 5000))]
     posted += [receive(ranks[1], 0, at(group), nbytes, message(nbytes))[0] for group, nbytes in enumerate((3, 5000))]
     ranks.complete(posted, "two messages")
     name = ranks[0].name
-    wanted: tuple[dict[int, Traffic], ...] = (
+    expected: tuple[dict[int, Traffic], ...] = (
         {1: Traffic(name, sent_messages=2, sent_nbytes=5003)},
         {0: Traffic(name, received_messages=2, received_nbytes=5003)},
         {},
     )
-    for rank, counted in enumerate(wanted):
-        found = {peer: each for peer, each in ranks[rank].traffic().items() if each != Traffic(name)}
-        expect(found == counted, f"the counters of rank {rank} are {found} instead of {counted}")
+    for rank, of_rank in enumerate(expected):
+        counted = {peer: traffic for peer, traffic in ranks[rank].traffic().items() if traffic != Traffic(name)}
+        expect(counted == of_rank, f"the counters of rank {rank} are {counted} instead of {of_rank}")
 
 
 def _posting_never_blocks(ranks: Ranks) -> None:
-    """A large message is posted at once, though its receiver does nothing."""
+    """Posting a large message returns at once, even if its receiver does nothing."""
     data = bytes(range(256)) * (1 << 16)
     request = ranks[0].post_send(1, at(0), message(len(data)), [memoryview(data)])
     request.done()
@@ -184,41 +184,43 @@ def _posting_never_blocks(ranks: Ranks) -> None:
 
 
 def _subgroups(ranks: Ranks) -> None:
-    """Communicators of some ranks know their members, and their messages are their own."""
+    """Subgroups know their members, and their messages stay separate."""
     groups = [ranks[rank].subgroup((2, 0), 0) for rank in (2, 0)]
     twins = [ranks[rank].subgroup((2, 0), 1) for rank in (2, 0)]
-    expect([each.rank for each in groups] == [0, 1], "the ranks of a subgroup are not in the order that was given")
+    expect([each.rank for each in groups] == [0, 1], "the ranks of a subgroup are not in the requested order")
     expect(all(tuple(each.members) == (2, 0) for each in groups), "a subgroup has other members")
     sent = [send(ends[1], 0, at(0), data) for ends, data in zip((groups, twins), (b"one ", b"two "), strict=True)]
     sent.append(send(ranks[0], 2, at(0), b"all "))
-    found = [receive(twins[0], 1, at(0)), receive(groups[0], 1, at(0)), receive(ranks[2], 0, at(0))]
-    ranks.complete([*sent, *(request for request, _ in found)], "messages of three communicators")
-    for (_, memory), wanted in zip(found, (b"two ", b"one ", b"all "), strict=True):
-        expect(memory == wanted, "a message of one communicator went to another")
+    receives = [receive(twins[0], 1, at(0)), receive(groups[0], 1, at(0)), receive(ranks[2], 0, at(0))]
+    ranks.complete([*sent, *(request for request, _ in receives)], "messages of three communicators")
+    for (_, memory), expected in zip(receives, (b"two ", b"one ", b"all "), strict=True):
+        expect(memory == expected, "a message of one communicator went to another")
     counted = groups[0].traffic()[1].received_messages, ranks[2].traffic()[0].received_messages
-    expect(counted == (1, 1), "the counters of communicators are not apart")
+    expect(counted == (1, 1), "the counters of communicators are not separate")
     for transport in (*groups, *twins):
         transport.close()
-    found = [receive(ranks[2], 0, at(1))]
-    ranks.complete([send(ranks[0], 2, at(1), b"more"), found[0][0]], "a message after subgroups were closed")
+    received, _ = receive(ranks[2], 0, at(1))
+    ranks.complete([send(ranks[0], 2, at(1), b"more"), received], "a message after subgroups were closed")
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
 
 
-def _mismatch(ranks: Ranks, call: Signature, nbytes: int, what: str) -> None:
+def _mismatch(ranks: Ranks, call: Signature, nbytes: int, problem: str) -> None:
     received, memory = receive(ranks[1], 0, at(0), nbytes, call)
     send(ranks[0], 1, at(0), b"four")
     attempts = (received.done, ranks[0].progress, ranks[2].progress)
     for rank, attempt in zip((1, 0, 2), attempts, strict=True):
-        error = error_of(ranks, attempt, f"rank {rank} was told that {what}")
-        expect(isinstance(error, MismatchError), f"rank {rank} was told that {what} by {type(error).__name__}: {error}")
-    expect(memory == bytes(nbytes), f"memory was written though {what}")
+        error = error_of(ranks, attempt, f"rank {rank} raised that {problem}")
+        expect(
+            isinstance(error, MismatchError), f"rank {rank} raised {type(error).__name__}, though {problem}: {error}"
+        )
+    expect(memory == bytes(nbytes), f"memory was written, though {problem}")
 
 
 def _other_call(ranks: Ranks) -> None:
     """A message of another call fails on every rank, and is not received."""
-    _mismatch(ranks, replace(CALL, op="max"), 4, "two ranks called something else")
+    _mismatch(ranks, replace(CALL, op="max"), 4, "two ranks made different calls")
 
 
 def _other_length(ranks: Ranks) -> None:
@@ -227,7 +229,7 @@ def _other_length(ranks: Ranks) -> None:
 
 
 def _abort(ranks: Ranks) -> None:
-    """An abort fails every pending and later request of every rank, as what it is; the first one counts."""
+    """An abort fails every pending and later request of every rank with the same error; the first abort counts."""
     pending = {rank: receive(ranks[rank], (rank + 1) % 3, at(0)) for rank in range(3)}
     ranks.idle()
     ranks[0].abort(AbortedError("enough is enough"))
@@ -236,8 +238,8 @@ def _abort(ranks: Ranks) -> None:
     for rank in range(3):
         for name, (request, _) in (("pending", pending[rank]), ("later", later[rank])):
             error = error_of(ranks, request.done, f"a {name} receive of rank {rank} failed after an abort by rank 0")
-            told = type(error) is AbortedError and error.message == "enough is enough"
-            expect(told, f"a {name} receive of rank {rank} got another error than the first abort's: {error!r}")
+            is_first = type(error) is AbortedError and error.message == "enough is enough"
+            expect(is_first, f"a {name} receive of rank {rank} got another error than the first abort's: {error!r}")
         error_of(ranks, ranks[rank].progress, f"progress of rank {rank} failed after an abort")
         error_of(ranks, send(ranks[rank], (rank + 1) % 3, at(8), b"late").done, "a send failed after an abort")
     ranks.idle()
@@ -246,7 +248,7 @@ def _abort(ranks: Ranks) -> None:
 
 
 def _abort_of_a_full_link(ranks: Ranks) -> None:
-    """An abort does not wait for a peer that takes nothing."""
+    """An abort does not wait for a peer that receives nothing."""
     data = bytes(4 << 20)
     for group in range(8):
         ranks[0].post_send(1, at(group), message(len(data)), [memoryview(data)])
@@ -260,30 +262,30 @@ def _abort_of_a_full_link(ranks: Ranks) -> None:
 
 
 def _departure(ranks: Ranks) -> None:
-    """A rank that leaves is lost to those that need it, and to no others; what it had sent arrives."""
+    """A rank that leaves is lost only to ranks that need it, and messages that it sent before still arrive."""
     sent = send(ranks[1], 0, at(0), b"last")
     ranks.idle()
-    was_taken = sent.done()  # before there is a receive, as some transports do
+    was_taken = sent.done()  # some transports complete a send before there is a receive
     needs, _ = receive(ranks[0], 1, at(1))
     other, memory = receive(ranks[0], 2, at(0))
     ranks.close(1)
-    for group in range(3):  # in vain, which must not keep what has come from being received
+    for group in range(3):  # sends to a closed rank, which must not keep arrived messages from being received
         send(ranks[0], 1, at(group), bytes(300_000), message(300_000))
     error = error_of(ranks, needs.done, "a receive from a rank that had left failed")
-    expect(isinstance(error, PeerLostError), f"a rank that left was told as {type(error).__name__}: {error}")
+    expect(isinstance(error, PeerLostError), f"a rank that left was reported as {type(error).__name__}: {error}")
     expect("rank 1" in str(error), f"the rank that left is not named: {error}")
-    expect(ranks[0].departed(1), "departed() does not know of a rank that left")
-    expect(not ranks[0].departed(2), "departed() tells of a rank that is there")
+    expect(ranks[0].departed(1), "departed() is False for a rank that left")
+    expect(not ranks[0].departed(2), "departed() is True for a rank that is there")
     ranks.complete([send(ranks[2], 0, at(0), b"more"), other], "a message of a rank that is there")
     expect(memory == b"more", "a message of a rank that is there arrived with other bytes")
     if was_taken:
         last, memory = receive(ranks[0], 1, at(0))
-        ranks.complete([last], "what a rank had sent before it left")
-        expect(memory == b"last", "what a rank had sent before it left arrived with other bytes")
+        ranks.complete([last], "a message sent before its rank left")
+        expect(memory == b"last", "a message sent before its rank left arrived with other bytes")
 
 
 def _end_of_links(ranks: Ranks) -> None:
-    """A rank whose links end without a farewell, as if it was killed, is lost to those that need it, and to no others.
+    """A rank whose links end without a farewell, as if killed, is lost only to ranks that need it.
 
     Only a `FramedTransport` has links that a check can end.
     """
@@ -296,25 +298,24 @@ def _end_of_links(ranks: Ranks) -> None:
     other, memory = receive(ranks[0], 2, at(0))
     links.close()
     ranks.closed.add(1)
-    lost = "a receive from a rank that had closed its links failed, as ended() says that it has gone"
+    lost = "a receive from a rank that had closed its links failed, as ended() must report"
     error = error_of(ranks, needs.done, lost)
-    expect(
-        isinstance(error, PeerLostError), f"a rank whose links had ended was lost by {type(error).__name__}: {error}"
-    )
-    expect(not ranks[0].departed(2), "ended() tells of a rank that is there")
+    name = type(error).__name__
+    expect(isinstance(error, PeerLostError), f"a rank whose links had ended was reported as {name}: {error}")
+    expect(not ranks[0].departed(2), "ended() reports a rank that is there")
     ranks.complete([send(ranks[2], 0, at(0), b"more"), other], "a message of a rank that is there")
     expect(memory == b"more", "a message of a rank that is there arrived with other bytes")
     last, memory = receive(ranks[0], 1, at(0))
-    what = "what a rank had sent before its links ended"
+    before = "a message sent before its rank's links ended"
     try:
-        ranks.complete([last], what)
+        ranks.complete([last], before)
     except PeerLostError:
-        raise CheckError(f"{what} was lost, although its send was done") from None
-    expect(memory == b"last", f"{what} arrived with other bytes")
+        raise CheckError(f"{before} was lost, although its send was done") from None
+    expect(memory == b"last", f"{before} arrived with other bytes")
 
 
 def _close_with_pending(ranks: Ranks) -> None:
-    """Closing does not wait for what is pending."""
+    """Closing does not wait for pending requests."""
     send(ranks[0], 1, at(0), bytes(8 << 20), message(8 << 20))
     receive(ranks[0], 1, at(1))
     for rank in range(len(ranks.transports)):
@@ -325,14 +326,14 @@ def _close_with_pending(ranks: Ranks) -> None:
 
 
 def _collectives(ranks: Ranks) -> None:
-    """Random calls of all collectives are right on it."""
+    """Random calls of all collectives give the right results on it."""
     size = len(ranks.transports)
-    place = HostLayout((tuple(range(size)),), "tcp")
+    host_layout = HostLayout((tuple(range(size)),), "tcp")
     failures: list[Exception] = []
 
     def run(transport: MessageTransport) -> None:
         try:
-            with Communicator(GenericExecutor(transport), place, Options(timeout_s=_CALL_LIMIT_S)) as comm:
+            with Communicator(GenericExecutor(transport), host_layout, Options(timeout_s=_CALL_LIMIT_S)) as comm:
                 check_collectives(comm, cases=30, seed=7)
                 comm.barrier()
         except Exception as error:  # noqa: BLE001  (it is raised again below)
@@ -349,11 +350,11 @@ def _collectives(ranks: Ranks) -> None:
 
 
 def _large(ranks: Ranks) -> None:
-    """A message of more than 2 GiB arrives whole."""
+    """A message of more than 2 GiB arrives complete."""
     with mmap.mmap(-1, LARGE_NBYTES) as source, mmap.mmap(-1, LARGE_NBYTES) as target:
         ends = (slice(0, 8), slice((1 << 31) - 4, (1 << 31) + 4), slice(LARGE_NBYTES - 8, LARGE_NBYTES))
-        for number, each in enumerate(ends):
-            source[each] = bytes([number + 1] * 8)
+        for number, end in enumerate(ends):
+            source[end] = bytes([number + 1] * 8)
         signature = message(LARGE_NBYTES)
         with memoryview(source) as data, memoryview(target) as memory:
             received = ranks[1].post_recv(0, at(0), signature, [memory])
@@ -370,7 +371,7 @@ def _large(ranks: Ranks) -> None:
 
 
 def _open_and_close(ranks: Ranks) -> None:
-    """A thousand transports that are opened, used and closed leave no descriptor, no thread and no memory."""
+    """A thousand transports that are opened, used and closed leave no file descriptor, thread or memory behind."""
 
     def cycle() -> None:
         pair = Ranks(ranks.factory, 2)
@@ -386,14 +387,14 @@ def _open_and_close(ranks: Ranks) -> None:
     deadline = time.monotonic() + _GRACE_S
     while (after := _held())[:2] > before[:2] and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
-    for what, then, now in zip(("descriptors", "threads"), before, after, strict=False):
-        expect(now <= then, f"{CYCLES} transports that were opened and closed left {now - then} {what}")
+    for kind, then, now in zip(("descriptors", "threads"), before, after, strict=False):
+        expect(now <= then, f"{CYCLES} transports that were opened and closed left {now - then} {kind} behind")
     kept = after[2] - before[2]
-    expect(kept < LEAK_NBYTES, f"{CYCLES} transports that were opened and closed left {kept >> 10} KiB of memory")
+    expect(kept < LEAK_NBYTES, f"{CYCLES} transports that were opened and closed left {kept >> 10} KiB behind")
 
 
 def _held() -> tuple[int, int, int]:
-    """Return the descriptors, the threads and the bytes of memory of this process."""
+    """Return the numbers of file descriptors and threads, and the bytes of memory, of this process."""
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[1])
@@ -401,7 +402,7 @@ def _held() -> tuple[int, int, int]:
 
 
 class Check(NamedTuple):
-    """A promise of the contract: how many ranks try it, by what, and how long that may take."""
+    """A check: its function, the number of ranks, and its time limit."""
 
     run: Callable[[Ranks], None]
     size: int = 3
@@ -429,5 +430,5 @@ CHECKS: dict[str, Check] = {
     "collectives": Check(_collectives),
     "open and close": Check(_open_and_close, limit_s=300.0),
 }
-# What takes gigabytes, and so is tried only if it is asked for.
+# This check needs gigabytes, so it runs only on request.
 LARGE = {"large": Check(_large, size=2, limit_s=300.0)}

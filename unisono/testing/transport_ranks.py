@@ -1,6 +1,6 @@
-"""The ranks of a transport that is judged, all in this process: opened by threads, and then driven by one.
+"""The ranks of a transport under test, all in this process: threads open them, and then one thread drives them.
 
-Every call of a transport is nonblocking, so a check posts for all ranks and lets them make progress in turns.
+Calls of a transport do not block, so a check posts for all ranks and lets them make progress in turns.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _QUIET_S = 0.02
 _PAUSE_S = 0.0002
 
 CALL = Signature("allreduce", "uint8", (4,), "C", "sum", None, "direct", 1)
-# Outside collectives, messages are on a lane of their own.
+# Messages outside collectives have a lane of their own.
 MESSAGES_LANE = -1
 
 
 def message(count: int) -> Signature:
-    """Return what both ends of a message of so many bytes agree on."""
+    """Return the signature of a message of `count` bytes."""
     return Signature("send/recv", "uint8", (count,), "C", None, None, "direct", 1)
 
 
@@ -40,25 +40,25 @@ def at(group: int = 0, lane: int = 0, sequence: int = 0, segment: int = 0) -> Id
 
 
 class _Exchange:
-    """What ranks of this process tell each other before they have a transport."""
+    """The exchange of bytes between ranks of this process before they have a transport."""
 
     def __init__(self, size: int, deadline: float) -> None:
-        self._told: list[bytes] = [b""] * size
+        self._data: list[bytes] = [b""] * size
         self._barrier = threading.Barrier(size)
         self._deadline = deadline
 
     def __call__(self, rank: int, data: bytes) -> list[bytes]:
-        self._told[rank] = bytes(data)
+        self._data[rank] = bytes(data)
         try:
             self._barrier.wait(max(0.0, self._deadline - time.monotonic()))
-            told = list(self._told)
+            of_all_ranks = list(self._data)
             self._barrier.wait(max(0.0, self._deadline - time.monotonic()))
         except threading.BrokenBarrierError:
             raise RendezvousError(f"not all ranks came to an exchange of rank {rank}") from None
-        return told
+        return of_all_ranks
 
     def give_up(self) -> None:
-        """Let nobody wait for a rank that has failed."""
+        """End all waits, because a rank has failed."""
         self._barrier.abort()
 
 
@@ -66,7 +66,7 @@ def open_ranks(factory: Factory, size: int) -> list[MessageTransport]:
     """Return a transport for each of `size` ranks, opened by threads of this process.
 
     Raises:
-        UnisonoError: what a factory raised, or an error that says what is wrong with what it returned.
+        UnisonoError: a factory raised it, or it says why the returned object is not a transport.
     """
     deadline = time.monotonic() + _OPENING_S
     exchange = _Exchange(size, deadline)
@@ -95,7 +95,7 @@ def open_ranks(factory: Factory, size: int) -> list[MessageTransport]:
 
 
 class Ranks:
-    """The transports of the ranks of a check, and what makes them go on."""
+    """The transports of all ranks of a check, and their progress."""
 
     def __init__(self, factory: Factory, size: int) -> None:
         self.factory = factory
@@ -106,14 +106,14 @@ class Ranks:
         return self.transports[rank]
 
     def progress(self) -> None:
-        """Let every rank that is there make progress; errors are those of requests, and raised there."""
+        """Let every open rank make progress. Errors are ignored here, because requests raise them again."""
         for rank, transport in enumerate(self.transports):
             if rank not in self.closed:
                 with contextlib.suppress(UnisonoError):
                     transport.progress()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Make progress until `condition` holds; it is wrong if it does not in time."""
+        """Make progress until `condition` holds; raise `CheckError` if that takes too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -123,16 +123,16 @@ class Ranks:
 
     def complete(self, requests: Sequence[Request], what: str) -> None:
         """Wait for requests."""
-        left = list(requests)
+        pending = list(requests)
 
         def all_done() -> bool:
-            left[:] = [request for request in left if not request.done()]
-            return not left
+            pending[:] = [request for request in pending if not request.done()]
+            return not pending
 
         self.until(all_done, what)
 
     def idle(self) -> None:
-        """Make progress for a moment, in which what should not happen could."""
+        """Make progress for a moment, so that an unwanted event has time to happen."""
         until = time.monotonic() + _QUIET_S
         while time.monotonic() < until:
             self.progress()
@@ -144,7 +144,7 @@ class Ranks:
         self.transports[rank].close()
 
     def close_all(self) -> None:
-        """Close all ranks that are there."""
+        """Close all open ranks."""
         for rank in set(range(len(self.transports))) - self.closed:
             self.close(rank)
 
@@ -163,21 +163,21 @@ def receive(
 
 
 def expect(truth: object, what: str) -> None:
-    """Raise `CheckError` unless something is true."""
+    """Raise `CheckError` unless `truth` holds."""
     if not truth:
         raise CheckError(what)
 
 
 def error_of(ranks: Ranks, attempt: Callable[[], object], what: str) -> UnisonoError:
-    """Return the error that `attempt` comes to raise."""
-    found: list[UnisonoError] = []
+    """Return the error that `attempt` raises, now or after some progress."""
+    errors: list[UnisonoError] = []
 
     def failed() -> bool:
         try:
             attempt()
         except UnisonoError as error:
-            found.append(error)
-        return bool(found)
+            errors.append(error)
+        return bool(errors)
 
     ranks.until(failed, what)
-    return found[0]
+    return errors[0]

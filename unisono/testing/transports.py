@@ -1,6 +1,6 @@
-"""Judging a message transport: `check_transport` tries what its contract promises.
+"""`check_transport` tests a message transport against each promise of its contract.
 
-A check runs in a thread of its own, and one that is not over in time has found a call that blocks; its stack is told.
+Each check runs in a thread. If it does not end in time, a call has blocked, and the error shows its stack.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def check_transport(
 ) -> tuple[str, ...]:
     """Check a message transport against `unisono.transports.contracts.transport.MessageTransport`; return the checks.
 
-    The ranks are opened by threads of this process, up to 8 at a time, and a thousand times two. What is only right
-    between processes is judged there: by `check_collectives`, on ranks that use the transport.
+    Threads of this process open the ranks, up to 8 at a time, and one check opens two of them a thousand times. Errors
+    that only occur between processes need another test: `check_collectives`, on ranks that use the transport.
 
     Args:
-        factory: what an entry point of the group ``unisono.transports`` names: given a `Bootstrap`, it returns the
-            transport of that rank.
-        checks: the names of those that are wanted; by default all.
+        factory: the object that an entry point of the group ``unisono.transports`` names. It takes a `Bootstrap` and
+            returns the transport of that rank.
+        checks: the names of the checks to run; by default all.
         large: whether to send more than 2 GiB as well, which needs about 8 GiB of memory.
-        progress: called with the name of each check before it.
+        progress: called with the name of each check before it runs.
 
     Raises:
-        CheckError: the transport breaks a promise; the message says which check found it, and what.
+        CheckError: the transport breaks a promise; the message names the check and the error.
         UsageError: there is no such check.
 
     >>> from unisono.testing.transports import local_factory
@@ -48,35 +48,35 @@ def check_transport(
     >>> un.testing.check_transport(local_factory(), checks=["messages", "abort"])
     ('messages', 'abort')
     """
-    known = CHECKS | LARGE
-    wanted = (*CHECKS, *(LARGE if large else ())) if checks is None else tuple(checks)
-    if unknown := [name for name in wanted if name not in known]:
-        raise UsageError(f"there is no check {unknown[0]!r}: there are {', '.join(known)}")
-    for name in wanted:
+    available = CHECKS | LARGE
+    names = (*CHECKS, *(LARGE if large else ())) if checks is None else tuple(checks)
+    if unknown := [name for name in names if name not in available]:
+        raise UsageError(f"there is no check {unknown[0]!r}: there are {', '.join(available)}")
+    for name in names:
         if progress is not None:
             progress(name)
-        _run(name, known[name], factory)
-    return wanted
+        _run(name, available[name], factory)
+    return names
 
 
 def local_factory(capacity: int = 4) -> Factory:
-    """Return a factory of our `local` transport, whose ranks are threads of one process."""
+    """Return a factory of the transport `local`, whose ranks are threads of one process."""
     networks: dict[bytes, LocalNetwork] = {}
 
     def local(bootstrap: Bootstrap) -> MessageTransport:
         token = os.urandom(16)
         if bootstrap.rank == 0:
             networks[token] = LocalNetwork(bootstrap.size, capacity)
-        found = networks[bootstrap.exchange(token)[0]].transports[bootstrap.rank]
+        transport = networks[bootstrap.exchange(token)[0]].transports[bootstrap.rank]
         bootstrap.exchange(b"")
         networks.pop(token, None)
-        return found
+        return transport
 
     return local
 
 
 def _run(name: str, check: Check, factory: Factory) -> None:
-    """Carry out a check in a thread, which may block."""
+    """Run a check in a thread, because it may block."""
     failures: list[BaseException] = []
 
     def carry_out() -> None:
@@ -84,7 +84,7 @@ def _run(name: str, check: Check, factory: Factory) -> None:
         try:
             ranks = Ranks(factory, check.size)
             check.run(ranks)
-        except Exception as error:  # noqa: BLE001  (whatever it raises is what is wrong)
+        except Exception as error:  # noqa: BLE001  (any exception is a finding)
             failures.append(error)
         finally:
             if ranks is not None:
@@ -98,5 +98,5 @@ def _run(name: str, check: Check, factory: Factory) -> None:
         where = "".join(traceback.format_list(stack[-4:]))
         raise CheckError(f"{name}: not over within {check.limit_s:g} s; it is at\n{where}")
     for error in failures:
-        what = error.message if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
-        raise CheckError(f"{name}: {what}") from error
+        reason = error.message if isinstance(error, CheckError) else f"{type(error).__name__}: {error}"
+        raise CheckError(f"{name}: {reason}") from error
