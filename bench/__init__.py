@@ -1,1 +1,19 @@
-"""Measuring Unisono beside other libraries: the same calls, on the same cores, in interleaved rounds."""
+"""Benchmarks of Unisono, next to other libraries: the same calls, on the same cores, in interleaved rounds.
+
+Used by `unisono bench`:
+
+- `driver.py`, `ranks.py`: run libraries in rounds; the processes of one library.
+- `peers.py`, `adapters/`: the libraries and how they are installed, and the code that calls each of them.
+- `placement.py`, `sizes.py`, `statistics.py`, `report.py`: cores, sizes, numbers and results.
+
+Programs, each `python -m unisono.bench.NAME`:
+
+- `bootstrap.py`: the time that ranks take to start. `memory.py`: the memory of a rank for its peers.
+- `decision.py`: the cost of the decision at call time. `overlap.py`: calls during computing.
+- `gradients.py`: exposed communication of gradients. `ddp.py`: training steps of torch's DDP.
+- `gpu.py`, `gpu_stages/`: everything that needs a GPU.
+- `hybrid.py`, `shaped.py`, `mpi_ring.py`, `transports.py`: host levels, slow links, MPI and UCX.
+- `mixture.py`, `regret.py`, `replay.py`, `selection.py`: how good the tuner's choices are.
+
+`namespaces.py` and `delayed.py` make hosts and links on one machine; `judgement.py` and `studies.py` score choices.
+"""

@@ -1,9 +1,9 @@
-"""Measure how long ranks take to meet: ``python -m unisono.bench.bootstrap [--ranks 16,64] [--repeats 3] [--json]``.
+"""Measures how long ranks take to start: ``python -m unisono.bench.bootstrap [--ranks 16,64] [--repeats 3] [--json]``.
 
-Ranks are processes of this machine, forked from one that has imported Unisono already, so that what is measured is the
-meeting and not Python's imports: `init` at a TCP store that rank 0 serves, and then one barrier, for which links are
-opened. Each time is that of the slowest rank, from the moment at which all were told to begin; the median of the
-repeats is shown. With many more ranks than cores it is the system's scheduler that is measured as well.
+Ranks are processes of this machine, forked from one that has already imported Unisono, so that Python's imports do not
+count. A rank calls `init` with a TCP store that rank 0 serves, and then one barrier, for which links are opened. Each
+time is that of the slowest rank, from the moment at which all ranks begin. The median of the repeats is shown. With
+many more ranks than cores, the times include those of the system's scheduler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIMES = struct.Struct("!dd")
 
 
 class Row(NamedTuple):
-    """The seconds that so many ranks took to meet, and for a barrier; what an average one and the largest used."""
+    """The seconds of `init` and of a barrier among `ranks`, the CPU time of a rank, and the memory of the largest."""
 
     ranks: int
     init_s: float
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[16, 64])
     parser.add_argument("--repeats", type=int, default=3)
@@ -50,8 +50,8 @@ def main() -> None:
     options = parser.parse_args()
     warm()
     console = Console(stderr=True)
-    # Not refreshed by a thread, which would not be there in the ranks that are forked.
-    sizes = track(options.ranks, "meeting", console=console, transient=True, auto_refresh=False)
+    # Without a refresh thread, because it would not exist in the forked ranks.
+    sizes = track(options.ranks, "starting", console=console, transient=True, auto_refresh=False)
     rows = [measure(ranks, options.repeats) for ranks in sizes]
     if options.json:
         sys.stdout.write(json.dumps([row._asdict() for row in rows]) + "\n")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return the rows for people."""
+    """Return the rows as a table for people."""
     shown = Table("ranks", "init", "first barrier", "CPU time of a rank", "memory of the largest")
     for row in rows:
         times = (f"{seconds * 1e3:.0f} ms" for seconds in (row.init_s, row.barrier_s, row.cpu_s))
@@ -69,22 +69,22 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def warm() -> None:
-    """Import what a rank needs, without opening anything that a fork would share."""
+    """Import the modules that a rank needs, without opening anything that a fork would share."""
     assert un.init is not None
     assert un.Options is not None
 
 
 def measure(ranks: int, repeats: int) -> Row:
-    """Return the median of some meetings of `ranks` ranks."""
-    found = [meet(ranks) for _ in range(repeats)]
-    return Row(ranks, *(statistics.median(times) for times in zip(*found, strict=True)))
+    """Return the median of several starts of `ranks` ranks."""
+    starts = [meet(ranks) for _ in range(repeats)]
+    return Row(ranks, *(statistics.median(times) for times in zip(*starts, strict=True)))
 
 
 def meet(ranks: int) -> tuple[float, float, float, float]:
-    """Start ranks, let them meet once, and return what `Row` has of that.
+    """Start ranks, let them find each other once, and return the measured fields of `Row`.
 
     Raises:
-        RuntimeError: a rank failed; what it wrote says why.
+        RuntimeError: a rank failed; its output says why.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         store = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
@@ -100,7 +100,7 @@ def meet(ranks: int) -> tuple[float, float, float, float]:
             children.append(child)
         os.close(result_writer)
         began = time.monotonic()
-        os.close(begin_writer)  # which tells all of them to begin
+        os.close(begin_writer)  # which lets all ranks begin
         times = [(end - began, barrier_s) for end, barrier_s in _results(result_reader, ranks)]
     finally:
         os.close(begin_reader)
@@ -112,7 +112,7 @@ def meet(ranks: int) -> tuple[float, float, float, float]:
 
 
 def _be_rank(rank: int, ranks: int, store: str, begin: int, result: int) -> None:
-    """Be a rank, and end."""
+    """Run as a rank, and end the process."""
     signal.alarm(int(DEADLINE_S))
     code = 1
     try:
@@ -122,7 +122,7 @@ def _be_rank(rank: int, ranks: int, store: str, begin: int, result: int) -> None
             met = time.monotonic()
             world.barrier()
             os.write(result, _TIMES.pack(met, time.monotonic() - met))
-            world.barrier()  # so that nobody leaves while others are still in the first
+            world.barrier()  # so that no rank leaves while others are still in the first barrier
         code = 0
     except un.UnisonoError as error:
         sys.stderr.write(f"rank {rank}: {error}\n")
@@ -131,7 +131,7 @@ def _be_rank(rank: int, ranks: int, store: str, begin: int, result: int) -> None
 
 
 def _results(reader: int, ranks: int) -> list[tuple[float, float]]:
-    """Return what the ranks have written; a record is short enough to be written at once."""
+    """Return the records of all ranks; a record is short enough for one atomic write."""
     data = b""
     while piece := os.read(reader, 1 << 16):
         data += piece

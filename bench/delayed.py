@@ -1,7 +1,7 @@
-"""A wire with a long delay between network namespaces: interfaces whose packets this process carries.
+"""A link with a long delay between network namespaces: interfaces whose packets this process forwards.
 
-Each host gets a second interface. A packet from it reaches another host `delay_s` after it was sent, however many are
-under way. Needs root and ``/dev/net/tun``.
+Each host gets a second interface. A packet from it reaches another host `delay_s` after it was sent, however many
+packets are on the way. Needs root and ``/dev/net/tun``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def delayed_address(host: int) -> str:
 
 @contextlib.contextmanager
 def delayed(namespaces: Sequence[str], delay_s: float) -> Iterator[None]:
-    """Join hosts by the wire.
+    """Connect hosts by the delayed link.
 
     Raises:
-        UsageError, OSError: the interfaces cannot be made.
+        UsageError, OSError: the interfaces cannot be created.
     """
     with contextlib.ExitStack() as stack:
         ends = []
@@ -53,7 +53,7 @@ def delayed(namespaces: Sequence[str], delay_s: float) -> Iterator[None]:
 
 
 def _interface(name: str, host: int, namespace: str) -> int:
-    """Make an interface in a namespace; return the descriptor that its packets come from and go to."""
+    """Create an interface in a namespace; return the file descriptor of its packets."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     ip("link", "set", name, "netns", namespace)
@@ -63,9 +63,9 @@ def _interface(name: str, host: int, namespace: str) -> int:
 
 
 def _carry(ends: Sequence[int], stop: int, delay_s: float) -> None:
-    """Carry packets until the other end of `stop` is closed."""
+    """Forward packets until the other end of `stop` is closed."""
     under_way: list[tuple[float, int, int, bytes]] = []
-    numbers = itertools.count()  # of packets that are due at the same time the first is the first
+    numbers = itertools.count()  # keep packets that are due at the same time in order
     while True:
         patience_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         readable, _, _ = select.select([*ends, stop], [], [], patience_s)
@@ -74,9 +74,9 @@ def _carry(ends: Sequence[int], stop: int, delay_s: float) -> None:
         for end in readable:
             with contextlib.suppress(BlockingIOError):
                 packet = os.read(end, _MTU + 100)
-                to = packet[_DESTINATION] - 1
-                if packet[0] >> 4 == 4 and to < len(ends):
-                    heapq.heappush(under_way, (time.monotonic() + delay_s, next(numbers), ends[to], packet))
+                target = packet[_DESTINATION] - 1
+                if packet[0] >> 4 == 4 and target < len(ends):
+                    heapq.heappush(under_way, (time.monotonic() + delay_s, next(numbers), ends[target], packet))
         while under_way and under_way[0][0] <= time.monotonic():
             *_, to_end, packet = heapq.heappop(under_way)
             with contextlib.suppress(OSError):

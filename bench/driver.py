@@ -1,11 +1,14 @@
-"""The driver: runs all libraries in randomised, interleaved rounds on the same cores and keeps every call's time.
+"""The driver runs all libraries in random, interleaved rounds on the same cores, and keeps the time of every call.
 
-For each size, each library's result is verified and its speed estimated, which also warms it up. Then come rounds: in
-each one all libraries run, in random order and on new arrays, as many calls as fit into their share of the time budget,
-while the processes of the others sleep. The placement of the cores is measured before and after a round; a round in
-which it changed, or that has another placement than the one asked for, is run again. A library that fails leaves a
-failure and takes no further part; one that lacks the call, or returns a wrong result, leaves one and is back at the
-next size.
+For each size, the driver first verifies each library's result and estimates its speed, which also warms it up. Then
+come rounds. In each round all libraries run in random order on new arrays, while the processes of the others sleep.
+Each makes as many calls as fit into its share of the time budget.
+
+The placement of the cores is measured before and after a round. The round runs again if the placement changed, or is
+not the requested one.
+
+A library that fails is reported and dropped. A library that lacks the call or returns a wrong result is reported, and
+takes part again at the next size.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from unisono.bench.statistics import Times, slowest
 from unisono.transports.host.core_distance import Placement, measure
 
 CALIBRATION_S = 0.02
-ITERATIONS = (3, 20_000)  # Bounds of the calls in one round.
-ATTEMPTS = 4  # Rounds tried for each round wanted, where the placement has to be right.
+ITERATIONS = (3, 20_000)  # bounds of the calls in one round
+ATTEMPTS = 4  # rounds that are tried for each requested round, where the placement must be right
 SETTLE_S = 0.2
 SEED = 0
 
@@ -35,19 +38,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to measure.
+    """The settings of a benchmark.
 
     Attributes:
         collective: a name in `statistics.BUS_FACTORS`.
         ranks: number of processes of each library.
-        sizes: sizes in bytes of the vector: of one rank's larger buffer.
-        dtype, itemsize: a name in `unisono.dtypes`, and its bytes per element, of which the sizes are multiples.
+        sizes: bytes of the vector, which is the larger buffer of one rank.
+        dtype, itemsize: a name in `unisono.dtypes`, and its bytes per element; sizes are multiples of it.
         libraries: in the order of the tables.
-        rounds: rounds per size.
+        rounds: rounds at each size.
         seconds: time budget of one library at one size, over all rounds.
         bind: see `placement.cores_to_bind`.
-        placement: "core", "near" or "far" to use rounds of that placement only, "any" for all.
-        deadline_s: a library that does not answer for longer than this has failed.
+        placement: "core", "near" or "far" to use only rounds of that placement, "any" for all.
+        deadline_s: a library that does not answer within this time has failed.
     """
 
     collective: str
@@ -65,7 +68,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one library did in one round: the time of each call in microseconds, the maximum over ranks."""
+    """The calls of one library in one round: the time of each in microseconds, the maximum over ranks."""
 
     nbytes: int
     library: str
@@ -76,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a library has no times at one size."""
+    """The reason why a library has no times at one size."""
 
     nbytes: int
     library: str
@@ -85,7 +88,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that was measured, in the order in which it was."""
+    """All results, in the order of measurement."""
 
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -93,22 +96,22 @@ class Results:
 
 
 class Observer(Protocol):
-    """What hears of progress, between measurements only."""
+    """Is notified of progress, only between measurements."""
 
-    def step(self, doing: str) -> None:
-        """One of `steps(settings)` steps begins."""
+    def step(self, description: str) -> None:
+        """Note that one of `steps(settings)` steps begins."""
 
 
 def steps(settings: Settings) -> int:
-    """Return how many steps an observer hears of, if nothing fails."""
+    """Return the number of steps that an observer is notified of if nothing fails."""
     return len(settings.libraries) + len(settings.sizes) * (len(settings.libraries) + settings.rounds)
 
 
 class Driver:
-    """One benchmark, run once.
+    """One benchmark, which runs once.
 
     Attributes:
-        results: what has been measured so far.
+        results: the results up to now.
     """
 
     def __init__(self, settings: Settings, observer: Observer) -> None:
@@ -122,7 +125,7 @@ class Driver:
         self.results = Results()
 
     def run(self) -> Results:
-        """Measure everything; no process of any library is left when this returns or raises."""
+        """Run all measurements; all processes have ended when this returns or raises."""
         with ExitStack() as cleanup:
             for library in self._settings.libraries:
                 self._observer.step(f"starting {library.name}")
@@ -138,7 +141,7 @@ class Driver:
         self.results.versions[library.name] = job.version
 
     def _attempt(self, library: str, nbytes: int, action: Callable[[], T]) -> T | None:
-        """Return what `action` does, or None after noting why it failed; a job that has failed is let go."""
+        """Return the result of `action`, or None after noting the failure; a failed job is dropped."""
         try:
             return action()
         except (JobError, RefusedError) as error:
@@ -151,19 +154,19 @@ class Driver:
         iterations = {}
         for name, job in list(self._jobs.items()):
             self._observer.step(f"{name}, {nbytes} B: verifying")
-            found = self._attempt(name, nbytes, partial(self._verify_and_calibrate, job, nbytes))
-            if found is not None:
-                iterations[name] = found
+            calls = self._attempt(name, nbytes, partial(self._verify_and_calibrate, job, nbytes))
+            if calls is not None:
+                iterations[name] = calls
         kept = 0
         for _ in range(self._settings.rounds * ATTEMPTS):
             if kept < self._settings.rounds and iterations:
                 kept += self._round(nbytes, kept, iterations)
         if not kept:
-            reason = f"its cores were never {self._settings.placement} throughout a round"
+            reason = f"its cores were never {self._settings.placement} during a whole round"
             self.results.failures += [Failure(nbytes, name, reason) for name in iterations]
 
     def _verify_and_calibrate(self, job: Job, nbytes: int) -> int:
-        """Return how many calls fit into a round. Raises `RefusedError` if the library lacks the call or errs."""
+        """Return the number of calls in a round; raises `RefusedError` if the library lacks the call or errs."""
         settings = self._settings
         count = nbytes // settings.itemsize
         job.ask("prepare", self._deadline_s, collective=settings.collective, dtype=settings.dtype, count=count)
@@ -192,7 +195,7 @@ class Driver:
                 continue
             times = slowest([reply["times_ns"] for reply in replies])
             samples.append(Sample(nbytes, name, number, before, times))
-            # An estimate that fell into a hiccup is far too low, and the next one puts it right.
+            # An estimate that was disturbed is far too low, and the next one corrects it.
             calls = self._calls_in_a_round(iterations[name], _elapsed_s(replies))
             iterations[name] = max(iterations[name], calls)
         if measure(self._cores).label != before.label:

@@ -1,15 +1,14 @@
-"""Measure how much of the communication of gradients is exposed, between hosts on slow links.
+"""Measures how much communication of gradients is exposed, between hosts on slow links.
 
     sudo python -m unisono.bench.gradients overlap --model transformer --rate 1gbit
     sudo python -m unisono.bench.gradients lag --delay-ms 20
 
-`overlap` compares steps that communicate after backward with those that do while it computes, and both with steps that
-do not communicate at all. The steps of a round are compared with each other, so that what else the machine does counts
-little. `lag` trains on scikit-learn's digits over a wire with a delay, with gradients that are applied so many steps
-late, and beside that by itself. Each rank is a host of `bench.namespaces`, bound to one core, and has a single thread
-for computing.
+`overlap` compares training steps that communicate after backward with steps that communicate while backward computes,
+and both with steps without communication. Only steps of the same round are compared, so that other load counts little.
+`lag` trains on scikit-learn's digits over a link with a delay, and applies gradients some training steps late. It also
+trains one rank alone. Each rank is a host of `bench.namespaces`, bound to one core, with a single thread for computing.
 
-Everything is removed in the end, on Ctrl-C too; what a killed run has left is removed by the next one.
+All namespaces are removed at the end, also after Ctrl-C. The next run removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ from unisono.bench.namespaces import address, missing, network, run_ranks
 from unisono.program import begin
 
 RANK = Path(__file__).resolve().parent / "adapters" / "gradients_rank.py"
-# By model, the width and the batch for which backward takes about as long as a link of 1 Gbit/s for the gradients, or
-# longer, on one core.
+# For each model, a width and a batch with which backward takes at least about as long, on one core, as a link of 1
+# Gbit/s needs for the gradients.
 SIZES = {"digits": (256, 1024), "transformer": (128, 32)}
 _WAYS = {"after": None, "overlapped": None, "float16": "float16", "bfloat16": "bfloat16", "int8": "int8"}
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def run(namespaces: Sequence[str], address_of: Callable[[int], str], request: Sequence[Any]) -> dict[str, Any]:
-    """Run a rank in each namespace; return what rank 0 reports.
+    """Run a rank in each namespace; return the report of rank 0.
 
     Raises:
-        click.ClickException: a rank failed; it has said why.
+        click.ClickException: a rank failed; its output says why.
     """
     report = run_ranks(namespaces, 1, [sys.executable, str(RANK), json.dumps(request)], _SINGLE, address_of=address_of)
     if not report:
         raise click.ClickException("the ranks failed")
-    found: dict[str, Any] = json.loads(report)
-    return found
+    times: dict[str, Any] = json.loads(report)
+    return times
 
 
-def shares(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return of each way how much of what is exposed without overlap is with it."""
-    return {name: ms / found["exposed_ms"]["after"] for name, ms in found["exposed_ms"].items()}
+def shares(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return for each way its exposed time as a part of the exposed time without overlap."""
+    return {name: ms / report["exposed_ms"]["after"] for name, ms in report["exposed_ms"].items()}
 
 
 def _interrupted(number: int, frame: Any) -> None:
@@ -63,7 +62,7 @@ def _interrupted(number: int, frame: Any) -> None:
 
 @click.group()
 def main() -> None:
-    """Measure gradients that are averaged while others are computed. Needs root, `ip` and `tc`."""
+    """Measure gradients that are averaged while others are still computed. Needs root, `ip` and `tc`."""
     if missing():
         raise click.UsageError(missing())
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,18 +76,18 @@ def _keep(output: Path | None, document: dict[str, Any]) -> None:
 
 
 _JSON = click.option(
-    "--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Append the results here."
+    "--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to."
 )
 _HOSTS = click.option("--hosts", type=click.IntRange(min=2, max=200), default=2, show_default=True, help="Ranks.")
 
 
 @main.command()
 @click.option("--model", type=click.Choice(list(SIZES)), default="transformer", show_default=True)
-@click.option("--width", type=click.IntRange(min=8), help="Of a layer.")
-@click.option("--batch", type=click.IntRange(min=2), help="Of all ranks.")
-@click.option("--bucket", type=click.IntRange(min=1), help="Bytes of a bucket; by default, they are found out.")
-@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, as tc takes it.")
-@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Of each way.")
+@click.option("--width", type=click.IntRange(min=8), help="Width of a layer.")
+@click.option("--batch", type=click.IntRange(min=2), help="Batch of all ranks together.")
+@click.option("--bucket", type=click.IntRange(min=1), help="Bytes of a bucket; by default, measurements decide.")
+@click.option("--rate", default="1gbit", show_default=True, help="Rate of each host's link, in the notation of tc.")
+@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of each way.")
 @_HOSTS
 @_JSON
 def overlap(
@@ -101,35 +100,37 @@ def overlap(
     hosts: int,
     output: Path | None,
 ) -> None:
-    """Compare what is exposed with and without overlap, and with compression."""
+    """Compare exposed communication without overlap, with overlap, and with compression."""
     sizes = (width or SIZES[model][0], batch or SIZES[model][1])
     ways = {name: {"compression": form, "bucket_nbytes": bucket} for name, form in _WAYS.items()}
     with network(hosts, rate) as namespaces:
-        found = run(namespaces, address, ["overlap", model, rounds, *sizes, ways])
-    table = Table("way", title=f"{model}, {found['nbytes']:,} B of gradients, {hosts} hosts, {rate}")
+        report = run(namespaces, address, ["overlap", model, rounds, *sizes, ways])
+    table = Table("way", title=f"{model}, {report['nbytes']:,} B of gradients, {hosts} hosts, {rate}")
     for heading in ("step ms", "exposed ms", "of that after backward", "waited ms", "buckets", "sent MB"):
         table.add_column(heading, justify="right")
-    table.add_row("alone", f"{found['ms']['alone']:.2f}")
-    for name, share in shares(found).items():
-        times = [f"{found[kind][name]:.2f}" for kind in ("ms", "exposed_ms")]
-        sent = f"{found['sent_nbytes'][name] / 1e6:.3f}"
+    table.add_row("alone", f"{report['ms']['alone']:.2f}")
+    for name, share in shares(report).items():
+        times = [f"{report[kind][name]:.2f}" for kind in ("ms", "exposed_ms")]
+        sent = f"{report['sent_nbytes'][name] / 1e6:.3f}"
         table.add_row(
-            name, *times, f"{share:.2f}", f"{found['waited_ms'][name]:.2f}", f"{found['buckets'][name]}", sent
+            name, *times, f"{share:.2f}", f"{report['waited_ms'][name]:.2f}", f"{report['buckets'][name]}", sent
         )
     Console().print(table)
-    asked = dict(zip(("width", "batch"), sizes, strict=True)) | {"bucket": bucket, "rate": rate, "rounds": rounds}
-    _keep(output, {"gradients": "overlap", "model": model, **asked, "hosts": hosts, "found": found})
+    settings = dict(zip(("width", "batch"), sizes, strict=True)) | {"bucket": bucket, "rate": rate, "rounds": rounds}
+    _keep(output, {"gradients": "overlap", "model": model, **settings, "hosts": hosts, "found": report})
 
 
 @main.command()
-@click.option("--delay-ms", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Of a packet.")
+@click.option("--delay-ms", type=click.FloatRange(min=0), default=20.0, show_default=True, help="Delay of a packet.")
 @click.option(
-    "--step-ms", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Of computing, at least."
+    "--step-ms", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Least computing time of a step."
 )
-@click.option("--lags", default="0,1", show_default=True, help="With commas between.")
-@click.option("--width", type=click.IntRange(min=8), default=128, show_default=True, help="Of a layer.")
-@click.option("--batch", type=click.IntRange(min=2), default=512, show_default=True, help="Of all ranks.")
-@click.option("--rounds", type=click.IntRange(min=1), default=120, show_default=True, help="Steps of each.")
+@click.option("--lags", default="0,1", show_default=True, help="Numbers of steps, with commas between.")
+@click.option("--width", type=click.IntRange(min=8), default=128, show_default=True, help="Width of a layer.")
+@click.option(
+    "--batch", type=click.IntRange(min=2), default=512, show_default=True, help="Batch of all ranks together."
+)
+@click.option("--rounds", type=click.IntRange(min=1), default=120, show_default=True, help="Steps with each lag.")
 @_HOSTS
 @_JSON
 def lag(
@@ -142,21 +143,21 @@ def lag(
     hosts: int,
     output: Path | None,
 ) -> None:
-    """Train over a wire with a delay, with gradients that are applied late."""
+    """Train over a link with a delay, and apply gradients late."""
     total = {"total_steps": rounds, "warmup_fraction": 0.1, "cooldown_fraction": 0.1}
     ways = {"alone": {"alone": True}, **{f"lag {k}": {"lag": int(k), **total} for k in lags.split(",")}}
     with contextlib.ExitStack() as stack:
         namespaces = stack.enter_context(network(hosts))
         stack.enter_context(delayed(namespaces, delay_ms / 1e3))
-        found = run(namespaces, delayed_address, ["lag", "digits", rounds, width, batch, ways, step_ms / 1e3])
+        report = run(namespaces, delayed_address, ["lag", "digits", rounds, width, batch, ways, step_ms / 1e3])
     table = Table("way", title=f"digits, {hosts} hosts, a delay of {delay_ms:g} ms, steps of {step_ms:g} ms")
     table.add_column("steps/s", justify="right")
     table.add_column("accuracy", justify="right")
-    for name, row in found.items():
+    for name, row in report.items():
         table.add_row(name, f"{row['steps_per_s']:.1f}", f"{row['accuracy']:.3f}")
     Console().print(table)
-    asked = {"delay_ms": delay_ms, "step_ms": step_ms, "width": width, "batch": batch, "rounds": rounds}
-    _keep(output, {"gradients": "lag", **asked, "hosts": hosts, "found": found})
+    settings = {"delay_ms": delay_ms, "step_ms": step_ms, "width": width, "batch": batch, "rounds": rounds}
+    _keep(output, {"gradients": "lag", **settings, "hosts": hosts, "found": report})
 
 
 if __name__ == "__main__":

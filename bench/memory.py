@@ -1,7 +1,7 @@
-"""Measure the memory of a rank by its peers: ``python -m unisono.bench.memory [--peers 1000] [--json]``.
+"""Measures the memory of a rank for its peers: ``python -m unisono.bench.memory [--peers 1000] [--json]``.
 
-A rank of a large job is simulated: its peers are other ends of shared-memory channels in the same process. What counts
-is resident memory, which is what messages have touched; that of a segment is shared by both ends.
+One rank of a large job is simulated. Its peers are the other ends of shared-memory channels in the same process. The
+result is resident memory, which is the memory that messages have touched; both ends share that of a segment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SMALL_NBYTES, _LARGE_NBYTES = 8, 1 << 20
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(peers: int) -> list[dict[str, Any]]:
-    """Return how much resident memory is added, in KiB, by each state of `peers` peers."""
+    """Return the resident memory, in KiB, that each state of `peers` peers adds."""
     _allow_descriptors(peers)
     rows: list[dict[str, Any]] = []
     before = _resident_kib()
@@ -65,7 +65,7 @@ def measure(peers: int) -> list[dict[str, Any]]:
 
 
 def _connect(ours: _core.Endpoint, peer: int) -> _core.Endpoint:
-    theirs = _core.Endpoint(_core.Control(1, 2), 1, True)  # it knows of nobody else, so that it adds little
+    theirs = _core.Endpoint(_core.Control(1, 2), 1, True)  # with one peer only, so that it adds little
     memory = os.memfd_create("unisono-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, _core.SHM_NBYTES)
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)

@@ -1,12 +1,12 @@
-"""How good tables are that mix Unisono's algorithms with those of an MPI library, beside each of the two alone.
+"""Measures decision tables that mix Unisono's algorithms with those of an MPI library, next to each of the two alone.
 
     python -m unisono.bench.mixture -n 2 --libraries openmpi,mpich --transports shm,mpi
 
-Under the library's own mpiexec, in the environment that ``make mpi`` makes, `unisono tune` races the algorithms of both
-within the budget, and makes one table. Then, in one job, everything is run at sizes that are not in the table, in
-interleaved rounds, as `bench.regret` does it. "Unisono alone" is what the same measurements choose without MPI's
-algorithms, and "MPI alone" is MPI at every size. Of all rounds, half choose with what is compared, and the other half
-score, both ways round. Times of every round are appended to bench/results/mixture.jsonl.
+Under the library's own mpiexec, in the environment that ``make mpi`` creates, `unisono tune` races the algorithms of
+both within the budget, and writes one table. Then one job runs everything at sizes that are not in the table, in
+interleaved rounds, as in `bench.regret`. "Unisono alone" is the choice of the same measurements without MPI's
+algorithms, and "MPI alone" is MPI at every size. One half of the rounds chooses the rival and the other half scores it,
+and then the other way round. The times of every round are appended to bench/results/mixture.jsonl.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLLECTIVES = ("allreduce", "broadcast", "allgather")
 MPI_NATIVE = "mpi.native"
 RESULTS = Path(__file__).resolve().parent / "results" / "mixture.jsonl"
 
-# The variants of a point that something is compared with.
+# Returns the variants of a point that a selector is compared with.
 Rivals: TypeAlias = Callable[[Point], Sequence[str]]
 
 
@@ -50,12 +50,12 @@ class Place(NamedTuple):
     transport: str
 
     def __str__(self) -> str:
-        """Return it as people read it."""
+        """Return a description for people."""
         return f"{self.library}, own algorithms by {self.transport}"
 
 
 class Comparison(NamedTuple):
-    """What is compared: the choices of a selector, with the best of its rivals at each point."""
+    """A comparison: the choices of a selector, with the best of its rivals at each point."""
 
     name: str
     selector: str
@@ -72,14 +72,14 @@ COMPARISONS = (
 )
 
 
-def ratio(point: Point, each: Comparison) -> float:
-    """Return the time of what was chosen over that of the best rival, which the other half of the rounds tells."""
-    chosen, rivals = point.choices[each.selector], each.rivals(point)
-    found = list[float]()
-    for told_by, scored_by in (point.halves(), point.halves()[::-1]):
-        best = min(rivals, key=told_by.__getitem__)
-        found.append(scored_by[chosen] / scored_by[best])
-    return geometric_mean(found)
+def ratio(point: Point, comparison: Comparison) -> float:
+    """Return the time of the choice over that of the best rival, which the other half of the rounds determines."""
+    chosen, rivals = point.choices[comparison.selector], comparison.rivals(point)
+    ratios = list[float]()
+    for choosing, scoring in (point.halves(), point.halves()[::-1]):
+        best = min(rivals, key=choosing.__getitem__)
+        ratios.append(scoring[chosen] / scoring[best])
+    return geometric_mean(ratios)
 
 
 def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
@@ -91,11 +91,11 @@ def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
     _write_own(both, own)
     chosen = [answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)}) for table in (both, own)]
     choices = [{"both": one, "own": other, "mpi": MPI_NATIVE} for one, other in zip(*chosen, strict=True)]
-    also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, choices, strict=True)]
-    wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
-    times = answer(run, folder, wanted, {})["times_s"]
+    also = [[*NAMED[name], *dict.fromkeys(named.values())] for (name, _), named in zip(points, choices, strict=True)]
+    request = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
+    times = answer(run, folder, request, {})["times_s"]
     rows = zip(points, times, choices, strict=True)
-    return [Point(place.transport, name, nbytes, measured, found, {}) for (name, nbytes), measured, found in rows]
+    return [Point(place.transport, name, nbytes, measured, chosen, {}) for (name, nbytes), measured, chosen in rows]
 
 
 def _ranks(place: Place, ranks: int) -> RunRanks:
@@ -108,10 +108,10 @@ def _ranks(place: Place, ranks: int) -> RunRanks:
 
 
 def _write_own(both: Path, own: Path) -> None:
-    """Write the table that follows from the measurements of Unisono's own algorithms alone."""
+    """Write the table that follows from the measurements of only Unisono's own algorithms."""
     measured = Store(both.with_suffix(".jsonl")).read()
-    found = compiled(each for each in measured if each.variant != MPI_NATIVE)
-    own.write_text(dumped(to_json(found)), encoding="utf-8")
+    table = compiled(each for each in measured if each.variant != MPI_NATIVE)
+    own.write_text(dumped(to_json(table)), encoding="utf-8")
 
 
 def _chosen_by(point: Point, *selectors: str) -> list[str]:
@@ -119,14 +119,14 @@ def _chosen_by(point: Point, *selectors: str) -> list[str]:
 
 
 def shown(title: str, points: Sequence[Point]) -> Table:
-    """Return what people read: for each comparison, how much longer the choices take."""
+    """Return a table for people: for each comparison, the ratio of times."""
     table = Table(title=title)
     for heading in ("time of ÷ time of", "geometric mean", "p95", "max"):
         table.add_column(heading, justify="left" if "÷" in heading else "right")
-    for each in COMPARISONS:
-        found = [ratio(point, each) for point in points]
-        numbers = geometric_mean(found), float(np.quantile(found, 0.95)), max(found)
-        table.add_row(each.name, *(f"{number:.3f}" for number in numbers))
+    for comparison in COMPARISONS:
+        ratios = [ratio(point, comparison) for point in points]
+        numbers = geometric_mean(ratios), float(np.quantile(ratios, 0.95)), max(ratios)
+        table.add_row(comparison.name, *(f"{number:.3f}" for number in numbers))
     return table
 
 
@@ -137,14 +137,14 @@ def _split(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.command()
 @click.option("-n", "ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Number of ranks.")
 @click.option("--libraries", default=",".join(MPI_LIBRARIES), show_default=True, callback=_split)
-@click.option("--transports", default="shm,mpi", show_default=True, callback=_split, help="Of Unisono's algorithms.")
-@click.option("--budget", "budget_s", type=float, default=10.0, show_default=True, help="Seconds of tuning, each.")
+@click.option("--transports", default="shm,mpi", show_default=True, callback=_split, help="For Unisono's algorithms.")
+@click.option("--budget", "budget_s", type=float, default=10.0, show_default=True, help="Seconds of each tuning.")
 @click.option("--grid", default="8:8M", show_default=True, help="Sizes that the tuner measures.")
-@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
+@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are scored.")
 @click.option("--rounds", type=click.IntRange(min=4), default=16, show_default=True)
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, callback=_split)
 def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: Any) -> None:
-    """Measure how good tables of Unisono's and MPI's algorithms are on this machine."""
+    """Measure how good tables of both Unisono's and MPI's algorithms are on this machine."""
     asked = Asked(sizes=parse_sizes(sizes), **rest)
     console, every = Console(), list[Point]()
     for place in [Place(library, transport) for library in libraries for transport in transports]:
@@ -157,7 +157,7 @@ def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **r
         append(RESULTS, points, {**about, "load": load})
         console.print(shown(f"{asked.ranks} ranks under {place}: {len(points)} points", points))
         taken = sum(point.choices["both"] == MPI_NATIVE for point in points)
-        console.print(f"MPI's own taken at {taken}; {time.monotonic() - began:.0f} s in all", highlight=False)
+        console.print(f"MPI's own chosen at {taken}; {time.monotonic() - began:.0f} s in all", highlight=False)
     console.print(shown("all together", every))
 
 

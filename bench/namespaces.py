@@ -1,9 +1,9 @@
-"""Hosts on this machine: network namespaces, each with one interface, joined by a bridge in a namespace of its own.
+"""Hosts on this machine: network namespaces with one interface each, connected by a bridge in another namespace.
 
-Ranks of one namespace share memory, those of different ones do not, as on real hosts. A token bucket (`tc … tbf`) may
-limit what each host sends and what it receives. Needs root, `ip` and `tc`.
+Ranks of one namespace share memory and ranks of different ones do not, as on real hosts. A token bucket (`tc … tbf`)
+can limit the rates at which each host sends and receives. Needs root, `ip` and `tc`.
 
-Everything is removed in the end; what a killed process has left is removed by the next one.
+All namespaces are removed at the end. The next process removes those of a killed process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "unisono-shaped-"
 RUN_LIMIT_S = 600.0
 _NETWORK = "10.213.77"
 SUBNET = f"{_NETWORK}.0/24"
-# The bucket holds what the kernel hands down at once, and the queue some milliseconds of the link, as a switch's does.
+# The bucket holds a burst of the kernel. The queue holds some milliseconds of the link, as that of a switch does.
 _BURST, _QUEUE = "128kb", "2mb"
 
 _networks = itertools.count()
@@ -33,7 +33,7 @@ _networks = itertools.count()
 
 @functools.cache
 def missing() -> str:
-    """Return what is missing here to make hosts; nothing if they can be made."""
+    """Return what is missing here to create hosts; empty if they can be created."""
     tools = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if os.geteuid() != 0 or tools:
         return f"network namespaces need root, ip and tc; missing: {', '.join(tools) or 'root'}"
@@ -53,7 +53,7 @@ def address(host: int) -> str:
 
 
 def inside(namespace: str) -> list[str]:
-    """Return the words before a command that run it in a namespace."""
+    """Return the words to put before a command so that it runs in a namespace."""
     return ["ip", "netns", "exec", namespace]
 
 
@@ -61,7 +61,7 @@ def ip(*arguments: str, namespace: str | None = None) -> None:
     """Run `ip`, or `tc` if that is the first argument, in a namespace.
 
     Raises:
-        UsageError: it failed; the message is what it said.
+        UsageError: it failed; the message is its output.
     """
     words = list(arguments) if arguments[0] == "tc" else ["ip", *arguments]
     command = words if namespace is None else [*inside(namespace), *words]
@@ -71,13 +71,13 @@ def ip(*arguments: str, namespace: str | None = None) -> None:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """Delete the namespaces, and with them all interfaces that they hold."""
+    """Delete the namespaces with all their interfaces."""
     for name in namespaces:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def left_behind() -> list[str]:
-    """Return the namespaces of processes that are no more."""
+    """Return the namespaces of processes that have ended."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
     return [name for name in names if not Path("/proc", name.removeprefix(PREFIX).partition("-")[0]).exists()]
@@ -87,15 +87,15 @@ def left_behind() -> list[str]:
 def network(
     hosts: int, rate: str | None = None, before_removal: Callable[[], object] = lambda: None
 ) -> Iterator[list[str]]:
-    """Make hosts and yield the names of their namespaces, whose only interface, ``eth0``, has their `address`.
+    """Create hosts and yield the names of their namespaces, whose only interface, ``eth0``, has their `address`.
 
     Args:
-        hosts: how many.
-        rate: of each host's link, as tc takes it; None does not limit it.
-        before_removal: called in the end, whatever has happened.
+        hosts: the number of hosts.
+        rate: the rate of each host's link, in the notation of tc; None for no limit.
+        before_removal: called at the end in any case.
 
     Raises:
-        UsageError: they cannot be made.
+        UsageError: the hosts cannot be created.
     """
     remove(left_behind())
     mine = f"{PREFIX}{os.getpid()}-{next(_networks)}"
@@ -124,16 +124,16 @@ def run_ranks(
     bound: bool = False,
     address_of: Callable[[int], str] = address,
 ) -> bytes:
-    """Run a command as every rank of a job, host by host, and return what rank 0 has written to stdout.
+    """Run a command as every rank of a job, host by host, and return the standard output of rank 0.
 
     Args:
-        namespaces: the hosts, as `network` yields them.
-        per_host: ranks on each.
-        command: what each rank runs; Unisono's variables say who it is.
+        namespaces: the hosts, from `network`.
+        per_host: the number of ranks on each host.
+        command: the command of each rank; Unisono's variables tell it its rank.
         environ: more variables.
-        before_killing: called when rank 0 has ended, or failed, before the others are killed that have not.
-        bound: whether each rank stays on a core of its own, or on one in turn if there are more ranks.
-        address_of: the address of each host that its ranks are to use.
+        before_killing: called when rank 0 has ended or failed, before the remaining ranks are killed.
+        bound: whether each rank is bound to a core of its own, or in turn if there are more ranks than cores.
+        address_of: returns the address of a host for its ranks.
     """
     processes: list[subprocess.Popen[bytes]] = []
     cores = sorted(os.sched_getaffinity(0))
@@ -141,11 +141,11 @@ def run_ranks(
         try:
             for rank in range(len(namespaces) * per_host):
                 host = rank // per_host
-                place = {"RANK": rank, "SIZE": len(namespaces) * per_host}
+                rank_variables = {"RANK": rank, "SIZE": len(namespaces) * per_host}
                 settings = {"STORE": f"file://{folder}/store", "BIND_ADDRESS": address_of(host)}
-                told = {f"UNISONO_{name}": str(value) for name, value in {**place, **settings}.items()}
+                variables = {f"UNISONO_{name}": str(value) for name, value in {**rank_variables, **settings}.items()}
                 output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-                whole = {**os.environ, **environ, **told}
+                whole = {**os.environ, **environ, **variables}
                 on_core = ["taskset", "--cpu-list", str(cores[rank % len(cores)])] if bound else []
                 started = [*inside(namespaces[host]), *on_core, *command]
                 processes.append(subprocess.Popen(started, env=whole, stdout=output))
@@ -153,7 +153,7 @@ def run_ranks(
         finally:
             before_killing()
             for process in processes:
-                process.kill()  # all, before one has time to complain of another
+                process.kill()  # all at once, before one has time to report the death of another
             for process in processes:
                 process.wait()
     return report

@@ -1,8 +1,8 @@
-"""Measure how far calls overlap with computing: ``python -m unisono.bench.overlap [-n 2] [--sizes 64K:4M] [--json]``.
+"""Measures how far calls overlap with computing: ``python -m unisono.bench.overlap [-n 2] [--sizes 64K:4M] [--json]``.
 
-Each rank computes for about as long as an allreduce takes, calls allreduce, and does both at once by ``wait=False``.
-Where ranks have no cores to spare, what overlaps is waiting and not work: an allreduce through shared memory is little
-else than work, which its CPU time tells.
+Each rank computes for about as long as an allreduce takes, calls allreduce, and does both at once with ``wait=False``.
+If ranks have no spare cores, only waiting can overlap, not work. An allreduce through shared memory consists almost
+entirely of work, as its CPU time shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PASS_ELEMENTS = 4096
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--sizes", default="64K,1M,16M")
@@ -45,14 +45,14 @@ def main() -> None:
 
 
 def measure(ranks: int, sizes: tuple[int, ...], rounds: int, transport: str = "auto") -> list[dict[str, Any]]:
-    """Return a row for each size, of the slowest rank: medians over `rounds`.
+    """Return a row for each size with the times of the slowest rank, as medians over `rounds`.
 
-    `ratio` is the time of both at once, divided by that of one after the other: 1 if nothing is gained, 0.5 at best.
-    `start_us` is how long ``wait=False`` takes to return.
+    `ratio` is the time of both at once divided by that of one after the other: 1 means no gain, 0.5 is the best.
+    `start_us` is the time that ``wait=False`` takes to return.
     """
-    told = un.launch(_measure_rank, ranks, sizes, rounds, options=un.Options(transports=transport))
+    results = un.launch(_measure_rank, ranks, sizes, rounds, options=un.Options(transports=transport))
     rows = []
-    for of_ranks in zip(*told, strict=True):
+    for of_ranks in zip(*results, strict=True):
         row: dict[str, Any] = {name: max(one[name] for one in of_ranks) for name in of_ranks[0]}
         row["ratio"] = row["overlapped_ms"] / (row["compute_ms"] + row["allreduce_ms"])
         rows.append({"ranks": ranks, **row})
@@ -96,7 +96,7 @@ def _measure_size(world: un.Communicator, nbytes: int, rounds: int) -> dict[str,
 
 
 def _computing(world: un.Communicator, seconds: float) -> Callable[[], None]:
-    """Return what computes for about that long on one core, as much on every rank."""
+    """Return a function that computes for about `seconds` on one core, equally much on every rank."""
     values = np.linspace(0.0, 1.0, _PASS_ELEMENTS)
     result = np.empty_like(values)
 
@@ -112,7 +112,7 @@ def _computing(world: un.Communicator, seconds: float) -> Callable[[], None]:
 
 
 def _times(world: un.Communicator, call: Callable[[], None], rounds: int) -> list[tuple[float, float]]:
-    """Return the seconds that each call took, and those of CPU that this process did, of all threads."""
+    """Return the seconds of each call, and the CPU seconds of all threads of this process during it."""
     taken = []
     for _ in range(rounds):
         world.barrier()

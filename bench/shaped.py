@@ -1,12 +1,12 @@
-"""Allreduce between hosts on slow links: network namespaces of this machine, shaped by the kernel.
+"""Measures allreduce between hosts on slow links: network namespaces of this machine, shaped by the kernel.
 
     sudo python -m unisono.bench.shaped --hosts 4 --rate 1gbit
 
-The hosts are those of `bench.namespaces`. In each round rank 0 streams bare bytes over one TCP socket to another host,
-which gives the link's payload rate B, and then every algorithm runs once. The bound of an allreduce of n bytes over h
-hosts is 2(h − 1)/h · n/B: so much must every host send, whatever the algorithm.
+The hosts are those of `bench.namespaces`. In each round, rank 0 streams bytes over one TCP socket to another host,
+which gives the payload rate B of the link. Then every algorithm runs once. The bound of an allreduce of n bytes over h
+hosts is 2(h − 1)/h · n/B, because every host must send so much with any algorithm.
 
-Everything is removed in the end, on Ctrl-C too; what a killed run has left is removed by the next one.
+All namespaces are removed at the end, also after Ctrl-C. The next run removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What an algorithm took.
+class AlgorithmTimes:
+    """The times of one algorithm.
 
     Attributes:
         algorithm: its name, or "auto" for the tuner's choice.
         median_ms, best_ms: of a call, the maximum over ranks.
-        bound_ms: median over the rounds of the time that no algorithm can beat, by that round's bare stream.
-        efficiency: median over the rounds of bound / time.
+        bound_ms: median over rounds of the time that no algorithm can beat, by the byte stream of the same round.
+        efficiency: median over rounds of bound / time.
     """
 
     algorithm: str
@@ -53,15 +53,15 @@ class Found:
 
 
 def _calm_down() -> None:
-    """End what `_end` has begun."""
+    """Stop the timer that `_end` has started."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[list[float]]:
-    """Run the ranks and return the times of rank 0's report: by round, the stream and the algorithms.
+    """Run the ranks and return the times in rank 0's report: for each round, the stream and the algorithms.
 
     Raises:
-        UsageError: a rank failed; it has said why.
+        UsageError: a rank failed; its output says why.
     """
     report = run_ranks(hosts, per_host, [sys.executable, str(RANK), *arguments], before_killing=_calm_down)
     if not report:
@@ -70,24 +70,24 @@ def run(hosts: Sequence[str], per_host: int, arguments: Sequence[str]) -> list[l
     return times
 
 
-def judge(times: list[list[float]], hosts: int, algorithms: Sequence[str]) -> list[Found]:
-    """Return what each algorithm took, beside its bound."""
+def judge(times: list[list[float]], hosts: int, algorithms: Sequence[str]) -> list[AlgorithmTimes]:
+    """Return the times of each algorithm and its bound."""
     bounds = [2 * (hosts - 1) / hosts * row[0] for row in times]
-    found = []
+    rows = []
     for k, algorithm in enumerate(algorithms):
         calls = [row[k + 1] for row in times]
         efficiency = statistics.median(bound / call for bound, call in zip(bounds, calls, strict=True))
         in_ms = (1e3 * statistics.median(calls), 1e3 * min(calls), 1e3 * statistics.median(bounds))
-        found.append(Found(algorithm, *in_ms, efficiency))
-    return found
+        rows.append(AlgorithmTimes(algorithm, *in_ms, efficiency))
+    return rows
 
 
-def show(title: str, found: Sequence[Found]) -> None:
+def show(title: str, rows: Sequence[AlgorithmTimes]) -> None:
     """Print the table."""
     table = Table("algorithm", title=title)
     for heading in ("median ms", "best ms", "bound ms", "of the bound"):
         table.add_column(heading, justify="right")
-    for row in found:
+    for row in rows:
         table.add_row(
             row.algorithm,
             f"{row.median_ms:,.1f}",
@@ -99,7 +99,7 @@ def show(title: str, found: Sequence[Found]) -> None:
 
 
 def _end(number: int, frame: Any) -> None:
-    # Once more, if this comes where Python can only ignore an exception, as in the end of an object.
+    # The timer raises again, because Python ignores an exception in some places, such as the end of an object.
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     raise KeyboardInterrupt
 
@@ -107,11 +107,11 @@ def _end(number: int, frame: Any) -> None:
 @click.command()
 @click.option("--hosts", type=click.IntRange(min=2, max=200), default=4, show_default=True, help="Namespaces.")
 @click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks in each.")
-@click.option("--rate", default="1gbit", show_default=True, help="Of each host's link, as tc takes it.")
+@click.option("--rate", default="1gbit", show_default=True, help="Rate of each host's link, in the notation of tc.")
 @click.option("--size", default="64M", show_default=True, help="Bytes of one rank's buffer.")
-@click.option("--algorithms", default="auto,ring", show_default=True, help="With commas between.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of each.")
-@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Append the results here.")
+@click.option("--algorithms", default="auto,ring", show_default=True, help="Names, with commas between.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Calls of each algorithm.")
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="File to append results to.")
 def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, rounds: int, output: Path | None) -> None:
     """Measure allreduce between hosts on links of a given rate. Needs root, `ip` and `tc`."""
     if os.geteuid() != 0:
@@ -126,11 +126,11 @@ def main(hosts: int, per_host: int, rate: str, size: str, algorithms: str, round
             times = run(namespaces, per_host, arguments)
     except UsageError as error:
         raise click.ClickException(str(error)) from None
-    found = judge(times, hosts, names)
-    show(f"allreduce float32 {size}, {hosts} hosts × {per_host} ranks, {rate}", found)
+    rows = judge(times, hosts, names)
+    show(f"allreduce float32 {size}, {hosts} hosts × {per_host} ranks, {rate}", rows)
     if output is not None:
-        asked = {"hosts": hosts, "per_host": per_host, "rate": rate, "nbytes": nbytes, "rounds": rounds}
-        document = {"shaped": asked, "found": [asdict(row) for row in found], "times_s": times}
+        settings = {"hosts": hosts, "per_host": per_host, "rate": rate, "nbytes": nbytes, "rounds": rounds}
+        document = {"shaped": settings, "found": [asdict(row) for row in rows], "times_s": times}
         with output.open("a") as file:
             file.write(json.dumps(document) + "\n")
 

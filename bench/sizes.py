@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``8:64M`` (in steps of 4), ``8:64M:2``, ``1K,64K,1M``, or several of these."""
+"""Parses sizes as people write them: ``8:64M`` (in steps of 4), ``8:64M:2``, ``1K,64K,1M``, or several of these."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ Times = NDArray[np.float64]
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
-# Collective → by what the algorithm bandwidth is multiplied, for p ranks, so that the result is comparable with the
-# speed of the hardware whatever p is; None where no data moves. As in nccl-tests, doc/PERFORMANCE.md.
+# By collective, the factor from algorithm bandwidth to bus bandwidth for p ranks, as in nccl-tests, doc/PERFORMANCE.md.
+# Bus bandwidth is comparable with the speed of the hardware for any p. It is None if the collective moves no data.
 BUS_FACTORS: dict[str, Callable[[int], float] | None] = {
     "allreduce": lambda ranks: 2 * (ranks - 1) / ranks,
     "reduce": lambda ranks: 1.0,
@@ -35,7 +35,7 @@ class Ratio(NamedTuple):
 
 
 def usual_s(times_s: Sequence[float]) -> float:
-    """Return how long something usually takes: the mean of the middle half, so few disturbed times do not count."""
+    """Return the usual time: the mean of the middle half, so that few disturbed times do not count."""
     aside = round(len(times_s) / 4)
     return float(np.mean(sorted(times_s)[aside : len(times_s) - aside]))
 
@@ -64,8 +64,8 @@ def bus_bandwidth(collective: str, nbytes: int, ranks: int, time_us: float) -> f
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the geometric mean of the ratios of the pairs, with its bootstrap confidence interval.
 
-    The i-th numerator and denominator must come from the same round, so that what disturbs a round cancels out. The
-    resampling is seeded: equal inputs give equal bounds.
+    The i-th numerator and denominator must come from the same round, so that a disturbance of the round cancels out.
+    The resampling is seeded, so equal inputs give equal bounds.
     """
     logarithms = np.log(numerators) - np.log(denominators)
     resampled = np.random.default_rng(0).choice(logarithms, (RESAMPLES, logarithms.size)).mean(axis=1)

@@ -53,7 +53,7 @@ def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, mo
     command, _ = mpi_ranks("mpich", 2, ["-V"])
     assert command[0] == str(programs / "mpiexec")
     assert command[-4:] == ["-n", "2", str(programs / "python"), "-V"]
-    with pytest.raises(UsageError, match="there is no MPI library 'lam'; those there are: openmpi, mpich"):
+    with pytest.raises(UsageError, match="there is no MPI library 'lam': there are openmpi, mpich"):
         mpi_ranks("lam", 2, [])
 
 

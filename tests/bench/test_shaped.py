@@ -13,7 +13,7 @@ import pytest
 from support.deadlines import DEADLINE_S, eventually
 
 from unisono.bench.namespaces import PREFIX, missing
-from unisono.bench.shaped import Found, judge
+from unisono.bench.shaped import AlgorithmTimes, judge
 
 BURST_NBYTES = 128 << 10
 NAMESPACES = Path("/run/netns")
@@ -23,7 +23,7 @@ needs_namespaces = pytest.mark.skipif(bool(missing()), reason=missing())
 
 def test_an_algorithm_is_judged_by_the_stream_of_its_own_round() -> None:
     times = [[1.0, 1.6], [2.0, 3.0], [1.0, 1.5]]
-    assert judge(times, 4, ["ring"]) == [Found("ring", 1600.0, 1500.0, 1500.0, 1.0)]
+    assert judge(times, 4, ["ring"]) == [AlgorithmTimes("ring", 1600.0, 1500.0, 1500.0, 1.0)]
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

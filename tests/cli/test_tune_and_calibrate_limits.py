@@ -40,7 +40,7 @@ def test_tuning_that_hangs_is_given_up_and_has_a_table(tmp_path: Path, monkeypat
     monkeypatch.setattr(tune, "measure", keep_and_hang)
     ended = CliRunner().invoke(tune.command, ["-n", "2", "--budget", "1s", "--out", str(tmp_path / "t.json")])
     assert isinstance(ended.exception, un.CollectiveTimeoutError)
-    assert "tuning has not ended within 4 s, twice the budget and 2 s: a rank hangs" in str(ended.exception)
+    assert "tuning has not ended within 4 s (twice the budget and 2 s): a rank hangs" in str(ended.exception)
     assert "rank 1 had not answered" in str(ended.exception) or "ranks 0, 1 had not answered" in str(ended.exception)
     assert [each.variant_at(8) for each in loaded(tmp_path / "t.json").decisions.values()] == ["ring"]
 
@@ -58,7 +58,7 @@ def test_tuning_over_the_ranks_of_a_job_is_given_up_by_them(tmp_path: Path) -> N
     )
     ended = unisono("run", "-n", "2", "program.py", folder=tmp_path)
     assert ended.returncode == 1
-    assert "tuning has not ended within 1 s, twice the budget and 0 s: a rank hangs" in ended.stderr
+    assert "tuning has not ended within 1 s (twice the budget and 0 s): a rank hangs" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert loaded(tmp_path / "t.json").decisions
 

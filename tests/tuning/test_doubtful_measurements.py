@@ -81,7 +81,7 @@ def test_calibration_file_with_wrong_origin_is_named_and_not_used(about: Any, mo
     path.write_text(json.dumps({**json.loads(path.read_text()), "about": about}))
     assert calibration_files.calibrated(fingerprint()) is None
     ended = CliRunner().invoke(calibrate.command, ["show"])
-    assert f"{path} is not used: its field 'about'" in ended.stderr
+    assert f"{path} is not used: the field 'about'" in ended.stderr
 
 
 def test_calibration_file_without_origin_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

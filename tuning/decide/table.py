@@ -380,11 +380,11 @@ def _is_known(context: Context, variant: str, where: str) -> bool:
         return True
     except (NoAlgorithmError, UsageError) as error:
         reason = str(error)
+    except ValueError:
         reason = f"{variant!r} is not the name of an algorithm"
     if reason not in _reported:
         _reported.add(reason)
         _log.warning("%s of a table is ignored: %s", where, reason)
-        _log.warning("%s of a table is left out: %s", where, reason)
     return False
 
 
