@@ -1,8 +1,8 @@
-"""Measure the steps of DDP over Unisono and over Gloo: ``python -m unisono.bench.ddp [-n 2] [--layers 3] [--json]``.
+"""Measures the steps of DDP over Unisono and over Gloo: ``python -m unisono.bench.ddp [-n 2] [--layers 3] [--json]``.
 
-A transformer is trained by `DistributedDataParallel`: in every round one step over each backend in turn, one by
-`unisono.torch.DistributedOptimizer` ("engine"), and one that does not communicate. What a step takes longer than that
-is the communication that is exposed. `best_…` are of the best steps.
+`DistributedDataParallel` trains a transformer. In every round there is one step over each backend, one step by
+`unisono.torch.DistributedOptimizer` ("engine"), and one step without communication. The difference to the last one is
+the exposed communication. `best_…` are the times of the best steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENS = 64
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=3, help="of 3.2 million parameters each")
@@ -40,10 +40,10 @@ def main() -> None:
 
 
 def measure(ranks: int, layers: int, rounds: int) -> dict[str, float]:
-    """Return medians over rounds, of the slowest rank, in milliseconds; `exposed_…` are differences to `alone_ms`."""
+    """Return medians over rounds for the slowest rank, in milliseconds; `exposed_…` are differences to `alone_ms`."""
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-        told = un.launch(_measure_rank, ranks, f"file://{folder}/meeting", layers, rounds)
-    row: dict[str, float] = {name: max(one[name] for one in told) for name in told[0]}
+        results = un.launch(_measure_rank, ranks, f"file://{folder}/meeting", layers, rounds)
+    row: dict[str, float] = {name: max(one[name] for one in results) for name in results[0]}
     for kind in ("", "best_"):
         for name in (*BACKENDS, "engine"):
             row[f"exposed_{kind}{name}_ms"] = row[f"{kind}{name}_ms"] - row[f"{kind}alone_ms"]

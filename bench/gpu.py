@@ -1,10 +1,11 @@
-"""Everything that a machine with a GPU can show, in one call and without a network: ``make gpu``, or this file by path.
+"""Runs everything that needs a GPU, in one call and without a network: ``make gpu``, or this file by its path.
 
-It needs Python with cuda-bindings, NVRTC, numpy, ml_dtypes, click, rich, cloudpickle and pytest, and to build the
-native core scikit-build-core, nanobind, cmake and a compiler; torch, CuPy and MPI take part where they are there. It
-builds in a scratch environment that sees what is installed where it runs, and then runs stages (`gpu_stages/`), each in
-processes of its own that its deadline ends: what hangs or crashes costs no more than its own stage. Results are written
-after each of them; in the end there are tables, and whether the targets are met.
+It needs Python with cuda-bindings, NVRTC, numpy, ml_dtypes, click, rich, cloudpickle and pytest. To build the native
+core, it needs scikit-build-core, nanobind, cmake and a compiler. torch, CuPy and MPI are used if they are installed.
+
+It builds in a scratch environment that sees the packages of the current one, and then runs stages (`gpu_stages/`). Each
+stage has processes of its own and a deadline, so a hang or a crash costs only that stage. Results are written after
+each stage. At the end, it prints tables, and whether the targets are met.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 FORMAT = 1
 BUDGET_S = 460.0
-DYING_S = 5.0  # is waited for what was killed; the driver can keep it for longer
+DYING_S = 5.0  # the wait for a killed process, which the driver can keep for longer
 REPORT_S = 30.0
-BUILD_S = 200.0  # without it, nothing is measured
-SAID_LINES = 15  # of a stage's own words are kept
+BUILD_S = 200.0  # without the build, nothing is measured
+SAID_LINES = 15  # the lines of a stage's own output that are kept
 PACKAGE = "unisono.bench.gpu_stages"
 
 
 class Stage(NamedTuple):
-    """A part of the whole: a module of `gpu_stages`, with at most `budget_s` seconds.
+    """A part of the run: a module of `gpu_stages`, with at most `budget_s` seconds.
 
-    `small` are its arguments where only that everything runs is to be seen.
+    With `small` as arguments, it only shows that everything runs.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Stage(NamedTuple):
 _SMALL_KERNELS = ("--sizes", "4K,100", "--dtypes", "float32", "--sources", "2,3", "--flush", "4096")
 _SMALL_THREADS = ("--sizes", "1K,4K", "--calls", "3")
 _SMALL_PROCESSES = ("--libraries", "unisono", "--sizes", "1K", "--seconds", "0.01", "--deadline", "70")
-# By the number of ranks, how long they may take, and beside what ours are: each library takes seconds to start.
+# For each number of ranks, the time limit and the libraries. Each library takes seconds to start.
 _PROCESSES = (
     (2, 80, "unisono,gloo,symm_mem two-shot,symm_mem one-shot,nccl,MPI staged"),
     (4, 60, "unisono,gloo,symm_mem two-shot"),
@@ -81,7 +82,7 @@ STAGES = (
 
 
 class Ended(NamedTuple):
-    """How a process has ended: its exit code, or None if the deadline ended it; and what it wrote."""
+    """The end of a process: its exit code, or None if its deadline ended it; its time and its output."""
 
     code: int | None
     seconds: float
@@ -90,7 +91,7 @@ class Ended(NamedTuple):
 
 
 def run_until(command: Sequence[str | Path], limit_s: float, environ: dict[str, str]) -> Ended:
-    """Run `command` for at most `limit_s` seconds; nothing that it has started lives when this returns."""
+    """Run `command` for at most `limit_s` seconds; all processes that it started have ended when this returns."""
     started, before = time.monotonic(), _descendants()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -111,7 +112,7 @@ def run_until(command: Sequence[str | Path], limit_s: float, environ: dict[str, 
 
 
 def _kill(process: subprocess.Popen[Any], before: set[int]) -> None:
-    """Kill all that was not there `before`, and wait until it has ended, but not for ever."""
+    """Kill all processes that did not exist `before`, and wait for their end, but only for some seconds."""
     deadline = time.monotonic() + DYING_S
     while process.poll() is None or (_descendants() - before):
         for pid in _descendants() - before:
@@ -126,19 +127,19 @@ def _kill(process: subprocess.Popen[Any], before: set[int]) -> None:
 
 
 def _descendants() -> set[int]:
-    """Return what this process has started, and those in their turn, whatever group they are in."""
+    """Return all descendants of this process, in any process group."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
+    known = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in known} - known:
+        known |= more
+    return known - {os.getpid()}
 
 
 def _adopt_orphans() -> None:
-    """Let what a process leaves behind become a child of this one, which kills it."""
+    """Make orphans of descendants children of this process, which kills them."""
     set_child_subreaper = 36
     ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
 
@@ -149,7 +150,7 @@ def _text(file: Any) -> str:
 
 
 class Run:
-    """One run: its document, which is written after each stage, and the time that is left."""
+    """One run: its document, which is written after each stage, and its remaining time."""
 
     def __init__(self, out: Path, budget_s: float) -> None:
         self._out = out
@@ -158,7 +159,7 @@ class Run:
         self.document: dict[str, Any] = {"format": FORMAT, "started": started, "stages": [], "records": []}
 
     def stage(self, name: str, budget_s: float, command: Sequence[str | Path], environ: dict[str, str]) -> bool:
-        """Run a stage, and keep what it tells; return whether it has ended well."""
+        """Run a stage, and keep its records; return whether it has succeeded."""
         limit_s = min(budget_s, self._deadline - time.monotonic())
         if limit_s <= 0:
             self._keep(name, 0.0, "not run: no time was left", "")
@@ -180,64 +181,64 @@ class Run:
 
 
 def _records(output: str) -> list[dict[str, Any]]:
-    """Return the records among the lines; the last may be half a line."""
-    found = []
+    """Return the records among the lines of an output; the last line may be incomplete."""
+    records = []
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and "kind" in record:
-                found.append(record)
-    return found
+                records.append(record)
+    return records
 
 
 def environment(folder: Path) -> Path:
-    """Make an environment in `folder` that sees what is installed here; return its Python.
+    """Create an environment in `folder` that sees the packages installed here; return its Python.
 
-    Not by ``--system-site-packages``: that of an environment shows what its base has, and not the environment's own.
-    The libraries of CUDA that are installed as packages are looked for below `site.PREFIXES`.
+    ``--system-site-packages`` would show the packages of the base of an environment, not those of the environment.
+    CUDA libraries that are installed as packages are looked for below `site.PREFIXES`.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     seen = [each for each in (*site.getsitepackages(), site.getusersitepackages()) if Path(each).is_dir()]
-    does = [f"site.PREFIXES += {site.PREFIXES!r}", *(f"site.addsitedir({each!r})" for each in seen)]
-    Path(packages, "seen.pth").write_text("".join(f"import site; {each}\n" for each in does))
+    lines = [f"site.PREFIXES += {site.PREFIXES!r}", *(f"site.addsitedir({each!r})" for each in seen)]
+    Path(packages, "seen.pth").write_text("".join(f"import site; {line}\n" for line in lines))
     return python
 
 
 def build_command(python: Path, folder: Path) -> list[str | Path]:
-    """Return the command that builds this tree and makes it known to `python`, without a network."""
+    """Return the command that builds this tree and installs it for `python`, without a network."""
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", f"-Cbuild-dir={folder / 'build'}")
     return [python, "-m", "pip", "install", *options, "--editable", ROOT]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the stages; the exit code is 1 if one of them did not end well, or a target is missed."""
-    asked = _parsed(arguments)
-    out: Path = asked.out or RESULTS / f"gpu-{datetime.date.today().isoformat()}.json"
+    """Run the stages; the exit code is 1 if one of them failed, or a target is missed."""
+    options = _parsed(arguments)
+    out: Path = options.out or RESULTS / f"gpu-{datetime.date.today().isoformat()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    chosen = [stage for stage in STAGES if not asked.only or stage.name in asked.only.split(",")]
-    run = Run(out, asked.budget)
+    chosen = [stage for stage in STAGES if not options.only or stage.name in options.only.split(",")]
+    run = Run(out, options.budget)
     with tempfile.TemporaryDirectory(prefix="unisono-gpu-") as scratch:
-        python, folder = asked.python, Path(scratch)
-        # No setting of the user's takes part, and kernels are compiled anew.
+        python, folder = options.python, Path(scratch)
+        # The user's settings are dropped, and kernels are compiled again.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("UNISONO_", "PYTHON"))}
         environ = {**kept, "XDG_CACHE_HOME": scratch, "PYTHONUNBUFFERED": "1"}
-        well = True
+        is_good = True
         if python is None:
             python = environment(folder / "environment")
-            well = run.stage("build", BUILD_S, build_command(python, folder), environ)
-        # What the machine is, is told in any case; it is asked by this tree as it stands.
-        for stage in chosen if well else [stage for stage in chosen if stage.module == "machine"]:
-            options = stage.small if asked.small else stage.arguments
-            well &= run.stage(
-                stage.name, stage.budget_s, [python, "-m", f"{PACKAGE}.{stage.module}", *options], environ
+            is_good = run.stage("build", BUILD_S, build_command(python, folder), environ)
+        # The stage that describes the machine runs in any case; it needs no build.
+        for stage in chosen if is_good else [stage for stage in chosen if stage.module == "machine"]:
+            words = stage.small if options.small else stage.arguments
+            is_good &= run.stage(
+                stage.name, stage.budget_s, [python, "-m", f"{PACKAGE}.{stage.module}", *words], environ
             )
         shown = subprocess.run(
             [python, "-m", f"{PACKAGE}.report", out], cwd=ROOT, env=environ, timeout=REPORT_S, check=False
         )
-    return 0 if well and shown.returncode == 0 else 1
+    return 0 if is_good and shown.returncode == 0 else 1
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -251,6 +252,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, failed stages would count as successful.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, failed stages would count as successful
     _adopt_orphans()
     sys.exit(main())

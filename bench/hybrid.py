@@ -1,8 +1,8 @@
-"""Measure hybrid groups beside synchronous training with a straggler: ``python -m unisono.bench.hybrid [--json]``.
+"""Measures hybrid groups next to synchronous training with a straggler: ``python -m unisono.bench.hybrid [--json]``.
 
-A small numpy network learns scikit-learn's digits. A step of a rank takes `--step-ms` (computing, and sleeping for what
-is left), that of the last rank `--slow` times as long. In every round one training with all ranks in step, and one in
-groups, both until as many images have been seen.
+A small numpy network learns scikit-learn's digits. A training step of a rank takes `--step-ms` (computing, then
+sleeping), and that of the last rank takes `--slow` times as long. In every round, one training has all ranks in step
+and one has groups. Both end after the same number of images.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = ("images_per_s", "accuracy", "images", "seconds")
 
 
 class _Setup(NamedTuple):
-    """What all ranks are told."""
+    """The settings of all ranks."""
 
     batch: int
     images: int
@@ -42,7 +42,7 @@ class _Setup(NamedTuple):
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, default=4)
     parser.add_argument("--groups", type=int, default=2)
@@ -67,18 +67,18 @@ def main() -> None:
 
 
 def measure(ranks: int, setup: _Setup, rounds: int) -> dict[str, Any]:
-    """Return medians over rounds of both ways, the ratio of their images per second, and what was asked for."""
+    """Return medians over rounds of both ways, the ratio of their images per second, and the settings."""
     from rich.console import Console
     from rich.progress import track
 
     data = _digits()
     ways: dict[str, Callable[..., dict[str, float]]] = {"synchronous": _in_step, "hybrid": _in_groups}
-    told: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     console = Console(stderr=True)
     for name in track([*ways] * rounds, "training", console=console, transient=True):
-        told[name].append(un.launch(ways[name], ranks, setup, data)[0])
+        results[name].append(un.launch(ways[name], ranks, setup, data)[0])
     row: dict[str, Any] = {
-        name: {column: median(one[column] for one in its) for column in _COLUMNS} for name, its in told.items()
+        name: {column: median(one[column] for one in of_way) for column in _COLUMNS} for name, of_way in results.items()
     }
     ratio = row["hybrid"]["images_per_s"] / row["synchronous"]["images_per_s"]
     return {"ranks": ranks, **setup._asdict(), "rounds": rounds, **row, "ratio": ratio}
@@ -111,7 +111,7 @@ class _Trainer:
         self._step_s = setup.step_s * (setup.slow if world.rank == world.size - 1 else 1.0)
 
     def step(self, group: un.Communicator) -> None:
-        """Take a step with the gradient of all ranks of `group`."""
+        """Take a training step with the gradient of all ranks of `group`."""
         began = time.perf_counter()
         gradients = self._gradients([self._next() for _ in range(self._setup.batch)])
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - began)))
@@ -121,7 +121,7 @@ class _Trainer:
             np.add(x, velocity, out=x)
 
     def result(self, began: float, images: int) -> dict[str, float]:
-        """Return the row of a training that began then and has seen so many images."""
+        """Return the row of a training that began at `began` and has used `images` images."""
         self._world.barrier()
         seconds = time.perf_counter() - began
         share = slice(self._world.rank, _TEST_IMAGES, self._world.size)
@@ -165,15 +165,15 @@ def _in_step(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, floa
 
 
 def _in_groups(world: un.Communicator, setup: _Setup, data: Any) -> dict[str, float]:
-    """Train in groups, each of which takes its images from all."""
+    """Train in groups. Each group takes its images from all images."""
     index, size = divmod(world.rank * setup.groups, world.size)[0], world.size // setup.groups
     sampler = ShardedSampler(_TRAINING_IMAGES, world.rank % size, size, seed=index)
     trainer = _Trainer(world, sampler, setup, data)
-    wanted = -(-setup.images // (setup.batch * size))
+    contributions = -(-setup.images // (setup.batch * size))
     with HybridGroups(world, trainer.model, groups=setup.groups, staleness=setup.staleness) as hybrid:
         began = time.perf_counter()
-        # Each group has one contribution more to make when it finishes.
-        while hybrid.contributions < wanted - setup.groups:
+        # Each group makes one more contribution when it finishes.
+        while hybrid.contributions < contributions - setup.groups:
             trainer.step(hybrid.group)
             hybrid.exchange(trainer.model)
         trainer.step(hybrid.group)

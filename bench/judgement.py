@@ -1,8 +1,8 @@
-"""Judging choices and predictions by what was measured: regrets, errors of the model, and crossovers.
+"""Scores choices and predictions by measurements: regrets, errors of the model, and crossovers.
 
-The best variant is chosen by one half of the rounds, and everything is scored by the other half, both ways round, so
-that luck does not count as speed. Regret is the time of what was chosen over that of the best; 1 is none, and less than
-1 is noise. How much luck is worth tells `hindsight`: what a choice by the very rounds that score would have.
+One half of the rounds determines the best variant and the other half scores everything, and then the other way round.
+So luck does not count as speed. Regret is the time of the choice over that of the best; 1 is none, and less than 1 is
+noise. `hindsight` shows the size of luck: the result of a choice by the same rounds that score it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from unisono.bench.statistics import usual_s
 
 SELECTORS = ("table", "model", "thresholds", "rings")
 HINDSIGHT = "hindsight"
-# Two variants are told apart at a size where one is faster by as much in so many of the rounds.
+# Two variants differ at a size if one is faster by the factor `_ALIKE` in at least this part of the rounds.
 _ALIKE = 1.05
 _SURELY = 0.75
 
 
 class Point(NamedTuple):
-    """Everything measured at one size.
+    """All measurements at one size.
 
     Attributes:
-        transport, collective, nbytes: where.
-        times_s: of each variant, the seconds of a call in each round.
+        transport, collective, nbytes: the point.
+        times_s: for each variant, the seconds of a call in each round.
         choices: the variant that each selector has chosen.
-        predicted_s: the seconds that the model has predicted, of the variants that it is there for.
+        predicted_s: the seconds that the model predicts, for the variants that it chooses among.
     """
 
     transport: str
@@ -44,18 +44,18 @@ class Point(NamedTuple):
     predicted_s: Mapping[str, float]
 
     def halves(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the time of each variant by even rounds and by odd ones."""
+        """Return the time of each variant by the even rounds, and by the odd ones."""
         even, odd = ({name: usual_s(times[first::2]) for name, times in self.times_s.items()} for first in (0, 1))
         return even, odd
 
     def regret(self, selector: str) -> float:
-        """Return the time of what was chosen over that of the best."""
-        found = list[float]()
-        for chosen_by, scored_by in (self.halves(), self.halves()[::-1]):
-            best = scored_by[_least(chosen_by)]
-            chosen = _least(scored_by) if selector == HINDSIGHT else self.choices[selector]
-            found.append(scored_by[chosen] / best)
-        return geometric_mean(found)
+        """Return the time of the choice over that of the best."""
+        ratios = list[float]()
+        for choosing, scoring in (self.halves(), self.halves()[::-1]):
+            best = scoring[_least(choosing)]
+            chosen = _least(scoring) if selector == HINDSIGHT else self.choices[selector]
+            ratios.append(scoring[chosen] / best)
+        return geometric_mean(ratios)
 
     def errors(self) -> list[float]:
         """Return the relative errors of the predictions."""
@@ -69,9 +69,9 @@ def _least(times_s: Mapping[str, float]) -> str:
 
 
 def rises(ratios: Sequence[tuple[float, float]], level: float = 1.0) -> list[float]:
-    """Return the sizes at which a ratio of times, given as (bytes, ratio) with ascending bytes, rises to a level.
+    """Return the sizes at which a ratio rises to a level; `ratios` are (bytes, ratio) with ascending bytes.
 
-    Between two sizes it is on a line, on logarithmic axes.
+    Between two sizes, the ratio is on a line on logarithmic axes.
 
     >>> rises([(1, 0.5), (16, 2.0), (32, 0.5)])
     [4.0]
@@ -85,32 +85,32 @@ def rises(ratios: Sequence[tuple[float, float]], level: float = 1.0) -> list[flo
 
 
 def crossovers(points: Iterable[Point]) -> list[float]:
-    """Return, for each measured crossover, how far off the predicted one is.
+    """Return, for each measured crossover, the factor by which the predicted one is off.
 
-    It is a factor, at least 1, and infinite where the two are not predicted to change places so.
+    The factor is at least 1. It is infinite if no crossover of the two variants in this direction is predicted.
     """
     curves = defaultdict[tuple[str, str], list[Point]](list)
     for point in points:
         curves[point.transport, point.collective].append(point)
-    return [factor for found in curves.values() for factor in _crossovers(sorted(found, key=lambda each: each.nbytes))]
+    return [factor for curve in curves.values() for factor in _crossovers(sorted(curve, key=lambda each: each.nbytes))]
 
 
 def _crossovers(points: Sequence[Point]) -> list[float]:
-    known = [set(point.predicted_s) & set(point.times_s) for point in points]
-    found = list[float]()
-    for one, other in permutations(sorted(set.union(*known)), 2):
-        both = [point for point, names in zip(points, known, strict=True) if {one, other} <= names]
+    variants = [set(point.predicted_s) & set(point.times_s) for point in points]
+    factors = list[float]()
+    for one, other in permutations(sorted(set.union(*variants)), 2):
+        both = [point for point, names in zip(points, variants, strict=True) if {one, other} <= names]
         predicted = rises([(each.nbytes, each.predicted_s[one] / each.predicted_s[other]) for each in both])
         for low, high in _measured(both, one, other):
-            found.append(min((max(1.0, low / each, each / high) for each in predicted), default=math.inf))
-    return found
+            factors.append(min((max(1.0, low / each, each / high) for each in predicted), default=math.inf))
+    return factors
 
 
 def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[float, float]]:
-    """Yield the ranges of sizes in which one variant, faster below, gets slower than another."""
+    """Yield the ranges of sizes in which one variant, which is faster below, becomes slower than another."""
     surely = [_surely_slower(point, one, other) for point in points]
-    told = [number for number, sign in enumerate(surely) if sign]
-    for first, last in pairwise(told):
+    decided = [number for number, sign in enumerate(surely) if sign]
+    for first, last in pairwise(decided):
         if surely[first] < 0 < surely[last]:
             between = [
                 (each.nbytes, usual_s(each.times_s[one]) / usual_s(each.times_s[other]))
@@ -122,10 +122,10 @@ def _measured(points: Sequence[Point], one: str, other: str) -> Iterator[tuple[f
 
 
 def _surely_slower(point: Point, one: str, other: str) -> int:
-    """Return 1 if one variant takes longer than another, -1 if it takes less, and 0 if they are not told apart."""
+    """Return 1 if one variant takes longer than another, -1 if it takes less time, and 0 if they do not differ."""
     pairs = list(zip(point.times_s[one], point.times_s[other], strict=True))
-    longer = sum(mine > _ALIKE * its for mine, its in pairs) / len(pairs)
-    shorter = sum(its > _ALIKE * mine for mine, its in pairs) / len(pairs)
+    longer = sum(a > _ALIKE * b for a, b in pairs) / len(pairs)
+    shorter = sum(b > _ALIKE * a for a, b in pairs) / len(pairs)
     return int(longer >= _SURELY) - int(shorter >= _SURELY)
 
 
@@ -155,11 +155,11 @@ def shown(title: str, points: Sequence[Point]) -> Table:
 
 
 def of_model(points: Sequence[Point]) -> str:
-    """Return what people read about the model: its median error, and how many crossovers it places how well."""
+    """Return a sentence about the model: its median error, and the quality of its crossovers."""
     errors = [error for point in points for error in point.errors()]
     factors = crossovers(points)
-    told = f"median error of the model {median(errors):.0%}" if errors else "the model predicts none of them"
+    error = f"median error of the model {median(errors):.0%}" if errors else "the model predicts none of them"
     if not factors:
-        return f"{told}; no crossovers"
+        return f"{error}; no crossovers"
     near, far = (sum(factor <= most for factor in factors) / len(factors) for most in (2, 4))
-    return f"{told}; of {len(factors)} crossovers {near:.0%} predicted within 2×, {far:.0%} within 4×"
+    return f"{error}; of {len(factors)} crossovers {near:.0%} predicted within 2×, {far:.0%} within 4×"

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from unisono.bench.judgement import Point
 from unisono.bench.peers import MPI_LIBRARIES, mpi_ranks
-from unisono.bench.regret import NAMED, RUN_S, Asked, RunRanks, answer, append
+from unisono.bench.regret import NAMED, RUN_S, RunRanks, StudySettings, answer, append
 from unisono.bench.sizes import parse_sizes
 from unisono.errors import UnisonoError
 from unisono.program import begin
@@ -82,7 +82,7 @@ def ratio(point: Point, comparison: Comparison) -> float:
     return geometric_mean(ratios)
 
 
-def study(place: Place, asked: Asked, folder: Path) -> list[Point]:
+def study(place: Place, asked: StudySettings, folder: Path) -> list[Point]:
     """Tune and sweep under one library; return the points."""
     run, points = _ranks(place, asked.ranks), asked.points()
     both, own = folder / "both.json", folder / "own.json"
@@ -145,7 +145,7 @@ def _split(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True, callback=_split)
 def main(*, libraries: Sequence[str], transports: Sequence[str], sizes: str, **rest: Any) -> None:
     """Measure how good tables of both Unisono's and MPI's algorithms are on this machine."""
-    asked = Asked(sizes=parse_sizes(sizes), **rest)
+    asked = StudySettings(sizes=parse_sizes(sizes), **rest)
     console, every = Console(), list[Point]()
     for place in [Place(library, transport) for library in libraries for transport in transports]:
         began, load = time.monotonic(), os.getloadavg()[0]

@@ -1,12 +1,12 @@
-"""Allreduce of large vectors under MPI: our ring over its messages beside MPI's own, and what the tuner takes.
+"""Measures allreduce of large vectors under MPI: our ring over MPI's messages, MPI's own, and the tuner's choice.
 
     mpiexec -n 2 python -m unisono.bench.mpi_ring
 
-That a ring of plain messages can beat the allreduce of an MPI library is how rings came to deep learning (Gibiansky,
-Bringing HPC Techniques to Deep Learning, Baidu, 2017). All is measured in one run, in turns that are shuffled for each
-round, as a call finds in the caches what the one before has left: a time is that of the slowest rank. `auto` is what
-the tuner takes by the table that `UNISONO_TABLE` names; ``mpiexec -n 2 unisono tune`` with `UNISONO_TRANSPORTS=mpi`
-makes one.
+A ring of plain messages can beat the allreduce of an MPI library; this is how rings came to deep learning (Gibiansky,
+Bringing HPC Techniques to Deep Learning, Baidu, 2017). All ways take turns in one run, in a new random order in each
+round, because a call depends on the cache contents that the one before leaves. A time is that of the slowest rank.
+`auto` is the tuner's choice by the table in `UNISONO_TABLE`; ``mpiexec -n 2 unisono tune`` with
+`UNISONO_TRANSPORTS=mpi` makes one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RING, NATIVE, AUTO, BARE = "ring", "mpi.native", "auto", "mpi4py"
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1M:256M:4")
     parser.add_argument("--rounds", type=int, default=21)
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         from mpi4py import MPI
     except ModuleNotFoundError:
-        raise SystemExit(f"mpi4py is not installed here: `make mpi` makes an environment with it, {_COMMAND}") from None
+        raise SystemExit(f"mpi4py is not installed: `make mpi` creates an environment with it, {_COMMAND}") from None
     with un.init(un.Options(transports="mpi"), mpi_comm=MPI.COMM_WORLD) as world:
         rows = measure(world, parse_sizes(options.sizes), options.rounds)
         if world.rank == 0:
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def measure(world: un.Communicator, sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each size: the median microseconds of an allreduce by each way, and what the tuner takes.
+    """Return a row for each size: the median microseconds of an allreduce by each way, and the tuner's choice.
 
     Args:
-        world: the ranks, which have met by MPI.
+        world: the ranks, which have started by MPI.
         sizes: bytes of the float32 vectors.
-        rounds: how often each is measured, after one that is not.
+        rounds: the number of measured rounds, which follow one that does not count.
     """
     ways = _ways(world)
     turns = random.Random(0)  # the same on all ranks
@@ -94,7 +94,7 @@ def _slowest_s(world: un.Communicator, reduce: Reduce, x: Floats, out: Floats) -
 
 def _table(rows: list[dict[str, Any]]) -> str:
     names = list(rows[0]["us"])
-    lines = [f"median microseconds of an allreduce over {rows[0]['ranks']} ranks, and what {AUTO} took"]
+    lines = [f"median microseconds of an allreduce over {rows[0]['ranks']} ranks, and the choice of {AUTO}"]
     lines.append(f"{'bytes':>8}" + "".join(f"{name:>12}" for name in names) + f"  {AUTO}/better")
     for row in rows:
         us = row["us"]

@@ -1,9 +1,8 @@
-"""The ranks of one measured library: started by its launcher, told what to do, and ended for certain.
+"""The ranks of one measured library: starts them by their launcher, sends them commands, and always ends them.
 
-Each worker (`bench.adapters.worker`) connects to an abstract Unix socket of its own job, which leaves nothing in the
-file system and to which only processes of the same user are admitted. A job that does not answer in time, or loses a
-rank, is killed whole: the launcher's process group and every worker by its id, as launchers put ranks in groups of
-their own.
+Each worker (`bench.adapters.worker`) connects to an abstract Unix socket of its job. This leaves nothing in the file
+system, and only processes of the same user are admitted. A job that does not answer in time, or loses a rank, is killed
+as a whole: the launcher's process group and every worker by its id, because launchers put ranks in other groups.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class JobError(Exception):
-    """A job crashed, hung or refused; the message is one line. The job has been killed."""
+    """A job crashed, hung or was refused. The message is one line, and the job has been killed."""
 
 
 class RefusedError(Exception):
-    """The library lacks the collective or the dtype, or its result is wrong; the job goes on."""
+    """The library lacks the collective or the dtype, or its result is wrong. The job continues."""
 
 
 class _Connection:
-    """The line to one worker: one request at a time, and its reply."""
+    """The connection to one worker: one request at a time, and its reply."""
 
     def __init__(self, channel: socket.socket, pid: int) -> None:
         self.channel = channel
@@ -51,14 +50,14 @@ class _Connection:
         self._received = b""
         try:
             self._pidfd: int | None = os.pidfd_open(pid)
-        except (OSError, AttributeError):  # Where there is none, the worker is killed by its id.
+        except (OSError, AttributeError):  # without pidfd_open, the worker is killed by its id
             self._pidfd = None
 
     def receive(self) -> dict[str, Any] | None:
-        """Read what has come; return the message once it is whole, None before.
+        """Read the available bytes; return the message once it is complete, else None.
 
         Raises:
-            JobError: the worker has gone, or has failed.
+            JobError: the worker has ended, or has failed.
         """
         data = self.channel.recv(READ_NBYTES)
         if not data:
@@ -73,14 +72,14 @@ class _Connection:
         return message
 
     def shared_memory(self) -> list[str]:
-        """Return the paths of the named shared memory that the worker has mapped; empty once it has ended."""
+        """Return the paths of the named shared memory that the worker has mapped; empty if it has ended."""
         with contextlib.suppress(OSError):
             lines = Path("/proc", str(self._pid), "maps").read_text().splitlines()
             return [SHARED_MEMORY + line.rpartition(SHARED_MEMORY)[2] for line in lines if SHARED_MEMORY in line]
         return []
 
     def kill(self) -> None:
-        """Kill the worker, if it still lives, and close the line."""
+        """Kill the worker if it still runs, and close the connection."""
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is None:
                 os.kill(self._pid, signal.SIGKILL)
@@ -95,20 +94,20 @@ class Job:
     """The running ranks of a library.
 
     Attributes:
-        version: the library and its version, as its adapter tells.
+        version: the library and its version, from its adapter.
     """
 
     def __init__(self, library: Library, ranks: int, cores: Sequence[int], deadline_s: float) -> None:
         """Start the ranks and wait until they have joined their library's job.
 
         Raises:
-            JobError: they have not within `deadline_s`.
+            JobError: they have not done so within `deadline_s`.
         """
         self.library = library
         self._connections: dict[int, _Connection] = {}
         self._shared_memory: set[str] = set()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the job)
-        self._scratch = tempfile.TemporaryDirectory(prefix="unisono-bench-")  # Some launchers leave files behind.
+        self._scratch = tempfile.TemporaryDirectory(prefix="unisono-bench-")  # for files that launchers leave behind
         address = f"unisono-bench-{secrets.token_hex(16)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind("\0" + address)
@@ -124,11 +123,11 @@ class Job:
             raise JobError(f"the library sees {joined[0]['size']} ranks instead of {ranks}")
 
     def ask(self, do: str, deadline_s: float, **arguments: Any) -> list[dict[str, Any]]:
-        """Have all ranks carry out the command `do` and return their replies, by rank.
+        """Run the command `do` on all ranks, and return their replies by rank.
 
         Raises:
-            RefusedError: the library cannot do it.
-            JobError: a rank has not answered within `deadline_s`, has ended or has raised.
+            RefusedError: the library does not support it.
+            JobError: a rank has not answered within `deadline_s`, has ended, or has raised.
         """
         request = json.dumps({"do": do, **arguments}).encode() + b"\n"
         with self._killed_on_error():
@@ -141,12 +140,12 @@ class Job:
         return replies
 
     def close(self) -> None:
-        """End the job in order, or by force where it fails to within some seconds. May be called twice."""
+        """End the job in order, or by force if that does not succeed within some seconds. May be called twice."""
         if self._connections:
             with contextlib.suppress(JobError):
                 self.ask("leave", STOP_S)
         for connection in self._connections.values():
-            connection.channel.shutdown(socket.SHUT_WR)  # Ends the worker's read.
+            connection.channel.shutdown(socket.SHUT_WR)  # ends the worker's read
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._launcher.wait(STOP_S)
         self._kill()
@@ -163,7 +162,7 @@ class Job:
             self.library.rank_variable,
             binding,
         ]
-        # No variable of the user's changes what Python imports (-I would also hide mpi4py's variables from it).
+        # Python's variables of the user are dropped. The option -I would also hide mpi4py's variables.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         try:
             return subprocess.Popen(
@@ -200,12 +199,12 @@ class Job:
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:
-        """Kill the job if the body raises, and add the job's own last words to an error of the job's making."""
+        """Kill the job if the body raises; add the last line of its output with "error" to an error of the job."""
         try:
             yield
         except (JobError, OSError) as error:
-            what = str(error) if isinstance(error, JobError) else RANK_ENDED
-            raise JobError(what + self._kill()) from None
+            reason = str(error) if isinstance(error, JobError) else RANK_ENDED
+            raise JobError(reason + self._kill()) from None
         except BaseException:
             self._kill()
             raise
@@ -213,15 +212,15 @@ class Job:
     def _last_words(self) -> str:
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").split("\n")
-        telling = [line.strip()[:LINE_LENGTH] for line in lines if "error" in line.lower()]
-        return f" ({telling[-1]})" if telling else ""
+        errors = [line.strip()[:LINE_LENGTH] for line in lines if "error" in line.lower()]
+        return f" ({errors[-1]})" if errors else ""
 
     def _note_shared_memory(self) -> None:
         for connection in self._connections.values():
             self._shared_memory.update(connection.shared_memory())
 
     def _kill(self) -> str:
-        """End everything that still lives, remove what killed libraries leave behind, and return their last words."""
+        """Kill all remaining processes, remove what killed libraries leave behind, and return the last error line."""
         if self._output.closed:
             return ""
         self._note_shared_memory()
@@ -242,7 +241,7 @@ def _receive(connections: Mapping[int, _Connection], deadline: float) -> list[di
     """Return one message from each connection, by ascending rank.
 
     Raises:
-        JobError: `deadline` (of the monotonic clock) has passed, or a worker has gone or failed.
+        JobError: `deadline` (of the monotonic clock) has passed, or a worker has ended or failed.
     """
     messages: dict[int, dict[str, Any]] = {}
     with selectors.DefaultSelector() as selector:

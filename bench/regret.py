@@ -1,18 +1,21 @@
-"""How good choices are: every algorithm measured at sizes that the tuner has not seen, and what was chosen beside it.
+"""Measures how good the tuner's choices are, at sizes that it has not seen, next to all other algorithms.
 
     python -m unisono.bench.regret -n 4 --budget 11 [--placement near]
     python -m unisono.bench.regret -n 3 --tuned-ranks 2 --tuned-ranks 4 --budget 11
     sudo python -m unisono.bench.regret -n 4 --budget 40 --places shaped --rate 1gbit --sizes 24:2M
 
-In each place a table is made by `unisono tune` within the budget; with `--tuned-ranks` by other numbers of ranks, each
-within it, and the machine is calibrated among `-n`, which is then what choices go by. Then, in one job, all algorithms
-are run at sizes between those of the table, in interleaved rounds, one collective after the other, and the model is
-calibrated by it before, amid and after them; `bench.judgement` says how it is judged.
-With `--placement` only races and rounds count in which the cores were as far apart as that from begin to end.
-"shaped" are hosts of `--per-host` ranks, each a network namespace on a link of the given rate.
+In each place, `unisono tune` makes a table within the budget. With `--tuned-ranks`, the table is made on other numbers
+of ranks, each within the budget. The machine is then calibrated among `-n` ranks, and this calibration decides.
 
-Beside the table stand the calibrated model alone, fixed thresholds in the manner of Open MPI's, and what Gloo always
-does. The command ends in some minutes; times of every round are appended to bench/results/regret.jsonl.
+Then, in one job, all algorithms run at sizes between those of the table, in interleaved rounds, one collective after
+the other. The model is calibrated before, between and after them. `bench.judgement` explains the scores.
+
+With `--placement`, only races and rounds with that placement from beginning to end count. "shaped" means hosts of
+`--per-host` ranks, each a network namespace on a link of the given rate.
+
+The table is compared with the calibrated model alone, with fixed thresholds in the manner of Open MPI's, and with the
+fixed choice of Gloo. The command ends after some minutes. The times of every round are appended to
+bench/results/regret.jsonl.
 """
 
 from __future__ import annotations
@@ -44,14 +47,15 @@ PLACES = ("shm", "tcp", "shaped")
 RANK = Path(__file__).resolve().parent / "adapters" / "regret_rank.py"
 RESULTS = Path(__file__).resolve().parent / "results" / "regret.jsonl"
 RUN_S = 0.003
-# Algorithms that run where they are named only, and are candidates of a campaign.
+# Algorithms that the tuner uses only if they are named, but that are candidates of a campaign.
 NAMED = {
     "allreduce": ("balanced_tree", "all_pairs", "one_shot", "two_shot"),
     "allgather": ("read",),
     "reduce_scatter": (),
     "broadcast": ("read",),
 }
-# Below how many bytes which algorithm runs: rules of thumb as Open MPI's "tuned" component has them, for few ranks.
+# The algorithm for vectors below each size: rules of thumb in the manner of Open MPI's "tuned" component, for few
+# ranks.
 THRESHOLDS: dict[str, tuple[tuple[float, str], ...]] = {
     "allreduce": ((10_000, "recursive_doubling"), (float("inf"), "ring")),
     "allgather": ((81_920, "bruck"), (float("inf"), "ring")),
@@ -60,26 +64,26 @@ THRESHOLDS: dict[str, tuple[tuple[float, str], ...]] = {
 }
 RINGS = {"allreduce": "ring", "allgather": "ring", "reduce_scatter": "ring", "broadcast": "binomial"}
 
-# Runs a Python program, as the arguments of the interpreter, on all ranks, with more in their environment.
+# Runs a Python program, given as arguments of the interpreter, on all ranks, with more environment variables.
 RunRanks: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
 class Spent(NamedTuple):
-    """The seconds of calibrating (where tables are of other numbers of ranks), of tuning, and of the sweep."""
+    """The seconds of calibrating (if tables are for other numbers of ranks), of tuning, and of the sweep."""
 
     calibration_s: float
     tuning_s: float
     sweep_s: float
 
     def __str__(self) -> str:
-        """Return what people read: of the sweep, how long what chooses has taken."""
+        """Return a text for people: the times, and the part of the sweep's time that the choices have cost."""
         calibrated = f"calibrated in {self.calibration_s:.0f} s, " if self.calibration_s else ""
         part = (self.calibration_s or self.tuning_s) / self.sweep_s
         return f"tuned in {self.tuning_s:.0f} s, {calibrated}{part:.0%} of the sweep's {self.sweep_s:.0f} s"
 
 
-class Asked(NamedTuple):
-    """What is to be found out: as on the command line."""
+class StudySettings(NamedTuple):
+    """The settings of a study, from the command line."""
 
     ranks: int
     budget_s: float
@@ -93,15 +97,15 @@ class Asked(NamedTuple):
     tuned_ranks: tuple[int, ...] = ()
 
     def points(self) -> list[tuple[str, int]]:
-        """Return collectives and bytes; these are multiples of an element of each rank."""
+        """Return the collectives and bytes, which are multiples of one element for each rank."""
         unit = 4 * self.ranks
         sizes = sorted({max(1, round(nbytes / unit)) * unit for nbytes in self.sizes})
         return [(collective, nbytes) for collective in self.collectives for nbytes in sizes]
 
 
 @contextlib.contextmanager
-def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
-    """Yield what runs the ranks of a place."""
+def _ranks(place: str, asked: StudySettings) -> Iterator[RunRanks]:
+    """Yield a function that runs the ranks of a place."""
     if place != "shaped":
 
         def run_here(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -120,8 +124,8 @@ def _ranks(place: str, asked: Asked) -> Iterator[RunRanks]:
         yield run_there
 
 
-def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], Spent]:
-    """Tune and sweep one place; return the points, and how long it took."""
+def study(place: str, asked: StudySettings, folder: Path) -> tuple[list[Point], Spent]:
+    """Tune and sweep one place; return the points, and the time that it took."""
     table, points = folder / f"{place}.json", asked.points()
     tune = ["-m", "unisono", "tune", "--sizes", asked.grid, "--placement", asked.placement, "--out", str(table)]
     began = time.monotonic()
@@ -136,27 +140,27 @@ def study(place: str, asked: Asked, folder: Path) -> tuple[list[Point], Spent]:
     with _ranks(place, asked) as run:
         by_table = answer(run, folder, {"points": points}, {"UNISONO_TABLE": str(table)})
         fixed = [_choices(point, chosen) for point, chosen in zip(points, by_table, strict=True)]
-        also = [[*NAMED[name], *dict.fromkeys(found.values())] for (name, _), found in zip(points, fixed, strict=True)]
-        wanted = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
-        answers = answer(run, folder, wanted, {})
-    found = [
+        also = [[*NAMED[name], *dict.fromkeys(named.values())] for (name, _), named in zip(points, fixed, strict=True)]
+        request = {"points": points, "also": also, "rounds": asked.rounds, "run_s": RUN_S, "placement": asked.placement}
+        answers = answer(run, folder, request, {})
+    measured_points = [
         Point(place, collective, nbytes, measured, {**chosen, "model": by_model}, predicted)
         for (collective, nbytes), chosen, (by_model, predicted), measured in zip(
             points, fixed, answers["model"], answers["times_s"], strict=True
         )
     ]
-    return found, Spent(calibration_s, tuning_s, answers["sweep_s"])
+    return measured_points, Spent(calibration_s, tuning_s, answers["sweep_s"])
 
 
 def _choices(point: tuple[str, int], by_table: str) -> dict[str, str]:
-    """Return what the table chooses, and what is chosen without measuring."""
+    """Return the choice of the table, and the choices that need no measurement."""
     collective, nbytes = point
     by_threshold = next(name for below, name in THRESHOLDS[collective] if nbytes < below)
     return {"table": by_table, "thresholds": by_threshold, "rings": RINGS[collective]}
 
 
 def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """Return what rank 0 answers."""
+    """Return the answer of rank 0 to a request."""
     path = folder / "asked.json"
     path.write_text(json.dumps(asked))
     run([str(RANK), str(path)], environ)
@@ -165,22 +169,22 @@ def answer(run: RunRanks, folder: Path, asked: Mapping[str, Any], environ: Mappi
 
 @click.command()
 @click.option("-n", "ranks", type=click.IntRange(min=2), default=4, show_default=True, help="Number of ranks.")
-@click.option("--budget", "budget_s", type=float, default=11.0, show_default=True, help="Seconds of tuning, each.")
+@click.option("--budget", "budget_s", type=float, default=11.0, show_default=True, help="Seconds of each tuning.")
 @click.option("--grid", default="8:8M", show_default=True, help="Sizes that the tuner measures.")
-@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are judged.")
+@click.option("--sizes", default="24:6M", show_default=True, help="Sizes at which choices are scored.")
 @click.option("--rounds", type=click.IntRange(min=4), default=32, show_default=True)
 @click.option("--places", default="shm,tcp", show_default=True, help=f"Of {', '.join(PLACES)}.")
 @click.option("--collectives", default=",".join(COLLECTIVES), show_default=True)
-@click.option("--rate", default="1gbit", show_default=True, help="Of each shaped host's link, as tc takes it.")
+@click.option("--rate", default="1gbit", show_default=True, help="Rate of each shaped host's link, as for tc.")
 @click.option("--per-host", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of a shaped host.")
-@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="How far apart cores have to be.")
-@click.option("--tuned-ranks", type=click.IntRange(min=2), multiple=True, help="What the table is made by, and not -n.")
+@click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only rounds with this placement.")
+@click.option("--tuned-ranks", type=click.IntRange(min=2), multiple=True, help="Ranks of the table, instead of -n.")
 def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
     """Measure the regret of choices on this machine."""
-    asked = Asked(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
+    asked = StudySettings(sizes=parse_sizes(sizes), collectives=tuple(collectives.split(",")), **rest)
     for number in (asked.ranks, *asked.tuned_ranks):
         if number % asked.per_host:
-            raise click.UsageError(f"{number} ranks are no hosts of {asked.per_host}")
+            raise click.UsageError(f"{number} ranks cannot be divided into hosts of {asked.per_host}")
     console = Console()
     every = list[Point]()
     for place in places.split(","):
@@ -203,13 +207,13 @@ def main(*, places: str, sizes: str, collectives: str, **rest: Any) -> None:
 
 
 def append(path: Path, points: Sequence[Point], about: Mapping[str, Any]) -> None:
-    """Add a line of JSON to a file for each point, with the times of all rounds."""
+    """Append a line of JSON for each point to a file, with the times of all rounds."""
     path.parent.mkdir(exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for point in points:
             times_us = {name: [round(s * 1e6, 2) for s in times] for name, times in point.times_s.items()}
-            found = {name: value for name, value in point._asdict().items() if name != "times_s"}
-            file.write(json.dumps({**about, **found, "times_us": times_us}) + "\n")
+            fields = {name: value for name, value in point._asdict().items() if name != "times_s"}
+            file.write(json.dumps({**about, **fields, "times_us": times_us}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Campaigns and the model tried on recorded times: what they would have chosen, and how good that would have been.
+"""Tests campaigns and the model on recorded times: what they would have chosen, and how good that would have been.
 
     python -m unisono.bench.replay --recorded bench/results/recorded.jsonl
 
-Times of every round, as `bench.regret` keeps them, stand for the machine: a call takes what one of its rounds took,
-drawn at random; between two recorded sizes it is interpolated on logarithmic axes. The model is calibrated by the even
-rounds of what a calibration would run, single algorithms at every second recorded size, and judged by the odd rounds at
-all of them. Campaigns with several seeds get parts of the time that the sweep has taken; their tables are judged at the
-recorded sizes, which are not those of the grid.
+The times of every round, from `bench.regret`, stand for the machine. A simulated call takes the time of a random round;
+between two recorded sizes, times are interpolated on logarithmic axes.
 
-Nothing runs in parallel here and nothing else disturbs it, so this takes seconds and gives the same numbers everywhere.
-What it cannot know is how times differ from one job to the next, and parameters, which take the default's time.
+The model is calibrated by the even rounds of single algorithms at every second recorded size, as a calibration would
+run them. It is scored by the odd rounds at all sizes. Campaigns with several seeds get parts of the time of the sweep.
+Their tables are scored at the recorded sizes, which are not those of the grid.
+
+This takes seconds and gives the same numbers everywhere, because nothing runs in parallel and no other load disturbs
+it. It cannot show how times differ from job to job. Parameters of algorithms have no effect: their times are the
+default's.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ from unisono.tuning.measure.calibrate import calibrate_calls, calibrate_rounds, 
 from unisono.tuning.measure.campaign import Campaign, PlacementWait, Settings
 from unisono.tuning.measure.measurement_log import Measurement
 
-# Of four ranks on two cores that did nothing else.
+# Recorded with four ranks on two cores without other load.
 RECORDED = RESULTS.with_name("recorded.jsonl")
 
 _GRID = [8 * 4**power for power in range(11)]
 _FEWEST, _MOST = 3, 256
-# What the barrier before each call takes, and the exchange of times after a run.
+# The time of the barrier before each call, and of the exchange of times after a run.
 _BARRIER_S, _EXCHANGE_S = 12e-6, 60e-6
 
 
 class Recorded:
-    """The times of one place: seconds of each round, by collective, bytes and variant; see `tuning.campaign.Trials`."""
+    """The times of one place: seconds of each round, by collective, bytes and variant. Implements `Trials`."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Recorded:
         self._draw = random.Random(seed)
 
     def question(self, collective: str, nbytes: int) -> Question:
-        """Return what is asked about such calls."""
+        """Return the question to the tuner for such calls."""
         return Question(collective, nbytes, self.ranks, self.transport, crowd=self.crowd)
 
     def nbytes(self, collective: str, nbytes: int) -> int:
@@ -75,12 +77,12 @@ class Recorded:
         return max(1, -(-nbytes // unit)) * unit
 
     def prepare(self, collective: str, nbytes: int, variant: str) -> str | None:
-        """Return None, or that the algorithm was not recorded at all sizes."""
+        """Return None, or the reason that the algorithm was not recorded at all sizes."""
         name = parsed(variant).algorithm
-        return None if all(name in found for found in self.times_s[collective].values()) else "was not recorded"
+        return None if all(name in row for row in self.times_s[collective].values()) else "was not recorded"
 
     def typical_s(self, collective: str, nbytes: int, algorithm: str) -> float:
-        """Return the median of the rounds, between recorded sizes on the line through both."""
+        """Return the median of the rounds; between recorded sizes it is on the line through both."""
         sizes = sorted(self.times_s[collective])
         low = max((each for each in sizes if each <= nbytes), default=sizes[0])
         high = min((each for each in sizes if each >= nbytes), default=sizes[-1])
@@ -90,7 +92,7 @@ class Recorded:
         return between(nbytes, (low, below), (high, above))
 
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
-        """Return calls as long as in one of the recorded rounds, and the seconds of the run."""
+        """Return the time of a call as in a random recorded round, and the seconds of the run."""
         name = parsed(variant).algorithm
         nearest = min(self.times_s[collective], key=lambda each: abs(math.log(each / nbytes)))
         rounds = self.times_s[collective][nearest][name]
@@ -99,25 +101,25 @@ class Recorded:
         return [call_s], _run_s(call_s, usual_s)
 
     def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
-        """Return that it was not recorded."""
+        """Return an unknown placement, because it was not recorded."""
         return PlacementWait("", 0.0, 0.0)
 
     def sweep_s(self) -> float:
-        """Return the seconds that measuring everything in all rounds takes."""
-        each = (times for found in self.times_s.values() for row in found.values() for times in row.values())
-        return sum(_run_s(call_s, median(times)) for times in each for call_s in times)
+        """Return the seconds of measuring everything in all rounds."""
+        series = (times for rows in self.times_s.values() for row in rows.values() for times in row.values())
+        return sum(_run_s(call_s, median(times)) for times in series for call_s in times)
 
     def calibrate(self) -> None:
-        """Know what rounds and calls cost, by the recorded collectives that a calibration runs."""
+        """Learn the costs of rounds and calls from the recorded collectives that a calibration runs."""
 
         def time_s(collective: str, name: str, nbytes: int) -> float:
             return usual_s(self.times_s[collective][max(nbytes, sizes[0])][name][::2])
 
         sizes = sorted(self.times_s["allgather"])
-        found = calibrate_rounds(time_s, self.ranks, self.ranks, [nbytes // self.ranks for nbytes in sizes])
+        rounds = calibrate_rounds(time_s, self.ranks, self.ranks, [nbytes // self.ranks for nbytes in sizes])
         algorithms = {each: sorted(set.intersection(*map(set, rows.values()))) for each, rows in self.times_s.items()}
-        found = found._replace(calls=calibrate_calls(time_s, algorithms, sizes[::2]))
-        self.known = TunerState(None, with_rounds(PRIORS, self.transport, found), "recorded")
+        rounds = rounds._replace(calls=calibrate_calls(time_s, algorithms, sizes[::2]))
+        self.known = TunerState(None, with_rounds(PRIORS, self.transport, rounds), "recorded")
 
 
 def _run_s(call_s: float, usual_s: float) -> float:
@@ -125,54 +127,54 @@ def _run_s(call_s: float, usual_s: float) -> float:
 
 
 def read(path: Path) -> list[Recorded]:
-    """Return the places whose times are in a file of `bench.regret`, the variants without parameters of them."""
+    """Return the places in a file of `bench.regret`, with the times of variants without parameters."""
     places: dict[tuple[str, int, float], dict[str, dict[int, dict[str, list[float]]]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        times = {name: [us / 1e6 for us in found] for name, found in row["times_us"].items() if "(" not in name}
+        times = {name: [us / 1e6 for us in series] for name, series in row["times_us"].items() if "(" not in name}
         crowd = max(1.0, row["ranks"] / row["cores"])
         places.setdefault((row["transport"], row["ranks"], crowd), {}).setdefault(row["collective"], {})[
             row["nbytes"]
         ] = times
-    return [Recorded(*place, found) for place, found in places.items()]
+    return [Recorded(*place, rows) for place, rows in places.items()]
 
 
 def regrets(recorded: Recorded, budget_s: float, seed: int) -> list[float]:
-    """Return the regret at each recorded point of the table that a campaign makes."""
+    """Return the regret, at each recorded point, of the table of a campaign."""
     recorded.seed(seed)
     kept = list[Measurement]()
     settings = Settings(list(recorded.times_s), _GRID, budget_s, {"machine": "recorded"}, seed)
     Campaign(recorded, settings, kept.extend, lambda *_: None).run()
     decisions = {context.collective: decision for context, decision in compiled(kept).decisions.items()}
-    found = list[float]()
+    ratios = list[float]()
     for collective, rows in recorded.times_s.items():
         for nbytes, times in rows.items():
             usual = {name: median(rounds) for name, rounds in times.items()}
             chosen = parsed(str(decisions[collective].variant_at(nbytes))).algorithm
-            found.append(usual[chosen] / min(usual.values()))
-    return found
+            ratios.append(usual[chosen] / min(usual.values()))
+    return ratios
 
 
 def predictions(recorded: Recorded) -> list[Point]:
-    """Return the recorded points, their odd rounds, with what the model predicts of what it chooses among."""
+    """Return the recorded points with their odd rounds, and the model's predictions for its candidates."""
     points = list[Point]()
     for collective, rows in recorded.times_s.items():
         for nbytes, times in rows.items():
-            said = explain(recorded.question(collective, nbytes), recorded.known).candidates
-            able = {each.variant: each.predicted_s for each in said if each.refusal is None and each.predicted_s}
+            candidates = explain(recorded.question(collective, nbytes), recorded.known).candidates
+            able = {each.variant: each.predicted_s for each in candidates if each.refusal is None and each.predicted_s}
             judging = {name: rounds[1::2] for name, rounds in times.items()}
             points.append(Point(recorded.transport, collective, nbytes, judging, {}, able))
     return points
 
 
 def shown(recorded: Recorded, parts: Sequence[float], seeds: int) -> Table:
-    """Return the table of regrets by the part of the sweep's time that a campaign has had."""
+    """Return the table of regrets by the campaign's part of the sweep's time."""
     table = Table(title=f"{recorded.ranks} ranks, {recorded.transport}: regret of tables")
     for heading in ("of the sweep's time", "geometric mean", "p90", "max"):
         table.add_column(heading, justify="right")
     for part in parts:
-        found = [each for seed in range(seeds) for each in regrets(recorded, part * recorded.sweep_s(), seed)]
-        numbers = geometric_mean(found), float(np.quantile(found, 0.9)), max(found)
+        ratios = [ratio for seed in range(seeds) for ratio in regrets(recorded, part * recorded.sweep_s(), seed)]
+        numbers = geometric_mean(ratios), float(np.quantile(ratios, 0.9)), max(ratios)
         table.add_row(f"{part:.0%}", *(f"{number:.3f}" for number in numbers))
     return table
 
@@ -181,7 +183,7 @@ def shown(recorded: Recorded, parts: Sequence[float], seeds: int) -> Table:
 @click.option("--recorded", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=RECORDED)
 @click.option("--seeds", type=click.IntRange(min=1), default=8, show_default=True, help="Campaigns for each budget.")
 def main(path: Path, seeds: int) -> None:
-    """Show how good choices would have been where times were recorded."""
+    """Show how good choices would have been on the recorded times."""
     console = Console()
     for recorded in read(path):
         recorded.calibrate()

@@ -1,4 +1,4 @@
-"""Results as people read them and as programs do: rows, a table, JSON."""
+"""Results of a benchmark as rows, as a table for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Row:
         nbytes: size of the vector.
         placement: "core", "near", "far" or "unknown".
         latency_ns: median over the rounds of the one-way latency of a flag between the first two ranks' cores.
-        library: its name, as asked for.
-        rounds, calls: how many there were.
+        library: its name in the settings.
+        rounds, calls: their numbers.
         median_us, p90_us: of the time of a call, the maximum over ranks.
-        busbw: bus bandwidth in 1e9 bytes per second; None where no data moves.
-        ratios: for each variant of Unisono, how many times as long this library takes, paired by round.
-        failure: why there are no times; then the numbers are None and there are no ratios.
+        busbw: bus bandwidth in 1e9 bytes per second; None if no data moves.
+        ratios: for each variant of Unisono, the ratio of this library's time to its time, paired by round.
+        failure: the reason if there are no times. The numbers are None then, and there are no ratios.
     """
 
     nbytes: int
@@ -52,21 +52,21 @@ class Row:
 
 
 def rows(settings: Settings, results: Results) -> list[Row]:
-    """Return the rows, by size, placement and library, each library's failures after its measurements."""
+    """Return the rows by size, placement and library; at each size, failures come last."""
     names = [library.name for library in settings.libraries]
-    found: dict[tuple[int, str, str], list[Sample]] = {}
+    samples_of: dict[tuple[int, str, str], list[Sample]] = {}
     for sample in results.samples:
-        found.setdefault((sample.nbytes, sample.placement.label, sample.library), []).append(sample)
-    measured = [_row(settings, key, found) for key in found]
+        samples_of.setdefault((sample.nbytes, sample.placement.label, sample.library), []).append(sample)
+    measured = [_row(settings, key, samples_of) for key in samples_of]
     failed = [Row(failure.nbytes, "", failure.library, failure=failure.reason) for failure in results.failures]
     return sorted(
         measured + failed, key=lambda row: (row.nbytes, not row.placement, row.placement, names.index(row.library))
     )
 
 
-def _row(settings: Settings, key: tuple[int, str, str], found: dict[tuple[int, str, str], list[Sample]]) -> Row:
+def _row(settings: Settings, key: tuple[int, str, str], samples_of: dict[tuple[int, str, str], list[Sample]]) -> Row:
     nbytes, placement, library = key
-    samples = found[key]
+    samples = samples_of[key]
     rounds = [sample.times_us for sample in samples]
     middle = median(rounds)
     latencies = [sample.placement.latency_ns for sample in samples if sample.placement.latency_ns is not None]
@@ -81,15 +81,15 @@ def _row(settings: Settings, key: tuple[int, str, str], found: dict[tuple[int, s
         p90_us=p90(rounds),
         busbw=bus_bandwidth(settings.collective, nbytes, settings.ranks, middle),
         ratios={
-            name: _paired(samples, found[nbytes, placement, name])
+            name: _paired(samples, samples_of[nbytes, placement, name])
             for name in _baselines(settings)
-            if name != library and _shared(samples, found.get((nbytes, placement, name), []))
+            if name != library and _shared(samples, samples_of.get((nbytes, placement, name), []))
         },
     )
 
 
 def _baselines(settings: Settings) -> list[str]:
-    """Return the libraries that others are compared with: the variants of Unisono."""
+    """Return the libraries with which others are compared: the variants of Unisono."""
     return [library.name for library in settings.libraries if library.adapter == "unisono_api"]
 
 
@@ -103,7 +103,7 @@ def _paired(peer: Sequence[Sample], own: Sequence[Sample]) -> Ratio:
     return paired_ratio([medians[0][number] for number in shared], [medians[1][number] for number in shared])
 
 
-def table(settings: Settings, found: Sequence[Row]) -> Table:
+def table(settings: Settings, measured_rows: Sequence[Row]) -> Table:
     """Return the rows as a table for a terminal."""
     baselines = _baselines(settings)
     title = f"{settings.collective} {settings.dtype}, {settings.ranks} ranks"
@@ -113,7 +113,7 @@ def table(settings: Settings, found: Sequence[Row]) -> Table:
     for name in baselines:
         shown.add_column(f"÷ {name}", justify="right", no_wrap=True)
     previous = None
-    for row in found:
+    for row in measured_rows:
         if previous is not None and previous.nbytes != row.nbytes:
             shown.add_section()
         shown.add_row(*_cells(row, baselines))
@@ -138,7 +138,7 @@ def _cells(row: Row, baselines: Sequence[str]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Three significant digits, as far as the unit goes."""
+    """Return a number with three significant digits, or as an integer from 100 on."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -149,7 +149,7 @@ def _ratio(ratio: Ratio | None) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what identifies the kind of machine and software, and nothing that identifies this one."""
+    """Return facts about the kind of machine and software that do not identify this machine."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -168,8 +168,8 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def document(settings: Settings, results: Results, found: Sequence[Row]) -> dict[str, Any]:
-    """Return a whole benchmark as an object of JSON."""
+def document(settings: Settings, results: Results, measured_rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a whole benchmark in its JSON form."""
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -180,7 +180,7 @@ def document(settings: Settings, results: Results, found: Sequence[Row]) -> dict
         "ranks": settings.ranks,
         "bind": settings.bind,
         "seconds": settings.seconds,
-        "rows": [_jsonable(row) for row in found],
+        "rows": [_jsonable(row) for row in measured_rows],
     }
 
 
@@ -190,7 +190,7 @@ def _jsonable(row: Row) -> dict[str, Any]:
 
 
 def append(path: Path, content: dict[str, Any]) -> None:
-    """Append `content` to the file `path` as one line of JSON; its folder is made if need be."""
+    """Append `content` to the file `path` as one line of JSON; its folder is created if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(content, ensure_ascii=False) + "\n")

@@ -1,9 +1,9 @@
-"""Published scaling studies, replayed by the simulator: what was published, what is assumed, and what it says.
+"""Published scaling studies, repeated by the simulator: published results, assumptions, and simulated results.
 
     python -m unisono.bench.studies [--json]
 
-Nothing is fitted to the published numbers: links are round numbers of the order of the hardware's, and what is not
-known (above all, how much the steps of ranks differ) is a column. What it can show is which effect is how large.
+Nothing is fitted to the published numbers: links have round numbers of the order of the hardware's. Unknown values,
+above all how much the steps of ranks differ, vary over the rows. The studies can show how large each effect is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KESCH = (
 
 
 class Study(NamedTuple):
-    """A study: what was published, what is assumed here, and rows of (what, number) from the simulator."""
+    """A study: its published result, our assumptions, and a function that simulates rows of (label, result)."""
 
     name: str
     published: str
@@ -54,7 +54,7 @@ class Study(NamedTuple):
 
 
 def cosmoflow() -> list[tuple[str, str]]:
-    """Return the efficiency at 8,192 nodes, by how much steps differ, with and without overlap."""
+    """Return the efficiency at 8,192 nodes for several spreads of step times, with and without overlap."""
     reduced = _of("allreduce", "rabenseifner", 28e6, Topology(8192, ARIES))
     rows = [("allreduce of 28 MB", f"{reduced.seconds * 1e3:.1f} ms")]
     for spread in SPREADS:
@@ -64,7 +64,7 @@ def cosmoflow() -> list[tuple[str, str]]:
 
 
 def hep() -> list[tuple[str, str]]:
-    """Return the efficiency at 1,000 nodes with gradients in time and late."""
+    """Return the efficiency at 1,000 nodes, with gradients on time and one step late."""
     reduced = _of("allreduce", "circulant", 2.4e6, Topology(1000, ARIES))
     rows = [("allreduce of 2.4 MB", f"{reduced.seconds * 1e3:.2f} ms")]
     for spread in SPREADS:
@@ -75,7 +75,7 @@ def hep() -> list[tuple[str, str]]:
 
 
 def caffe() -> list[tuple[str, str]]:
-    """Return the time of a flat reduce and of hierarchical ones."""
+    """Return the time of a flat reduce, and of hierarchical ones."""
     topology = Topology(160, KESCH)
     rows = []
     flat = _of("reduce", "binomial", 256e6, topology)
@@ -87,13 +87,13 @@ def caffe() -> list[tuple[str, str]]:
     rows.append(("flat binomial tree", f"{flat.seconds * 1e3:.0f} ms"))
     for name, how in ways.items():
         segments = how.pop("segments", 1)
-        found = _of("reduce", "hierarchical", 256e6, topology, segments, hosts=topology.hosts(), **how)
-        rows.append((name, f"{found.seconds * 1e3:.0f} ms, {flat.seconds / found.seconds:.1f} times as fast"))
+        simulation = _of("reduce", "hierarchical", 256e6, topology, segments, hosts=topology.hosts(), **how)
+        rows.append((name, f"{simulation.seconds * 1e3:.0f} ms, {flat.seconds / simulation.seconds:.1f} times as fast"))
     return rows
 
 
 def climate() -> list[tuple[str, str]]:
-    """Return the efficiency at 27,360 GPUs with a flat ring and a hierarchical allreduce."""
+    """Return the efficiency at 27,360 GPUs, with a flat ring and with a hierarchical allreduce."""
     topology = Topology(27_360, SUMMIT)
     rows = []
     ways: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,21 +138,21 @@ STUDIES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay the studies, and show them."""
+    """Simulate the studies, and show them."""
     parser = argparse.ArgumentParser(prog="python -m unisono.bench.studies", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
-    asked = parser.parse_args(arguments)
-    found = []
+    options = parser.parse_args(arguments)
+    results = []
     with Console(stderr=True).status("") as status:
         for study in STUDIES:
             status.update(study.name)
-            found.append((study, study.replay()))
-    if asked.json:
-        rows = [{**study._asdict(), "replay": dict(replay)} for study, replay in found]
+            results.append((study, study.replay()))
+    if options.json:
+        rows = [{**study._asdict(), "replay": dict(replay)} for study, replay in results]
         sys.stdout.write(f"{json.dumps(rows, indent=2)}\n")
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    for study, replay in found:
+    for study, replay in results:
         table = Table(title=study.name, caption=f"published: {study.published}\nassumed: {study.assumed}")
         table.add_column("simulated")
         table.add_column("")

@@ -1,9 +1,11 @@
-"""Ping-pong between two ranks over each transport, beside the bare libraries: ``python -m unisono.bench.transports``.
+"""Measures ping-pong between two ranks over each transport, next to the bare libraries.
 
-All that is compared is measured in one run of one pair of processes, in turns, so that what disturbs one disturbs all.
-A number is half the time of a message and its answer. UCX is compared with the core interface of ucxx, by the same of
-UCX's transports, and MPI with mpi4py, for which it is started by MPI: ``mpiexec -n 2 python -m unisono.bench.transports
---transports mpi``.
+    python -m unisono.bench.transports
+    mpiexec -n 2 python -m unisono.bench.transports --transports mpi
+
+All ways take turns in one run of one pair of processes, so that a disturbance hits all of them. A number is half the
+time of a message and its reply. UCX is compared with the core interface of ucxx over the same UCX transports. MPI is
+compared with mpi4py, and must be started by MPI.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ import unisono as un
 from unisono.bench.sizes import format_size, parse_sizes
 
 Bytes = NDArray[np.uint8]
-# One ping-pong of this rank: sends the first, receives into the second, or the other way round.
+# One ping-pong of this rank: sends the first array and receives into the second, or the other way round.
 PingPong = Callable[[Bytes, Bytes], None]
 
 _SIZES = "8,64,512,4K,16K,64K,256K,1M,4M,16M"
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# What Unisono leaves out of UCX by itself, so that ucxx is measured without it, too.
+# Unisono excludes these UCX transports by default, so ucxx is measured without them, too.
 _TLS = "^cma,sysv,tcp"
 _BATCH_S = 2e-3
 _MOST_REPEATS = 100
 
 
 def main() -> None:
-    """Measure and print what the command line asks for."""
+    """Run the measurement that the command line asks for, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transports", default="shm,tcp,ucx")
     parser.add_argument("--sizes", default=_SIZES)
@@ -61,14 +63,14 @@ def main() -> None:
 def measure(
     world: un.Communicator, transports: list[str], sizes: tuple[int, ...], rounds: int, directory: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each size: the microseconds of a message by each library, the median of `rounds` and the least.
+    """Return a row for each size: the median and the least microseconds of a message by each library.
 
     Args:
         world: two ranks.
-        transports: what Unisono is to use, one after the other.
+        transports: the transports of Unisono to measure, one after the other.
         sizes: bytes of the messages.
-        rounds: how often each is measured.
-        directory: where the ranks meet once more for each transport; without it they meet by MPI.
+        rounds: the number of measurements of each.
+        directory: the folder of the stores for each transport; without it, ranks start by MPI.
     """
     os.environ.setdefault("UCX_TLS", _TLS)
     opened = {name: _opened(world, name, directory) for name in transports}
@@ -87,16 +89,16 @@ def measure(
 
 
 def _in_turns(stopwatches: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in stopwatches}
+    times: dict[str, list[float]] = {name: [] for name in stopwatches}
     turns = random.Random(0)  # the same on both ranks
     for _ in range(rounds):
         for name in turns.sample(list(stopwatches), len(stopwatches)):
-            found[name].append(stopwatches[name]() * 1e6)
-    return found
+            times[name].append(stopwatches[name]() * 1e6)
+    return times
 
 
 def _stopwatch(world: un.Communicator, pingpong: PingPong, source: Bytes, target: Bytes) -> Callable[[], float]:
-    """Return what measures once, after a first try that says how often to repeat it."""
+    """Return a function that measures once, with a number of repeats determined by a first try."""
     pingpong(source, target)
     tried = np.array([_seconds(world, pingpong, source, target, 2)])
     slowest = float(world.allreduce(tried, op="max")[0])
@@ -122,7 +124,7 @@ def _opened(world: un.Communicator, transport: str, directory: str | None) -> un
 
 
 def _pingpong(rank: int, send: Callable[[Bytes], Any], recv: Callable[[Bytes], Any]) -> PingPong:
-    """Return the ping-pong of a rank, of which 0 begins, by what sends to the other rank and what receives from it."""
+    """Return the ping-pong of a rank, made of a function that sends and one that receives. Rank 0 begins."""
 
     def first(source: Bytes, target: Bytes) -> None:
         send(source)
@@ -160,7 +162,7 @@ def _by_ucxx(world: un.Communicator) -> PingPong:
     )
     arrays: dict[int, tuple[Bytes, Any]] = {}
 
-    def array(of: Bytes) -> Any:  # kept, for making one takes as long as a message
+    def array(of: Bytes) -> Any:  # kept, because creating one takes as long as a message
         if id(of) not in arrays:
             arrays[id(of)] = of, arr.Array(of)
         return arrays[id(of)][1]
@@ -179,7 +181,7 @@ def _by_ucxx(world: un.Communicator) -> PingPong:
     return _pingpong(world.rank, send, recv)
 
 
-# The bare libraries: of which transport, and what makes the ping-pong.
+# The bare libraries: the transport of each, and the function that makes its ping-pong.
 _BARE: dict[str, tuple[str, Callable[[un.Communicator], PingPong]]] = {
     "ucxx": ("ucx", _by_ucxx),
     "mpi4py": ("mpi", _by_mpi4py),
@@ -198,7 +200,7 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
             us = row[key]
             numbers = "".join(f"{us[name]:>12.1f}{row['nbytes'] / us[name] / 1e3:>8.2f}" for name in names)
             sys.stdout.write(f"{format_size(row['nbytes']):>8}{numbers}\n")
-    sys.stdout.flush()  # a library that ends the process badly must not take it along
+    sys.stdout.flush()  # before a library can end the process badly
 
 
 if __name__ == "__main__":

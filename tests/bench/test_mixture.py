@@ -58,9 +58,9 @@ def test_ranks_run_by_the_mpiexec_and_the_python_of_a_library(tmp_path: Path, mo
 
 
 def test_the_command_asks_for_what_its_options_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[mixture.Asked] = []
+    asked: list[mixture.StudySettings] = []
 
-    def study(place: mixture.Place, wanted: mixture.Asked, folder: Path) -> list[Point]:
+    def study(place: mixture.Place, wanted: mixture.StudySettings, folder: Path) -> list[Point]:
         asked.append(wanted)
         choices = {"both": "ring", "own": "ring", "mpi": MPI_NATIVE}
         return [Point(place.transport, "broadcast", 8, {name: [s] * 4 for name, s in TIMES_S.items()}, choices, {})]

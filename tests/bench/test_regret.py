@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from unisono.bench.judgement import HINDSIGHT, Point, crossovers, of_model, rises, summary
-from unisono.bench.regret import Asked
+from unisono.bench.regret import StudySettings
 from unisono.bench.replay import RECORDED, main, predictions, read, regrets
 
 CHOICES = {"table": "good", "model": "bad", "thresholds": "good", "rings": "bad"}
@@ -83,7 +83,7 @@ def test_a_summary_is_of_all_points() -> None:
 
 
 def test_points_are_whole_elements_of_every_rank() -> None:
-    asked = Asked(3, 1.0, "8:64", (1, 25, 100), 4, ("allgather",), "1gbit", 1, "any")
+    asked = StudySettings(3, 1.0, "8:64", (1, 25, 100), 4, ("allgather",), "1gbit", 1, "any")
     assert asked.points() == [("allgather", 12), ("allgather", 24), ("allgather", 96)]
 
 
