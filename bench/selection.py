@@ -1,20 +1,20 @@
-"""How well algorithms are chosen at numbers of ranks that were not measured, on measurements of a real cluster.
+"""Measures how well algorithms are chosen at unmeasured numbers of ranks, on measurements of a real cluster.
 
     python -m unisono.bench.selection --data leonardo_collectives.csv [--out bench/results/selection.jsonl] [--json]
 
-The data is a CSV file of medians with the columns coll, p, tasks_per_node, count_int32, timestamp, test, lib, algo and
-median_us, such as PICO publishes. Each number of ranks is held out in turn: what was measured on it is predicted from
-what was measured on others, of the same collective. Then are compared, on the same points:
+The data is a CSV file of medians, such as PICO publishes, with the columns coll, p, tasks_per_node, count_int32,
+timestamp, test, lib, algo and median_us. Each number of ranks is held out in turn: its times are predicted from those
+of other numbers of ranks, of the same collective. These ways of choosing are compared on the same points:
 
 - the library's own choice (`default_ompi`);
-- the model of steps (`tuning.selection.Steps`), with the closed forms of Unisono's algorithms that are alike;
-- the interpolation of what was measured (`tuning.selection.Interpolation`), which knows no algorithm;
+- the model of steps (`rank_interpolation.Steps`), with the closed forms of equivalent algorithms of Unisono;
+- the interpolation of measurements (`rank_interpolation.Interpolation`), which needs no algorithm;
 - both combined;
-- the best of those that are so predicted to be near the best (predict, then measure), and how much of the time of
-  measuring all of them that takes.
+- predict, then measure: the best of the algorithms that are predicted to be near the best. The table also shows the
+  time of these measurements as a part of the time of measuring all algorithms.
 
-The constants that are not given by the data (the widths of the interpolation, the margin of what is measured) are
-chosen for each collective on the other ones.
+Two constants do not come from the data: the widths of the interpolation, and the margin of "near the best". They are
+chosen for each collective by the other collectives.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ DEFAULT = "default_ompi"
 COLUMNS = ("coll", "p", "tasks_per_node", "count_int32", "timestamp", "test", "lib", "algo", "median_us")
 NAMES = {"BCAST": "broadcast"}
 
-# Which algorithms of Unisono take as many rounds and bytes as those of the library, by how their names begin; the first
-# that fits. Bine trees have the rounds and bytes of the doubling and halving that they replace (arXiv 2508.17311).
+# For algorithms of the library, by the beginnings of their names, an algorithm of Unisono with as many rounds and
+# bytes; the first match counts. Bine trees have the rounds and bytes of the doubling and halving that they replace
+# (arXiv 2508.17311).
 ALIKE = {
     "allreduce": {
         "ring": "ring",
@@ -83,7 +84,7 @@ TIME_SHARE = 0.44
 
 
 class Outcome(NamedTuple):
-    """A point, predicted from other numbers of ranks: the times of each algorithm, and of the library's own choice."""
+    """A point predicted from other numbers of ranks: the times of all algorithms, and of the library's own choice."""
 
     point: Point
     seconds: dict[str, float]
@@ -92,12 +93,12 @@ class Outcome(NamedTuple):
     by_widths: tuple[Predictions, ...]
 
     def both(self, at: int) -> Predictions:
-        """Return what both models predict together, by widths of that number."""
+        """Return the combined prediction of both models, with the widths of this number."""
         return combined([self.by_widths[at], self.by_steps])
 
 
 class Score(NamedTuple):
-    """What choosing costs: the time of what is chosen by that of the best, over points; the share of time measuring."""
+    """The cost of a way of choosing: the ratio of its times to the best times, and its part of the measuring time."""
 
     name: str
     points: int
@@ -109,7 +110,7 @@ class Score(NamedTuple):
 
 
 def cost_of(collective: str, name: str, size: int) -> Cost | None:
-    """Return the closed form of an algorithm of the library, if one of Unisono's is alike."""
+    """Return the closed form of an algorithm of the library, if Unisono has an equivalent one."""
     alike = next((own for start, own in ALIKE.get(collective, {}).items() if name.startswith(start)), None)
     return None if alike is None else ALGORITHMS[collective][alike].cost_of(size, {})
 
@@ -118,9 +119,9 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
     """Return the rounds of a file with at least two algorithms, and the time of the library's own choice in each.
 
     Raises:
-        UsageError: it cannot be read, lacks a column, or has a row that is no measurement; names the line.
+        UsageError: the file cannot be read, lacks a column, or has an invalid row; names the line.
     """
-    found: defaultdict[tuple[str, ...], dict[str, list[float]]] = defaultdict(dict)
+    by_round: defaultdict[tuple[str, ...], dict[str, list[float]]] = defaultdict(dict)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -131,13 +132,13 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
                     numbers = tuple(str(int(row[name])) for name in ("p", "tasks_per_node", "count_int32"))
                     median_us = float(row["median_us"])
                 except (TypeError, ValueError):
-                    raise UsageError(f"{path}, line {reader.line_num}: it is no measurement") from None
+                    raise UsageError(f"{path}, line {reader.line_num}: not a measurement") from None
                 key = (row["coll"], *numbers, row["timestamp"], row["test"], row["lib"])
-                found[key].setdefault(row["algo"], []).append(median_us * 1e-6)
+                by_round[key].setdefault(row["algo"], []).append(median_us * 1e-6)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     rounds = []
-    for (coll, size, per_host, count, *_), times in found.items():
+    for (coll, size, per_host, count, *_), times in by_round.items():
         middle = {name: float(np.median(of_name)) for name, of_name in times.items()}
         default_s = middle.pop(DEFAULT, None)
         point = Point(NAMES.get(coll, coll.lower()), 4 * int(count), int(size), int(per_host))
@@ -147,7 +148,7 @@ def read(path: Path) -> list[tuple[Round, float | None]]:
 
 
 def outcomes(rounds: Sequence[tuple[Round, float | None]]) -> Iterator[Outcome]:
-    """Yield every point of collectives that were measured on several numbers of ranks, with its number held out."""
+    """Yield every point of collectives measured on several numbers of ranks, predicted without its own number."""
     held = sorted({(each.point.collective, each.point.size) for each, _ in rounds})
     for collective, size in track(held, description="holding out", console=Console(stderr=True), transient=True):
         others = [each for each, _ in rounds if each.point.collective == collective and each.point.size != size]
@@ -163,11 +164,11 @@ def outcomes(rounds: Sequence[tuple[Round, float | None]]) -> Iterator[Outcome]:
                     yield Outcome(point, dict(seconds), default_s, steps.predict(point, names), by_widths)
 
 
-def chosen_elsewhere(found: Sequence[Outcome]) -> dict[str, tuple[int, float]]:
-    """Return, for each collective, the number of the widths and the margin that are best on all other ones."""
+def chosen_elsewhere(all_outcomes: Sequence[Outcome]) -> dict[str, tuple[int, float]]:
+    """Return, for each collective, the number of the widths and the margin that are best on the other collectives."""
     best = {}
-    for collective in {each.point.collective for each in found}:
-        others = [each for each in found if each.point.collective != collective] or list(found)
+    for collective in {each.point.collective for each in all_outcomes}:
+        others = [each for each in all_outcomes if each.point.collective != collective] or list(all_outcomes)
         regrets = [geomean(_regret(each.both(at), each) for each in others) for at in range(len(WIDTHS))]
         at = regrets.index(min(regrets))
         fitting = [margin for margin in MARGINS if _time_share(others, at, margin) <= TIME_SHARE]
@@ -175,23 +176,23 @@ def chosen_elsewhere(found: Sequence[Outcome]) -> dict[str, tuple[int, float]]:
     return best
 
 
-def scores(found: Sequence[Outcome]) -> list[Score]:
-    """Return what each way of choosing costs on the same points."""
-    constants = chosen_elsewhere(found)
+def scores(all_outcomes: Sequence[Outcome]) -> list[Score]:
+    """Return the cost of each way of choosing, on the same points."""
+    constants = chosen_elsewhere(all_outcomes)
     measured, shares = [], []
-    for each in found:
-        at, margin = constants[each.point.collective]
-        near = survivors(each.both(at), list(each.seconds), margin)
-        measured.append(min(each.seconds[name] for name in near) / min(each.seconds.values()))
-        shares.append(_time_share([each], at, margin))
-    with_default = [each for each in found if each.default_s is not None]
+    for outcome in all_outcomes:
+        at, margin = constants[outcome.point.collective]
+        near = survivors(outcome.both(at), list(outcome.seconds), margin)
+        measured.append(min(outcome.seconds[name] for name in near) / min(outcome.seconds.values()))
+        shares.append(_time_share([outcome], at, margin))
+    with_default = [each for each in all_outcomes if each.default_s is not None]
     defaults = [float(each.default_s or 0.0) / min(each.seconds.values()) for each in with_default]
-    by_interpolation = [_regret(each.by_widths[constants[each.point.collective][0]], each) for each in found]
+    by_interpolation = [_regret(each.by_widths[constants[each.point.collective][0]], each) for each in all_outcomes]
     return [
         _score("the library's own choice", defaults),
-        _score("steps (PLogP-like)", [_regret(each.by_steps, each) for each in found if each.by_steps]),
+        _score("steps (PLogP-like)", [_regret(each.by_steps, each) for each in all_outcomes if each.by_steps]),
         _score("interpolation", by_interpolation),
-        _score("both", [_regret(each.both(constants[each.point.collective][0]), each) for each in found]),
+        _score("both", [_regret(each.both(constants[each.point.collective][0]), each) for each in all_outcomes]),
         _score("both, then measuring", measured)._replace(time_share=float(np.mean(shares))),
     ]
 
@@ -205,10 +206,10 @@ def _regret(predicted: Predictions, each: Outcome) -> float:
     return regret(min(predicted, key=predicted.__getitem__), each.seconds)
 
 
-def _time_share(found: Sequence[Outcome], at: int, margin: float) -> float:
-    """Return how much of the time of measuring all is taken by those near the best, on average over points."""
-    near = [survivors(each.both(at), list(each.seconds), margin) for each in found]
-    both = zip(found, near, strict=True)
+def _time_share(points: Sequence[Outcome], at: int, margin: float) -> float:
+    """Return the mean part of the measuring time that algorithms near the best take."""
+    near = [survivors(each.both(at), list(each.seconds), margin) for each in points]
+    both = zip(points, near, strict=True)
     return float(np.mean([sum(each.seconds[name] for name in of) / sum(each.seconds.values()) for each, of in both]))
 
 
@@ -219,59 +220,60 @@ def _score(name: str, values: Sequence[float]) -> Score:
     return Score(name, len(values), geomean(values), float(np.quantile(values, 0.9)), max(values), within)
 
 
-def table(title: str, found: Sequence[Score]) -> Table:
-    """Return the scores as people read them."""
+def table(title: str, all_scores: Sequence[Score]) -> Table:
+    """Return the scores as a table for people."""
     shown = Table(title=title)
     for heading in ("", "points", "geomean", "p90", "max", "within 5 %", "time of measuring all"):
         shown.add_column(heading, justify="right" if heading else "left")
-    for each in found:
-        numbers = [f"{value:.3f}" for value in each[2:5]]
-        share = "" if each.time_share is None else f"{each.time_share:.0%}"
-        shown.add_row(each.name, str(each.points), *numbers, f"{each.within_5_percent:.0%}", share)
+    for score in all_scores:
+        numbers = [f"{value:.3f}" for value in score[2:5]]
+        share = "" if score.time_share is None else f"{score.time_share:.0%}"
+        shown.add_row(score.name, str(score.points), *numbers, f"{score.within_5_percent:.0%}", share)
     return shown
 
 
-def records(candidates: str, found: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield what is kept of each point."""
-    constants = chosen_elsewhere(found)
-    for each in found:
-        at, margin = constants[each.point.collective]
+def records(candidates: str, all_outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+    """Yield the record of each point for the output file."""
+    constants = chosen_elsewhere(all_outcomes)
+    for outcome in all_outcomes:
+        at, margin = constants[outcome.point.collective]
+        best_s = min(outcome.seconds.values())
         yield {
             "candidates": candidates,
-            **each.point._asdict(),
-            "best": min(each.seconds, key=each.seconds.__getitem__),
+            **outcome.point._asdict(),
+            "best": min(outcome.seconds, key=outcome.seconds.__getitem__),
             "widths": WIDTHS[at]._asdict(),
             "margin": margin,
-            "regret_interpolation": _regret(each.by_widths[at], each),
-            "regret_steps": _regret(each.by_steps, each) if each.by_steps else None,
-            "regret_both": _regret(each.both(at), each),
-            "regret_default": None if each.default_s is None else each.default_s / min(each.seconds.values()),
+            "regret_interpolation": _regret(outcome.by_widths[at], outcome),
+            "regret_steps": _regret(outcome.by_steps, outcome) if outcome.by_steps else None,
+            "regret_both": _regret(outcome.both(at), outcome),
+            "regret_default": None if outcome.default_s is None else outcome.default_s / best_s,
         }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate, show and keep; 2 if the data cannot be used."""
+    """Evaluate the data, show the scores and write the output file; exit code 2 if the data cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m unisono.bench.selection", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="CSV file of measurements")
     parser.add_argument("--out", type=Path, help="file for a line of JSON for each point")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        rounds = read(asked.data)
+        rounds = read(options.data)
     except UsageError as error:
         parser.error(str(error))
     own = [(each._replace(seconds=_own(each)), default_s) for each, default_s in rounds if len(_own(each)) > 1]
     results = {"the library's own algorithms": list(outcomes(own)), "all algorithms": list(outcomes(rounds))}
-    if asked.out:
+    if options.out:
         lines = [json.dumps(record) for name, found in results.items() for record in records(name, found)]
-        asked.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    if asked.json:
+        options.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if options.json:
         shown = {name: [score._asdict() for score in scores(found)] for name, found in results.items()}
         sys.stdout.write(f"{json.dumps(shown)}\n")
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    for name, found in results.items():
-        console.print(table(f"time of what is chosen ÷ time of the best of {name}, ranks held out", scores(found)))
+    for name, of_name in results.items():
+        console.print(table(f"time of the choice ÷ time of the best of {name}, ranks held out", scores(of_name)))
     return 0
 
 

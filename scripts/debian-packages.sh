@@ -1,9 +1,9 @@
 #!/bin/sh
-# Install what the assurance of the native core needs and this machine lacks: as root on Debian or Ubuntu; elsewhere say
-# what is missing. The targets that need a missing tool say that they are skipped.
+# Installs the missing packages of the native core's checks: as root on Debian or Ubuntu. Elsewhere, it lists them.
+# Targets whose tool is missing say that they are skipped.
 set -eu
 packages=$(cat "$(dirname "$0")/debian-packages.txt")
-command -v dpkg-query >/dev/null || { echo "not Debian: install by hand what corresponds to" $packages >&2; exit 0; }
+command -v dpkg-query >/dev/null || { echo "not Debian: please install the equivalents of" $packages >&2; exit 0; }
 missing=
 for package in $packages; do
   dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run fuzzing targets side by side: fuzz.sh BUILD SECONDS TARGET... Fails if one finds something, which stays in BUILD.
+# Runs fuzzing targets side by side: fuzz.sh BUILD SECONDS TARGET... Fails if one finds an error; its input stays in BUILD.
 set -euo pipefail
 build=$1 seconds=$2
 shift 2
@@ -18,7 +18,7 @@ for process in "${!running[@]}"; do
     echo "fuzz_$target: $(grep -h '^Done' "$target.log")"
   else
     failed=1
-    echo "fuzz_$target found something (again by: $build/tests/native/fuzz_$target $build/found_${target}_...):"
+    echo "fuzz_$target found an error (repeat it by: $build/tests/native/fuzz_$target $build/found_${target}_...):"
     tail -n 60 "$target.log"
   fi
 done

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Check what cannot come from PyPI: Python with venv and headers, and a C++20 compiler. Says what is missing and how to
-# get it, and exits with 1. Usage: preflight.sh PYTHON CXX
+# Checks the tools that PyPI does not provide: Python with venv and headers, and a C++20 compiler. If one is missing, it
+# says how to install it, and exits with 1. Usage: preflight.sh PYTHON CXX
 set -u
 python=$1
 cxx=$2

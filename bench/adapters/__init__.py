@@ -1,24 +1,24 @@
-"""The libraries that can be measured, one module each, all of the same shape.
+"""Adapters of the libraries that can be measured, one module each, with a common interface.
 
-Each runs in the ranks of its own library, in an environment where Unisono need not be installed: these modules import
-the standard library, numpy and the measured library only, and `worker` loads them by path. A module has one
+Each runs in the ranks of its own library, in an environment where Unisono need not be installed. So these modules
+import only the standard library, numpy and the measured library, and `worker` loads them by path. A module has one
 function::
 
     connect() -> Adapter    joins the job that the library's own launcher has started; returns when all ranks are there
 
-and what it returns has:
+An adapter has:
 
     size: int               the number of ranks
     version: str            the library and its version, in one line
     call(collective, array, out)
-                            a callable that runs the collective once, as users do, on the flat numpy arrays: `array` is
-                            what this rank puts in, `out` what it gets. They are the same one where users would say so:
+                            a function that runs the collective once, as users do, on the flat numpy arrays: `array` is
+                            this rank's input and `out` its result. They are the same array in these collectives:
                             "allreduce" sums, "reduce" sums on rank 0, "broadcast" sends from rank 0, and "barrier"
-                            ignores it; and they are separate in "allgather", "reduce_scatter" (a sum) and "alltoall",
-                            of equal shares.
-                            Raises NotImplementedError where the library lacks the collective or the dtype.
+                            ignores it. They are different arrays in "allgather", "reduce_scatter" (a sum) and
+                            "alltoall", with equal shares.
+                            Raises NotImplementedError if the library lacks the collective or the dtype.
     barrier()               returns when all ranks have called it
     close()                 leaves the job in order
-    memory                  where its arrays are not of numpy but of a device: an object as `worker.HostMemory`; `call`
-                            gets those arrays, and returns when the device has done
+    memory                  only if its arrays are on a device: an object like `worker.HostMemory`; `call` then takes
+                            such arrays, and returns when the device has finished
 """

@@ -1,7 +1,7 @@
-"""No library and no messages: each rank copies the result of an allreduce, known from a call before, to its place.
+"""Not a library: each rank only copies the result of an allreduce, which an earlier call has computed, to its place.
 
-So each reads and writes as many bytes as the vector has, at the same time as the others: no allreduce takes less unless
-caches hold the vector. What `numpy.copyto` writes of long vectors goes past the caches.
+So each rank reads and writes as many bytes as the vector has, at the same time as the others. No allreduce takes less
+time unless caches hold the vector. `numpy.copyto` writes long vectors past the caches.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from unisono.bench.adapters.unisono_api import UnisonoAdapter
 
 
 class CopyAdapter(UnisonoAdapter):
-    """The world communicator, for barriers and for the result."""
+    """The world communicator, which provides the barriers and the result."""
 
     def __init__(self) -> None:
         super().__init__()
         self.version = "a copy by each rank"
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure; its first one finds the result."""
+        """Return the call to measure. Its first use computes the result."""
         if collective != "allreduce":
-            raise NotImplementedError("it has allreduce")
+            raise NotImplementedError("only allreduce is supported")
         results: list[Any] = []
 
         def copy() -> None:

@@ -1,6 +1,6 @@
-"""Two processes and one TCP socket, in C: the bound that a transport over TCP is measured by, not a library.
+"""Two processes and one TCP socket in C: not a library, but the bound for transports over TCP.
 
-The program is compiled when it is asked for. It sums float32 only.
+The program is compiled on first use, and sums only float32.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RETRY_S = 0.01
 
 
 class BareAdapter:
-    """The rank's end of the socket; the variables of `unisono run` say who is who."""
+    """This rank's end of the socket. The variables of `unisono run` say which rank it is."""
 
     def __init__(self) -> None:
         self.size = int(os.environ["UNISONO_SIZE"])
         if self.size != 2:
-            raise NotImplementedError("it has two ranks")
+            raise NotImplementedError("only two ranks are supported")
         self._rank = int(os.environ["UNISONO_RANK"])
         self._socket = _meet(self._rank, f"\0unisono-bare-{os.environ['UNISONO_JOB']}")
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -36,7 +36,7 @@ class BareAdapter:
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
         """Return the call to measure."""
         if (collective, array.dtype.name) != ("allreduce", "float32"):
-            raise NotImplementedError("it has allreduce of float32")
+            raise NotImplementedError("only allreduce of float32 is supported")
         arguments = self._socket.fileno(), self._rank, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.size)
         return lambda: _check(self._program.bare_allreduce(*arguments))
 
@@ -63,15 +63,15 @@ def _compiled() -> ctypes.CDLL:
 
 
 def _meet(rank: int, name: str) -> socket.socket:
-    """Return a TCP socket to the other rank; rank 0 tells its port on the abstract Unix socket `name`."""
+    """Return a TCP socket to the other rank; rank 0 sends its port over the abstract Unix socket `name`."""
     if rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as teller:
-            teller.bind(name)
-            teller.listen(1)
-            teller.settimeout(MEETING_S)
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as port_server:
+            port_server.bind(name)
+            port_server.listen(1)
+            port_server.settimeout(MEETING_S)
             listener.settimeout(MEETING_S)
-            with teller.accept()[0] as asker:
-                asker.sendall(f"{listener.getsockname()[1]}\n".encode())
+            with port_server.accept()[0] as connection:
+                connection.sendall(f"{listener.getsockname()[1]}\n".encode())
             return listener.accept()[0]
     deadline = time.monotonic() + MEETING_S
     while True:

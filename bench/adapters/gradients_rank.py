@@ -1,6 +1,6 @@
-"""One rank of `unisono.bench.gradients`: trains in several ways, in turns, and tells what it took on stdout.
+"""One rank of `unisono.bench.gradients`: trains in several ways, in turns, and prints the times.
 
-Run by path with the request as JSON: what is asked for is in `_Request`. Unisono's variables say who this rank is.
+Run by path with a `_Request` as JSON. Unisono's variables say which rank this is.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Ready = Callable[[str, Any], None]
 
 
 class _Request(NamedTuple):
-    """What to measure: "overlap" of a model, or "lag"; how often; the sizes of model and batch; the ways.
+    """The request: "overlap" with a model, or "lag"; rounds, the sizes of model and batch, and the ways.
 
-    In the way "after" of "overlap", all gradients are handed in when the last has been computed. A step of "lag" takes
-    `step_s` at least: what computing does not need, it sleeps, as where an accelerator computes.
+    In the way "after" of "overlap", all gradients are handed in after the last has been computed. A step of "lag" takes
+    at least `step_s`: the rank sleeps after computing, as it would while an accelerator computes.
     """
 
     what: str
@@ -84,7 +84,7 @@ class Digits:
             error = (error @ self.weights[f"layer{k}"].T) * (inputs[k] > 0)
 
     def accuracy(self) -> float:
-        """Return the share of the images that it was not trained on which it names rightly."""
+        """Return the part of the test images that the network classifies correctly."""
         return float((self._forward(self.test[0])[1].argmax(axis=1) == self.test[1]).mean())
 
     def _forward(self, x: Array) -> tuple[list[Array], Array]:
@@ -98,7 +98,7 @@ class Digits:
 
 
 class Transformer:
-    """A small transformer of torch; `batch` is the number of its sequences of 64 tokens, over all ranks."""
+    """A small transformer of torch; `batch` is the number of sequences of 64 tokens on all ranks together."""
 
     def __init__(self, width: int, batch: int, rank: int, size: int) -> None:
         import torch
@@ -122,10 +122,10 @@ MODELS: dict[str, Callable[..., Any]] = {"digits": partial(Digits, hidden=4), "t
 
 
 def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
-    """Return what steps take in each way, on the slowest rank, and what the reducers report.
+    """Return the times of steps in each way, on the slowest rank, and the reports of the reducers.
 
-    `ms` are medians; `exposed_ms` are medians of by how much a step is longer than the one of its round which does not
-    communicate.
+    `ms` are medians. `exposed_ms` are medians of the difference between a step and the step of the same round without
+    communication.
     """
     model = MODELS[request.model](request.width, request.batch, world.rank, world.size)
     reducers = {name: un.GradientReducer(world, **arguments) for name, arguments in request.ways.items()}
@@ -148,7 +148,7 @@ def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
     steps: dict[str, Callable[[], None]] = {"alone": alone}
     steps |= {name: partial(after if name == "after" else overlapped, each) for name, each in reducers.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
-    turns = random.Random(0)  # the same on all ranks; a step finds in the caches what the one before has left
+    turns = random.Random(0)  # the same on all ranks; turns are shuffled because a step leaves data in the caches
     for _ in range(_WARM_UPS + request.rounds):
         for name in turns.sample(list(steps), len(steps)):
             world.barrier()
@@ -171,11 +171,11 @@ def overlap(world: un.Communicator, request: _Request) -> dict[str, Any]:
 
 
 def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
-    """Return the steps per second in each way of training on the digits, and the accuracy in the end.
+    """Return the steps per second of each way of training on the digits, and the final accuracy.
 
-    The speed is by the median of the steps in the middle, behind the warm-up and before the cool-down.
+    The speed is the median of the steps in the middle, after the warm-up and before the cool-down.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, arguments in request.ways.items():
         model = Digits(request.width, request.batch, world.rank, world.size)
         velocity = {each: np.zeros_like(weights) for each, weights in model.weights.items()}
@@ -200,20 +200,20 @@ def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
             for flushed in reducer.flush():
                 apply(flushed)
         taken = np.diff(ends)[request.rounds // 4 : -request.rounds // 4]
-        found[name] = {"steps_per_s": 1 / float(median(taken)), "accuracy": model.accuracy()}
-    return found
+        results[name] = {"steps_per_s": 1 / float(median(taken)), "accuracy": model.accuracy()}
+    return results
 
 
 def main() -> None:
-    """Measure, and print what was found on rank 0."""
+    """Measure, and print the result on rank 0."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     request = _Request(*json.loads(sys.argv[1]))
     world = un.init()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
-    found = {"overlap": overlap, "lag": lag}[request.what](world, request)
+    result = {"overlap": overlap, "lag": lag}[request.what](world, request)
     if world.rank == 0:
-        sys.stdout.write(json.dumps(found))
+        sys.stdout.write(json.dumps(result))
     world.close()
 
 

@@ -1,4 +1,4 @@
-"""Open MPI, MPICH and Intel MPI, as users of mpi4py call them: upper-case methods on numpy arrays."""
+"""Open MPI, MPICH and Intel MPI, in the way of mpi4py's users: upper-case methods on numpy arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class MpiAdapter:
-    """The world communicator of whichever MPI library mpi4py has loaded."""
+    """The world communicator of the MPI library that mpi4py has loaded."""
 
     def __init__(self) -> None:
         self._mpi = importlib.import_module("mpi4py.MPI")
@@ -20,7 +20,7 @@ class MpiAdapter:
         self.barrier = self._world.Barrier
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure; the calls are blocking, in place where MPI has a form of them in place."""
+        """Return the call to measure. Calls are blocking, and in place if MPI has an in-place form."""
         try:
             self._mpi.Datatype.fromcode(array.dtype.char)
         except ValueError:

@@ -1,4 +1,4 @@
-"""MPI on arrays of the first GPU as programs use it that do not know whether MPI takes them: through pinned memory."""
+"""MPI on arrays of the first GPU through pinned memory, as in programs that cannot rely on CUDA-aware MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MpiCudaAdapter(MpiAdapter):
         self.memory = CudaMemory()
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure: down, MPI, and up again."""
+        """Return the call to measure: a copy to the host, MPI, and a copy back."""
         gpu = self.memory.gpu
         pinned = gpu.device.pin(array.nbytes)
         staged = pinned.view(array.dtype)

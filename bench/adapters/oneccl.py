@@ -1,7 +1,7 @@
-"""Intel oneCCL on host memory, through its C interface: it has none for Python.
+"""Intel oneCCL on host memory through its C interface, because it has no Python interface.
 
-Its ranks are processes of Intel MPI, which it runs on; mpi4py hands around the identifier of the communicator.
-oneCCL's C interface has no barrier, so the one between calls is Intel MPI's.
+Its ranks are processes of Intel MPI, on which it runs; mpi4py distributes the identifier of the communicator. The C
+interface has no barrier, so the barrier between calls is Intel MPI's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("data", ctypes.c_byte * UNIQUE_ID_NBYTES)]
 
 
-# Collective → the function, and what it takes between the type of the elements and the communicator.
+# For each collective, the function, and its arguments between the element type and the communicator.
 COLLECTIVES: dict[str, tuple[str, tuple[int, ...]]] = {
     "allreduce": ("onecclAllReduce", (SUM,)),
     "reduce": ("onecclReduce", (SUM, ROOT)),
@@ -81,13 +81,13 @@ class OneCclAdapter:
         self.barrier = world.Barrier
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure; without a stream a call on host memory returns when it is complete."""
+        """Return the call to measure. Without a stream, a call on host memory returns when it is complete."""
         if collective not in COLLECTIVES:
             raise NotImplementedError(f"oneCCL's C interface has no {collective}")
         if array.dtype.name not in DATATYPES:
             raise NotImplementedError(f"oneCCL does not reduce {array.dtype}")
         name, more = COLLECTIVES[collective]
-        # Of shares, the elements of one are counted.
+        # For collectives with shares, the count is that of one share.
         count = array.size // self.size if collective == "alltoall" else min(array.size, out.size)
         addresses, datatype = (array.ctypes.data, out.ctypes.data), DATATYPES[array.dtype.name]
         return partial(getattr(self._ccl, name), *addresses, count, datatype, *more, self._communicator, None)

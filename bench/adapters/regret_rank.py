@@ -1,14 +1,14 @@
-"""One rank of `unisono.bench.regret`: says what is chosen where, or calibrates and measures everything there.
+"""One rank of `unisono.bench.regret`: returns the choices at some points, or calibrates and measures everything there.
 
-A machine that is not alone changes its speed within seconds. So the rounds of all points of a collective are
-interleaved, and the model is calibrated before, amid and after them: what it predicts is the mean of three. It chooses
-by the first calibration, before anything else is measured.
+A machine with other load changes its speed within seconds. So the rounds of all points of a collective are interleaved.
+The model is calibrated before, between and after them, and its prediction is the mean of three. It chooses by the first
+calibration, before anything else is measured.
 
-Run by path as ``regret_rank.py FILE``. FILE is JSON: the points as [collective, bytes], and to measure them also
-`rounds`, `run_s`, the `placement` that the cores shall have, and the variants to run at each beside those of the tuner,
-as `also`. Rank 0 writes its answer beside it, to FILE.answer: for each point what is chosen or, where all is measured,
-what the model chooses and predicts of each variant, and the times; and the seconds that it took. Unisono's variables
-say who this rank is.
+Run by path as ``regret_rank.py FILE``. FILE is JSON with the points as [collective, bytes]. To measure them, it also
+has
+`rounds`, `run_s`, the required `placement` of the cores, and `also`: the variants to run at each point besides those of
+the tuner. Rank 0 writes its answer to FILE.answer: the choice at each point or, if all is measured, the model's choice
+and predictions, the times, and the seconds that it took. Unisono's variables say which rank this is.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from unisono.tuning.machine.parameters import Parameters
 PR_SET_PDEATHSIG = 1
 SEED = 1
 FEWEST, MOST = 3, 256
-# How long to wait for cores to be as far apart as is wanted, and how often a round is run at most, until they stay so.
+# The longest wait for the required placement, and how often a round is tried until the cores stay in place.
 PATIENCE_S = 60.0
 ATTEMPTS = 4
 
 T = TypeVar("T")
-# What the model chooses, and the seconds that it predicts, by variant.
+# The model's choice, and its predicted seconds by variant.
 Forecast: TypeAlias = tuple[str, dict[str, float]]
 
 
 class Field(NamedTuple):
-    """All variants at a point: their calls, the times of each round until now, and the least of them in seconds."""
+    """All variants at a point: their calls, the times of each round up to now, and the least of them in seconds."""
 
     trials: Trials
     nbytes: int
@@ -56,40 +56,40 @@ class Field(NamedTuple):
     least_s: dict[str, float]
 
     def run(self, name: str, calls: int) -> float:
-        """Return what so many calls of a variant usually take, after as many that warm up."""
+        """Return the usual time of a call of a variant, by `calls` calls after as many that warm up."""
         self.trials.warm_up(self.runs[name], self.nbytes, calls)
         return usual_s(self.trials.times(self.runs[name], calls))
 
 
 def choices(world: un.Communicator, points: Sequence[tuple[str, int]]) -> list[str]:
-    """Return what is chosen at each point by what this communicator knows."""
+    """Return the choice of this communicator's tuner at each point."""
     return [world.explain(collective, nbytes).choice.variant for collective, nbytes in points]
 
 
 class Sweep:
-    """Everything that is asked for, measured on one rank of all; `spent_s` is what that has taken, without waiting."""
+    """All requested measurements, on one rank of all; `spent_s` is the time that they took, without waiting."""
 
-    def __init__(self, world: un.Communicator, asked: Mapping[str, Any]) -> None:
+    def __init__(self, world: un.Communicator, request: Mapping[str, Any]) -> None:
         self.spent_s = 0.0
-        self._world, self._asked = world, asked
+        self._world, self._request = world, request
         self._trials, self._draw = Trials(world), random.Random(SEED)
 
     def study(self) -> dict[str, Any]:
-        """Measure the points of each collective, and let the model predict them."""
+        """Measure the points of each collective, and predict them by the model."""
         model, times_s = list[Any](), list[Any]()
-        wanted = list(zip(self._asked["points"], self._asked["also"], strict=True))
-        for _, of_collective in groupby(wanted, key=lambda each: each[0][0]):
+        requested = list(zip(self._request["points"], self._request["also"], strict=True))
+        for _, of_collective in groupby(requested, key=lambda each: each[0][0]):
             predicted, measured = self._study([(*point, also) for point, also in of_collective])
             model += predicted
             times_s += measured
         return {"model": model, "times_s": times_s, "sweep_s": self.spent_s}
 
     def _study(self, points: Sequence[tuple[str, int, Sequence[str]]]) -> tuple[list[Any], list[Any]]:
-        """Return what the model chooses and predicts at each point of a collective, and what was measured there."""
+        """Return the model's choices and predictions at the points of a collective, and their measurements."""
         began = time.perf_counter()
         fields = [self._prepared(*point) for point in points]
         self.spent_s += time.perf_counter() - began
-        forecasts, rounds = [self._forecasts(points)], self._asked["rounds"]
+        forecasts, rounds = [self._forecasts(points)], self._request["rounds"]
         for number in range(1, rounds + 1):
             for field in fields:
                 self._round(field)
@@ -111,7 +111,7 @@ class Sweep:
         return field
 
     def _forecasts(self, points: Sequence[tuple[str, int, Sequence[str]]]) -> list[Forecast]:
-        """Calibrate the model, and return what it says of each point."""
+        """Calibrate the model, and return its forecast of each point."""
         world, collective = self._world, points[0][0]
         calibrate = partial(
             rounds_calibrated, world, world.tuner_state.parameters, short=False, collectives=[collective]
@@ -120,11 +120,11 @@ class Sweep:
         return [predictions(world, parameters, collective, nbytes) for _, nbytes, _ in points]
 
     def _round(self, field: Field) -> None:
-        """Run everything at a point once, in random order and for about as long."""
+        """Run all variants at a point once, in random order and for about equal times."""
 
         def measured() -> dict[str, float]:
             return {
-                name: field.run(name, max(FEWEST, min(MOST, round(self._asked["run_s"] / field.least_s[name]))))
+                name: field.run(name, max(FEWEST, min(MOST, round(self._request["run_s"] / field.least_s[name]))))
                 for name in self._draw.sample(sorted(field.runs), len(field.runs))
             }
 
@@ -135,20 +135,20 @@ class Sweep:
             field.least_s[name] = min(field.least_s[name], seconds)
 
     def _steadily(self, measure: Callable[[], T]) -> tuple[T, float]:
-        """Return what is measured and the seconds that it takes; it is measured again if the cores move meanwhile.
+        """Return a measurement and its seconds; if the cores move during it, it is repeated.
 
         Raises:
-            UsageError: they have each time.
+            UsageError: the cores moved each time.
         """
-        placement = self._asked["placement"]
+        placement = self._request["placement"]
         for _ in range(ATTEMPTS):
             if placement != "any":
                 self._trials.await_placement(placement, PATIENCE_S)
             began = time.perf_counter()
-            found, took_s = measure(), time.perf_counter() - began
+            result, took_s = measure(), time.perf_counter() - began
             if placement in {"any", self._trials.placement()}:
-                return found, took_s
-        raise un.UsageError(f"the cores were never {placement} for as long as it takes to measure")
+                return result, took_s
+        raise un.UsageError(f"the cores were never {placement} during a whole measurement")
 
 
 def means(forecasts: Sequence[Forecast]) -> Forecast:
@@ -158,19 +158,19 @@ def means(forecasts: Sequence[Forecast]) -> Forecast:
 
 
 def predictions(world: un.Communicator, parameters: Parameters, collective: str, nbytes: int) -> Forecast:
-    """Return what the model chooses, and the predicted times, by variant."""
-    said = explain(world.explain(collective, nbytes).question, TunerState(None, parameters))
-    able = [each for each in said.candidates if each.refusal is None]
-    return said.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
+    """Return the model's choice, and its predicted times by variant."""
+    explanation = explain(world.explain(collective, nbytes).question, TunerState(None, parameters))
+    able = [each for each in explanation.candidates if each.refusal is None]
+    return explanation.choice.variant, {each.variant: each.predicted_s for each in able if each.predicted_s is not None}
 
 
 def main() -> None:
-    """Do what the file says."""
+    """Run the request in the file."""
     path = Path(sys.argv[1])
-    asked = json.loads(path.read_text())
+    request = json.loads(path.read_text())
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with un.init() as world:
-        answer = Sweep(world, asked).study() if "rounds" in asked else choices(world, asked["points"])
+        answer = Sweep(world, request).study() if "rounds" in request else choices(world, request["points"])
         if world.rank == 0:
             path.with_suffix(".answer").write_text(json.dumps(answer))
 

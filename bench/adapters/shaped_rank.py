@@ -1,7 +1,7 @@
-"""One rank of `unisono.bench.shaped`: measures a bare stream and allreduces in turns, and tells the times on stdout.
+"""One rank of `unisono.bench.shaped`: measures a byte stream and allreduces in turns, and prints the times.
 
-Run by path as ``shaped_rank.py ADDRESS OTHER NBYTES ROUNDS ALGORITHM…``: rank 0 sends bare bytes from ADDRESS to rank
-OTHER, the first one of another host. ALGORITHM is a name, or "auto". Unisono's variables say who this rank is.
+Run by path as ``shaped_rank.py ADDRESS OTHER NBYTES ROUNDS ALGORITHM…``: rank 0 sends bytes from ADDRESS to rank OTHER,
+the first one of another host. ALGORITHM is a name, or "auto". Unisono's variables say which rank this is.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ def stream(bare: socket.socket | None, sends: bool, nbytes: int) -> float:
         return 0.0
     chunk = bytearray(CHUNK_NBYTES)
     began = time.perf_counter()
-    left = nbytes
+    remaining = nbytes
     if sends:
-        while left:
-            left -= bare.send(memoryview(chunk)[:left])
+        while remaining:
+            remaining -= bare.send(memoryview(chunk)[:remaining])
         bare.recv(1)
     else:
-        while left:
-            left -= bare.recv_into(chunk, min(left, CHUNK_NBYTES))
+        while remaining:
+            remaining -= bare.recv_into(chunk, min(remaining, CHUNK_NBYTES))
         bare.sendall(b"\1")
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """Measure, and print what was found on rank 0."""
+    """Measure, and print the times on rank 0."""
     address, other, nbytes, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     algorithms = sys.argv[5:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     world = un.init()
     array = np.zeros(nbytes // 4, np.float32)
     bare = open_bare(world, address, other)
-    for name in algorithms:  # opens the connections
+    for name in algorithms:  # so that connections are open
         world.allreduce(array[: 1 << 20], algorithm=None if name == "auto" else name)
     times: list[list[float]] = []
     for _ in range(rounds):
         world.barrier()
-        found = [stream(bare, world.rank == 0, nbytes)]
+        row = [stream(bare, world.rank == 0, nbytes)]
         for name in algorithms:
             array.fill(world.rank + 1)
             world.barrier()
             began = time.perf_counter()
             world.allreduce(array, out=array, algorithm=None if name == "auto" else name)
-            found.append(time.perf_counter() - began)
+            row.append(time.perf_counter() - began)
             if not (array == world.size * (world.size + 1) / 2).all():
                 raise ValueError(f"{name} gives a wrong result")
-        times.append(world.allreduce(np.array(found), op="max").tolist())
+        times.append(world.allreduce(np.array(row), op="max").tolist())
     if world.rank == 0:
         sys.stdout.write(json.dumps(times))
     world.close()

@@ -1,4 +1,4 @@
-"""What torch has for allreduce on CUDA tensors, of ranks that share the first GPU: backends, and symmetric memory."""
+"""torch's ways of an allreduce on CUDA tensors, for ranks that share the first GPU: backends, and symmetric memory."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-# The environment variables that name the way, and say from how many bytes on it takes too long to wait for.
+# Environment variables: the way, and the largest number of bytes for which it is fast enough to be measured.
 WAY = "BENCH_TORCH_WAY"
 MOST = "BENCH_MOST_NBYTES"
-SEVERAL_RANKS_OF_A_GPU = (2, 30)  # from this version on NCCL takes them
+SEVERAL_RANKS_OF_A_GPU = (2, 30)  # the first version of NCCL that supports them
 
 
 class TorchMemory:
-    """CUDA tensors; those that the library writes are of symmetric memory where it asks for that."""
+    """CUDA tensors. Tensors that the library writes are in symmetric memory if the way needs that."""
 
     def __init__(self, torch: Any, symmetric: Any) -> None:
         self._torch, self._symmetric = torch, symmetric
 
     def empty(self, count: int, dtype: Any) -> Any:
         """Return a tensor to be overwritten; for symmetric memory, all ranks must call this."""
-        make = self._torch.empty if self._symmetric is None else self._symmetric.empty
-        made = make(count, dtype=getattr(self._torch, dtype.name), device="cuda:0")
+        create = self._torch.empty if self._symmetric is None else self._symmetric.empty
+        tensor = create(count, dtype=getattr(self._torch, dtype.name), device="cuda:0")
         if self._symmetric is not None:
-            self._symmetric.rendezvous(made, self._torch.distributed.group.WORLD)
-        return made
+            self._symmetric.rendezvous(tensor, self._torch.distributed.group.WORLD)
+        return tensor
 
     def place(self, array: Any) -> Any:
-        """Return a tensor that holds what `array` does."""
+        """Return a tensor with the content of `array`."""
         return self._torch.from_numpy(array).to("cuda:0")
 
     def fill(self, array: Any, source: Any) -> None:
@@ -39,7 +39,7 @@ class TorchMemory:
         self._torch.cuda.synchronize()
 
     def fetch(self, array: Any) -> Any:
-        """Return what `array` holds."""
+        """Return the content of `array`."""
         return array.cpu().numpy()
 
 
@@ -55,7 +55,7 @@ class TorchCudaAdapter:
         torch.cuda.set_device(0)
         self.version = f"{self._way} of torch {torch.__version__}"
         if self._way == "nccl" and torch.cuda.nccl.version() < SEVERAL_RANKS_OF_A_GPU:
-            raise RuntimeError(f"NCCL {torch.cuda.nccl.version()} takes one rank of a GPU only; 2.30 takes more")
+            raise RuntimeError(f"NCCL {torch.cuda.nccl.version()} supports only one rank of a GPU; 2.30 supports more")
         symmetric = self._way.endswith("_shot")
         self._distributed.init_process_group("nccl" if self._way == "nccl" else "gloo")
         self.size = self._distributed.get_world_size()
@@ -67,7 +67,7 @@ class TorchCudaAdapter:
         self._distributed.barrier()
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure, which ends when the device has done."""
+        """Return the call to measure, which ends when the device has finished."""
         most = int(os.environ.get(MOST, sys.maxsize))
         if collective != "allreduce" or array.nbytes > most:
             raise NotImplementedError(f"{collective} of {array.nbytes} bytes is not measured")

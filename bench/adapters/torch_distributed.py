@@ -1,4 +1,4 @@
-"""A backend of torch.distributed, as its users call it: collectives on CPU tensors."""
+"""A backend of torch.distributed, in the way of its users: collectives on CPU tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKEND = "BENCH_TORCH_BACKEND"
 
 
 class TorchAdapter:
-    """The default process group of torch.distributed; the launcher's variables say who is in it."""
+    """The default process group of torch.distributed, from the launcher's variables."""
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
@@ -43,7 +43,7 @@ class TorchAdapter:
         self._distributed.destroy_process_group()
 
     def _tensor(self, array: Any) -> Any:
-        if array.dtype.name == "bfloat16":  # torch takes no array of a dtype that numpy itself does not have.
+        if array.dtype.name == "bfloat16":  # torch does not take arrays of dtypes that are not numpy's own
             return self._torch.from_numpy(array.view("int16")).view(self._torch.bfloat16)
         return self._torch.from_numpy(array)
 

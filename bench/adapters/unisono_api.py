@@ -9,7 +9,7 @@ import unisono as un
 
 
 class UnisonoAdapter:
-    """The world communicator; ``UNISONO_TRANSPORTS`` in the environment says what carries it."""
+    """The world communicator, over the transports in ``UNISONO_TRANSPORTS``."""
 
     def __init__(self) -> None:
         self._world = un.init()
@@ -18,7 +18,7 @@ class UnisonoAdapter:
         self.barrier = self._world.barrier
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure: as users write it, for `partial` takes 70 ns to pass keywords on."""
+        """Return the call to measure. It is a lambda, because `partial` takes 70 ns to pass keywords on."""
         world = self._world
         calls: dict[str, Callable[[], object]] = {
             "allreduce": lambda: world.allreduce(array, out=out),

@@ -10,7 +10,7 @@ from unisono.bench.gpu_stages.gpu import STREAM, Gpu, Vector
 
 
 class CudaMemory:
-    """Vectors of the device; what was made for one call is used for the next that needs as much, or less."""
+    """Vectors of the device. The memory of one call is used again for the next one if it is large enough."""
 
     def __init__(self) -> None:
         self.gpu = Gpu()
@@ -21,10 +21,10 @@ class CudaMemory:
         return self._vector("array", count, dtype)
 
     def place(self, array: Any) -> Vector:
-        """Return a vector that holds what `array` does."""
-        made = self._vector("source", array.size, array.dtype)
-        self.gpu.fill(made, array)
-        return made
+        """Return a vector with the content of `array`."""
+        vector = self._vector("source", array.size, array.dtype)
+        self.gpu.fill(vector, array)
+        return vector
 
     def fill(self, array: Vector, source: Vector) -> None:
         """Copy `source` into `array`, and wait."""
@@ -32,7 +32,7 @@ class CudaMemory:
         self.gpu.synchronize()
 
     def fetch(self, array: Vector) -> Any:
-        """Return what `array` holds."""
+        """Return the content of `array`."""
         return self.gpu.fetch(array)
 
     def _vector(self, role: str, count: int, dtype: Any) -> Vector:
@@ -52,7 +52,7 @@ class CudaAdapter(UnisonoAdapter):
         self.memory = CudaMemory()
 
     def call(self, collective: str, array: Any, out: Any) -> Callable[[], object]:
-        """Return the call to measure, which ends when the device has done."""
+        """Return the call to measure, which ends when the device has finished."""
         issue = super().call(collective, array, out)
 
         def issue_and_wait() -> None:

@@ -1,4 +1,4 @@
-"""Unisono, through its public interface, on arrays of `unisono.empty`, which other ranks read where they lie."""
+"""Unisono, through its public interface, on arrays of `unisono.empty`, which other ranks read by reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.bench.adapters.worker import HostMemory
 
 
 class MappedMemory(HostMemory):
-    """Arrays that ranks of the host can map."""
+    """Arrays that other ranks of the host can map."""
 
     @staticmethod
     def empty(count: int, dtype: Any) -> Any:

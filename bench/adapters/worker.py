@@ -1,12 +1,12 @@
-"""One rank of a measured library: joins its library's job and does what the driver says.
+"""One rank of a measured library: joins its library's job, and runs the commands of the driver.
 
-Run by path as ``worker.py ADAPTER SOCKET RANK_VARIABLE CORES`` by the library's own launcher: ADAPTER is the path of a
-module of this folder, SOCKET the name of the driver's abstract Unix socket, RANK_VARIABLE the environment variable in
-which the launcher gives the rank, CORES the cores to bind the ranks to ("0,1", or "-" for none).
+Run by path as ``worker.py ADAPTER SOCKET RANK_VARIABLE CORES`` by the library's own launcher. ADAPTER is the path of a
+module of this folder. SOCKET is the name of the driver's abstract Unix socket. RANK_VARIABLE is the environment
+variable with the rank. CORES are the cores to which ranks are bound ("0,1", or "-" for none).
 
-Driver and worker exchange lines of JSON: a command with its arguments, and its reply. Between commands the worker
-sleeps in a read, so that no library spins while another one is measured. When the driver is gone, the read ends, and
-so does the worker. It needs numpy only (and ml_dtypes for bfloat16).
+Driver and worker exchange lines of JSON: a command with its arguments, and its reply. Between commands, the worker
+sleeps in a read, so that no library spins while another one is measured. When the driver ends, the read ends, and so
+does the worker. It needs only numpy (and ml_dtypes for bfloat16).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ import numpy as np
 
 PR_SET_PDEATHSIG = 1
 
-# Small integers, so that every dtype holds every partial sum exactly and any order of summation gives the same bits.
+# Small integers, so that every dtype holds every partial sum exactly, and any order of summation gives the same bits.
 PERIOD = 5
 RANK_PERIOD = 3
 
 
 class Form(NamedTuple):
-    """What a collective does with a vector of `count` elements, of which each rank has all, or an equal share.
+    """The form of a collective on a vector of `count` elements, of which each rank has all, or an equal share.
 
     Attributes:
-        expected: (size, rank, count, dtype) → what the rank gets; None if nothing.
-        puts_share, gets_share: whether a rank puts in, or gets, a share only.
-        in_place: whether it puts in and gets by the same array.
+        expected: (size, rank, count, dtype) → the result of the rank; None if it has none.
+        puts_share, gets_share: whether the input, or the result, of a rank is only a share.
+        in_place: whether input and result are the same array.
     """
 
     expected: Callable[[int, int, int, Any], Any]
@@ -48,7 +48,7 @@ class Form(NamedTuple):
 
 
 def contribution(rank: int, count: int, dtype: Any) -> Any:
-    """Return what `rank` puts in: `count` elements that depend on the rank and the position."""
+    """Return the input of `rank`: `count` elements that depend on the rank and the position."""
     return _repeated(np.arange(PERIOD) + rank % RANK_PERIOD, count, dtype)
 
 
@@ -92,31 +92,31 @@ FORMS: dict[str, Form] = {
 
 
 class HostMemory:
-    """Arrays of numpy. An adapter of a library whose arrays are others has such an object as its `memory`."""
+    """numpy arrays. An adapter of a library with other arrays has an object like this one as its `memory`."""
 
     @staticmethod
     def empty(count: int, dtype: Any) -> Any:
-        """Return a flat array to be overwritten, of a dtype of numpy."""
+        """Return a flat array to be overwritten, of a numpy dtype."""
         return np.empty(count, dtype)
 
     @staticmethod
     def place(array: Any) -> Any:
-        """Return the array that holds what this one of numpy does, and is only read."""
+        """Return an array with the content of a numpy array, which is only read."""
         return array
 
     @staticmethod
     def fill(array: Any, source: Any) -> None:
-        """Copy what `place` has returned into an array of `empty`; it is there when this returns."""
+        """Copy an array from `place` into an array from `empty`; the copy is complete when this returns."""
         np.copyto(array, source)
 
     @staticmethod
     def fetch(array: Any) -> Any:
-        """Return what an array holds as one of numpy."""
+        """Return the content of an array as a numpy array."""
         return array
 
 
 class Worker:
-    """Carries out the driver's commands; each public method is one, and returns its reply."""
+    """Runs the driver's commands. Each public method is a command, and returns its reply."""
 
     def __init__(self, adapter_path: str, rank: int) -> None:
         self._adapter_path = adapter_path
@@ -132,26 +132,26 @@ class Worker:
         return {"version": self._adapter.version, "size": self._adapter.size}
 
     def prepare(self, collective: str, dtype: str, count: int) -> dict[str, Any]:
-        """Find what a call on a vector of `count` elements is given, and must return; nothing is sent."""
+        """Compute the input and the expected result of a call on a vector of `count` elements; nothing is sent."""
         if dtype == "bfloat16":
-            importlib.import_module("ml_dtypes")  # Registers the dtype's name with numpy.
+            importlib.import_module("ml_dtypes")  # registers the dtype's name with numpy
         element = np.dtype(dtype)
         form, size = FORMS[collective], self._adapter.size
         put = contribution(self._rank, count // size if form.puts_share else count, element)
         got = None if form.in_place else count // size if form.gets_share else count
         self._expected = form.expected(size, self._rank, count, element)
         self._source = self._memory.place(put)
-        self._asked = (collective, element, put.size, got)
+        self._request = (collective, element, put.size, got)
         return {}
 
     def verify(self) -> dict[str, Any]:
         """Run the call once, on new arrays, and compare every element of the result.
 
-        The reply says what is wrong, or None. Later calls are on these arrays. Which pages they get decides how well
-        caches hold them, and with it up to a third of a call's time.
+        The reply has the difference, or None. Later calls use these arrays. Their pages decide how well caches hold
+        them, which changes the time of a call by up to a third.
         """
-        collective, element, put, got = self._asked
-        self._array = self._out = self._call = None  # So that the new ones can have their memory.
+        collective, element, put, got = self._request
+        self._array = self._out = self._call = None  # so that the new arrays can have their memory
         self._array = self._memory.empty(put, element)
         self._out = self._array if got is None else self._memory.empty(got, element)
         self._call = self._adapter.call(collective, self._array, self._out)
@@ -160,10 +160,10 @@ class Worker:
         return {"wrong": self._difference()}
 
     def run(self, iterations: int) -> dict[str, Any]:
-        """Run the call `iterations` times and reply with each call's nanoseconds and those of the whole loop.
+        """Run the call `iterations` times; reply with the nanoseconds of each call and of the whole loop.
 
-        Before every call, outside the time measured, the data is written anew and the ranks meet in a barrier. The last
-        result is compared like the first.
+        Before every call, outside the measured time, the data is written again and the ranks meet in a barrier. The
+        last result is compared like the first.
         """
         array, source, call, barrier = self._array, self._source, self._call, self._adapter.barrier
         fill, clock, times = self._memory.fill, time.perf_counter_ns, []
@@ -196,7 +196,7 @@ class Worker:
 
 
 def serve(worker: Worker, stream: TextIO) -> None:
-    """Answer the driver's commands until it is gone or one of them fails."""
+    """Answer the driver's commands until the driver has ended or a command fails."""
     for line in stream:
         command = json.loads(line)
         try:
@@ -226,7 +226,7 @@ def _load(path: str) -> Any:
 def main() -> None:
     """Bind this rank to its core, connect to the driver and serve it."""
     adapter_path, address, rank_variable, cores = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # No rank outlives its launcher.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # so that no rank outlives its launcher
     rank = int(os.environ[rank_variable])
     if cores != "-":
         allowed = [int(core) for core in cores.split(",")]
