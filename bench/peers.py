@@ -241,26 +241,26 @@ def _run(name: str, *command: str) -> str:
 
 @click.group()
 def peers() -> None:
-    """Manage the libraries that Unisono is measured against."""
+    """Install the libraries with which Unisono is compared."""
 
 
 @peers.command("install")
 @click.argument("names", nargs=-1)
 @click.pass_context
 def install_command(context: click.Context, names: tuple[str, ...]) -> None:
-    """Install the peers NAMES (default: all), each in its own environment; go on when one fails."""
+    """Install the peers NAMES (default: all), each in its own environment; continue if one fails."""
     context.exit(_install_all(install, names or ENVIRONMENTS))
 
 
 @peers.command("mpi")
 @click.pass_context
 def mpi_command(context: click.Context) -> None:
-    """Make an environment for each MPI library that Unisono is tested with; go on when one fails."""
+    """Create an environment for each MPI library that Unisono is tested with; continue if one fails."""
     context.exit(_install_all(install_mpi, MPI_LIBRARIES))
 
 
 def _install_all(install_one: Callable[[str], bool], names: Iterable[str]) -> int:
-    """Install each and say so; return the exit code."""
+    """Install each one and print the outcome; return the exit code."""
     code = 0
     for name in names:
         try:

@@ -1,5 +1,10 @@
-"""What `bench/gpu.py` runs on a machine with a GPU: each module is a stage, in a process of its own.
+"""The stages of `bench/gpu.py` on a machine with a GPU. Each module is a stage, which runs in a process of its own.
 
-A stage prints what it finds as records, one line of JSON each, as soon as it has found it, so that little is lost of
-one that is ended by its deadline.
+A stage prints each result at once as a record, one line of JSON, so that little is lost if its deadline ends it.
+
+- `machine.py`: the machine, its packages, and the checks of `unisono doctor`.
+- `suite.py`: the tests that use a GPU.
+- `kernels.py`, `threads.py`, `processes.py`: the speed of kernels, and of allreduce among threads and processes.
+- `gpu.py`, `records.py`: what stages share.
+- `report.py`, `targets.py`: tables of a run, and its targets.
 """

@@ -1,4 +1,4 @@
-"""A GPU as stages use it: vectors that every library takes for its own, and times by the device's clock."""
+"""A GPU for stages: vectors that every library accepts, and times by the device's clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from unisono.transports.cuda.device import LEGACY_STREAM, Allocation, Event, Str
 from unisono.transports.cuda.driver import CudaDevice
 from unisono.transports.cuda.driver_errors import Driver
 
-# Everything is issued to the stream that torch and CuPy use where nobody says otherwise.
+# All work is issued to the default stream of torch and CuPy.
 STREAM: Stream = LEGACY_STREAM
-# Written before each measurement: it empties the L2 cache, and lets the host get ahead of the device.
+# Written before each measurement, which empties the L2 cache and lets the host get ahead of the device.
 FLUSH_NBYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A flat array of the device, by `__cuda_array_interface__`."""
+    """A flat array on the device, with `__cuda_array_interface__`."""
 
     pointer: int
     count: int
@@ -29,12 +29,12 @@ class Vector:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The array by version 3 of the protocol."""
+        """The array in version 3 of the protocol."""
         return {
             "data": (self.pointer, False),
             "shape": (self.count,),
@@ -57,11 +57,11 @@ class Gpu:
         return Vector(self.device.allocate(count * dtype.itemsize).pointer, count, dtype)
 
     def free(self, vector: Vector) -> None:
-        """Give the memory of a vector of `empty` back."""
+        """Release the memory of a vector from `empty`."""
         self.device.free(Allocation(vector.pointer, vector.nbytes))
 
     def fill(self, vector: Vector, pattern: Any) -> None:
-        """Write the array `pattern` into `vector`, over and over if it is shorter."""
+        """Write the array `pattern` into `vector`, repeatedly if it is shorter."""
         raw = np.ascontiguousarray(pattern).view(np.uint8)
         for start in range(0, min(raw.nbytes, vector.nbytes), self._pinned.nbytes):
             part = raw[start : start + self._pinned.nbytes]
@@ -76,25 +76,25 @@ class Gpu:
         self.synchronize()
 
     def fetch(self, vector: Vector, count: int | None = None) -> Any:
-        """Return the first elements of `vector`, or all, as an array of numpy."""
+        """Return the first elements of `vector`, or all, as a numpy array."""
         nbytes = vector.nbytes if count is None else min(count, vector.count) * vector.dtype.itemsize
-        found = np.empty(nbytes, np.uint8)
+        data = np.empty(nbytes, np.uint8)
         for start in range(0, nbytes, self._pinned.nbytes):
             length = min(self._pinned.nbytes, nbytes - start)
             self.device.copy(self._pinned.ctypes.data, vector.pointer + start, length, STREAM)
             self.synchronize()
-            found[start : start + length] = self._pinned[:length]
-        return found.view(vector.dtype)
+            data[start : start + length] = self._pinned[:length]
+        return data.view(vector.dtype)
 
     def synchronize(self) -> None:
-        """Wait until all that was issued has been done."""
+        """Wait until all issued work is done."""
         self.device.record(self._event, STREAM)
         while not self.device.done(self._event):
             time.sleep(0)
 
 
 class Clock:
-    """Times by the device's own clock."""
+    """Measures times by the device's own clock."""
 
     def __init__(self, gpu: Gpu, flush_nbytes: int = FLUSH_NBYTES) -> None:
         self._gpu = gpu
@@ -104,7 +104,7 @@ class Clock:
         self._flush = [gpu.device.allocate(flush_nbytes) for _ in range(2)]
 
     def milliseconds(self, issue: Callable[[], object]) -> float:
-        """Return how long the device takes for what `issue` issues to `STREAM`."""
+        """Return the time that the device takes for the work that `issue` issues to `STREAM`."""
         written, read = self._flush
         self._gpu.device.copy(written.pointer, read.pointer, written.nbytes, STREAM)
         self._driver("cuEventRecord", self._start, STREAM)

@@ -1,7 +1,7 @@
-"""Reductions beside the device's own copy, and what else reduces k arrays: how many bytes they move in a second.
+"""Measures reductions of k arrays by our kernels, by other libraries, and the device's copy: bytes moved per second.
 
-A reduction of k arrays reads k and writes one, so it moves (k + 1) · n bytes, and a copy 2 · n. All contenders reduce
-the same memory, a stack of k arrays, in turns; each time is the median of some, after the L2 cache has been emptied.
+A reduction of k arrays reads k and writes one, so it moves (k + 1) · n bytes; a copy moves 2 · n. All contenders take
+turns on the same memory, a stack of k arrays. Each time is a median, with the L2 cache emptied before each run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from unisono.transports.reductions.definition import numpy_dtype, reduce_into
 
 SUM = OPERATIONS["sum"]
 REPETITIONS = 9
-CHECKED = 1 << 16  # elements that are compared
-PATTERN = 12_345  # elements, after which contents repeat
+CHECKED = 1 << 16  # the elements that are compared
+PATTERN = 12_345  # the elements after which contents repeat
 
 Issue = Callable[[], object]
 
 
 class Stack:
-    """What is reduced: `k` arrays of `nbytes` each, one after the other, and the array that they are reduced into."""
+    """The arrays of a reduction: `k` arrays of `nbytes` each, one after the other, and the array for the result."""
 
     def __init__(self, gpu: Gpu, source: Vector, target: Vector, dtype: str, k: int, nbytes: int) -> None:
         self.gpu, self.dtype, self.k = gpu, DTYPES[dtype], k
@@ -47,11 +47,11 @@ class Stack:
         self.target = Vector(target.pointer, self.count, element)
 
     def difference(self) -> str:
-        """Return in which element the result differs from the definition, or nothing."""
+        """Return the first difference between the result and the definition; empty if there is none."""
         rows = [self.gpu.fetch(row, CHECKED) for row in self.rows]
-        wanted, got = np.empty_like(rows[0]), self.gpu.fetch(self.target, CHECKED)
-        reduce_into(wanted, rows, SUM, 1, lower=True)
-        wrong = np.flatnonzero(wanted.view(np.uint8) != got.view(np.uint8))
+        expected, result = np.empty_like(rows[0]), self.gpu.fetch(self.target, CHECKED)
+        reduce_into(expected, rows, SUM, 1, lower=True)
+        wrong = np.flatnonzero(expected.view(np.uint8) != result.view(np.uint8))
         return f"byte {wrong[0]} differs, and {wrong.size - 1} more" if wrong.size else ""
 
 
@@ -63,13 +63,13 @@ def ours(stack: Stack) -> Issue:
 
 
 def copy(stack: Stack) -> Issue:
-    """Return a copy of one array: what the memory gives."""
+    """Return a copy of one array, which shows the bandwidth of the memory."""
     target, row = stack.target, stack.rows[0]
     return lambda: stack.gpu.device.copy(target.pointer, row.pointer, row.nbytes, 1)  # type: ignore[arg-type]
 
 
 def torch_sum(stack: Stack) -> Issue:
-    """Return torch's sum of the stack over its first dimension, into memory that is there."""
+    """Return torch's sum of the stack over its first dimension, into existing memory."""
     torch, rows, out = _tensors(stack)
     return lambda: torch.sum(rows, dim=0, out=out)
 
@@ -118,14 +118,14 @@ CONTENDERS: dict[str, Callable[[Stack], Issue]] = {
 
 
 def measure(stack: Stack, clock: Clock) -> None:
-    """Measure all contenders in turns, and tell."""
+    """Measure all contenders in turns, and print records."""
     ready: dict[str, Issue] = {}
     about = {"dtype": stack.dtype.name, "k": stack.k, "nbytes": stack.target.nbytes}
     for name, make in CONTENDERS.items():
         try:
             ready[name] = make(stack)
             clock.milliseconds(ready[name])
-        except Exception as error:  # noqa: BLE001  (whatever a library lacks)
+        except Exception as error:  # noqa: BLE001  (any failure of a library)
             ready.pop(name, None)
             tell("kernel", **about, contender=name, failure=reason_of(error))
     times: dict[str, list[float]] = {name: [] for name in ready}
@@ -141,7 +141,7 @@ def measure(stack: Stack, clock: Clock) -> None:
 
 
 def compile_all(dtypes: Sequence[str], sources: Sequence[int]) -> None:
-    """Compile what will be needed, many kernels at a time."""
+    """Compile all kernels that will be needed, several at a time."""
     driver = Driver()
     attributes = driver.api.CUdevice_attribute
     major, minor = (
@@ -155,22 +155,22 @@ def compile_all(dtypes: Sequence[str], sources: Sequence[int]) -> None:
 
 
 def main() -> int:
-    """Measure what the command line says."""
+    """Run the measurement that the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", type=parse_sizes, default=(256 << 20, 1 << 30))
     parser.add_argument("--dtypes", default="float32,bfloat16,float16,float8_e4m3fn")
     parser.add_argument("--sources", default="2,3,4,5,6,7,8")
     parser.add_argument("--flush", type=int, default=FLUSH_NBYTES)
-    asked = parser.parse_args()
-    dtypes, sources = asked.dtypes.split(","), [int(k) for k in asked.sources.split(",")]
+    options = parser.parse_args()
+    dtypes, sources = options.dtypes.split(","), [int(k) for k in options.sources.split(",")]
     compile_all(dtypes, sources)
     gpu, byte = Gpu(), np.dtype(np.uint8)
-    clock = Clock(gpu, asked.flush)
-    source, target = (gpu.empty(n * max(asked.sizes), byte) for n in (max(sources), 1))
+    clock = Clock(gpu, options.flush)
+    source, target = (gpu.empty(n * max(options.sizes), byte) for n in (max(sources), 1))
     for dtype in dtypes:
         pattern = np.random.default_rng(0).standard_normal(PATTERN).astype(numpy_dtype(DTYPES[dtype]))
         gpu.fill(source, pattern)
-        for nbytes in asked.sizes:
+        for nbytes in options.sizes:
             for k in sources:
                 measure(Stack(gpu, source, target, dtype, k, nbytes), clock)
     return 0

@@ -1,4 +1,4 @@
-"""The machine: what it is, what is installed, and what of it works."""
+"""Describes the machine: its hardware, its packages, and the checks of `unisono doctor`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TIMEOUT_S = 20.0
 
 
 def _versions() -> str:
-    found = []
+    versions = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
+            versions.append(f"no {name}")
+    return ", ".join(versions)
 
 
 def _nvidia_smi() -> str:
@@ -63,7 +63,7 @@ IDENTITY: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Tell all of it; what cannot be found out says why."""
+    """Print a record of each fact; if it cannot be determined, the record says why."""
     for name, find in IDENTITY.items():
         try:
             value = find()

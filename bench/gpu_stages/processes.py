@@ -1,4 +1,4 @@
-"""Allreduce by ranks that are processes and share one GPU, beside what else there is, in interleaved rounds."""
+"""Measures allreduce among processes that share one GPU, next to other libraries, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.bench.sizes import parse_sizes
 
 TORCHRUN = "{python} -m torch.distributed.run --standalone --nproc-per-node {ranks} --no-python {worker}"
 MPIRUN = "mpirun -n {ranks} --bind-to none --map-by slot:oversubscribe {worker}"
-# What takes long is not measured beyond this.
+# Slow libraries are measured only up to this size.
 MOST = {"BENCH_MOST_NBYTES": str(64 << 20)}
 SHARED_GPU = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
@@ -38,35 +38,35 @@ LIBRARIES = {
 }
 
 
-class Teller:
-    """Tells the rows of a size as soon as those of a larger one come, so that they are not lost with the stage.
+class RowPrinter:
+    """Prints the rows of a size as soon as those of a larger size arrive, so that a deadline does not lose them.
 
     Attributes:
-        has_ours: whether none that has been told is a failure of Unisono.
+        has_ours: whether no printed row is a failure of Unisono.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._told: set[int] = set()
+        self._printed: set[int] = set()
         self.has_ours = True
         self.driver = Driver(settings, self)
 
-    def step(self, doing: str) -> None:
-        """A step of the driver begins."""
+    def step(self, description: str) -> None:
+        """Note that a step of the driver begins."""
         sizes = {sample.nbytes for sample in self.driver.results.samples}
-        self.tell_below(max(sizes, default=0))
+        self.print_below(max(sizes, default=0))
 
-    def tell_below(self, nbytes: float) -> None:
-        """Tell what has been found for all sizes below this one, and has not been told."""
-        found = [row for row in rows(self._settings, self.driver.results) if row.nbytes < nbytes]
-        for row in found:
-            if row.nbytes not in self._told:
-                _tell(row, self._settings.ranks)
+    def print_below(self, nbytes: float) -> None:
+        """Print all rows of smaller sizes that have not been printed."""
+        below = [row for row in rows(self._settings, self.driver.results) if row.nbytes < nbytes]
+        for row in below:
+            if row.nbytes not in self._printed:
+                _print_row(row, self._settings.ranks)
                 self.has_ours &= row.library != OURS or not row.failure
-        self._told |= {row.nbytes for row in found}
+        self._printed |= {row.nbytes for row in below}
 
 
-def _tell(row: Row, ranks: int) -> None:
+def _print_row(row: Row, ranks: int) -> None:
     about = {"placement": "processes", "ranks": ranks, "library": row.library, "nbytes": row.nbytes}
     if row.failure:
         tell("allreduce", **about, failure=row.failure)
@@ -75,22 +75,32 @@ def _tell(row: Row, ranks: int) -> None:
 
 
 def main() -> int:
-    """Measure what the command line says, and tell each row; return 1 if Unisono has failed."""
+    """Run the measurement that the command line asks for, and print each row; return 1 if Unisono has failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("1K:1G:16,16M"))
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
     parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--deadline", type=float, default=20.0)
-    asked = parser.parse_args()
-    libraries = tuple(LIBRARIES[name] for name in asked.libraries.split(","))
+    options = parser.parse_args()
+    libraries = tuple(LIBRARIES[name] for name in options.libraries.split(","))
     settings = Settings(
-        "allreduce", asked.ranks, asked.sizes, "float32", 4, libraries, 3, asked.seconds, "none", "any", asked.deadline
+        "allreduce",
+        options.ranks,
+        options.sizes,
+        "float32",
+        4,
+        libraries,
+        3,
+        options.seconds,
+        "none",
+        "any",
+        options.deadline,
     )
-    teller = Teller(settings)
-    teller.driver.run()
-    teller.tell_below(math.inf)
-    return 0 if teller.has_ours else 1
+    printer = RowPrinter(settings)
+    printer.driver.run()
+    printer.print_below(math.inf)
+    return 0 if printer.has_ours else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Records of a stage: a line of JSON each, on standard output."""
+"""Records of a stage: lines of JSON on standard output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LONGEST = 200
 
 
 def tell(kind: str, **fields: Any) -> None:
-    """Print the record of these fields."""
+    """Print a record with these fields."""
     sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
     sys.stdout.flush()
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why something failed, in one line of moderate length."""
+    """Return the reason of a failure in one line of moderate length."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:LONGEST]

@@ -1,4 +1,4 @@
-"""The results of a run of `bench/gpu.py` as tables, and whether the targets are met."""
+"""Shows the results of a run of `bench/gpu.py` as tables, and whether the targets are met."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def _pivot(
 
 
 def _failures(records: Sequence[Record]) -> list[Record]:
-    """Return each reason once, with what it was first told of."""
-    found: dict[tuple[str, str], Record] = {}
+    """Return each failure once, with the contender or library that reported it first."""
+    failures: dict[tuple[str, str], Record] = {}
     for record in records:
         if "failure" in record:
             who = str(record.get("contender") or record.get("library"))
-            found.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
-    return list(found.values())
+            failures.setdefault((who, record["failure"]), {"what": who, "failure": record["failure"]})
+    return list(failures.values())
 
 
 def _targets(records: Sequence[Record]) -> Table:
@@ -84,17 +84,17 @@ def _targets(records: Sequence[Record]) -> Table:
 
 
 def main() -> int:
-    """Show the results in the file that is named, add the targets to it, and return 1 if one is missed."""
+    """Show the results in a file, add the targets to the file, and return 1 if one is missed."""
     path = Path(sys.argv[1])
     document = json.loads(path.read_text())
-    found = outcomes(document["records"])
-    document["targets"] = [outcome._asdict() for outcome in found]
+    results = outcomes(document["records"])
+    document["targets"] = [outcome._asdict() for outcome in results]
     path.write_text(json.dumps(document, indent=1) + "\n")
     console = Console() if sys.stdout.isatty() else Console(width=140)
     for table in tables(document):
         if table.row_count:
             console.print(table)
-    return 1 if any(outcome.met is False for outcome in found) else 0
+    return 1 if any(outcome.met is False for outcome in results) else 0
 
 
 if __name__ == "__main__":

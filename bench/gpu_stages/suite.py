@@ -1,4 +1,4 @@
-"""The tests that use a GPU, on it."""
+"""Runs the tests that use a GPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from xml.etree import ElementTree
 from unisono.bench.gpu_stages.records import tell
 from unisono.program import begin
 
-# No plugin that happens to be installed takes part.
+# Pytest plugins that are installed by chance are not loaded.
 ONLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 PLUGINS = ("-p", "pytest_timeout", "-p", "no:cacheprovider")
 
 
 def main() -> int:
-    """Run them, and tell how each has ended."""
+    """Run the tests, and print the outcome of each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("tests", nargs="*", default=["tests"])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [
@@ -35,14 +35,14 @@ def main() -> int:
             "-m",
             "gpu",
             f"--junitxml={report}",
-            *asked.tests,
+            *options.tests,
         ]
         code = subprocess.run(command, env={**os.environ, **ONLY}, stdout=sys.stderr, check=False).returncode
         for case in ElementTree.parse(report).iter("testcase"):
             ended = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
             outcome = "passed" if ended is None else ended.tag
-            said = "" if ended is None else str(ended.get("message", "")).partition("\n")[0]
-            tell("test", name=f"{case.get('classname')}::{case.get('name')}", outcome=outcome, said=said)
+            message = "" if ended is None else str(ended.get("message", "")).partition("\n")[0]
+            tell("test", name=f"{case.get('classname')}::{case.get('name')}", outcome=outcome, said=message)
     return code
 
 

@@ -1,4 +1,4 @@
-"""Allreduce by ranks that are threads of one process, on one GPU: nothing but our kernels and copies is in the way."""
+"""Measures allreduce among threads of one process on one GPU, which consists only of our kernels and copies."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from unisono.transports.message.local import LocalNetwork
 
 DTYPE = DTYPES["float32"]
 TIMEOUT_S = 20.0
-FEWEST = 5  # calls that are measured,
-MOVED_NBYTES = 8 << 30  # and how much all ranks put in, where that makes more
+FEWEST = 5  # the least number of measured calls
+MOVED_NBYTES = 8 << 30  # the input of all ranks over all calls, if that makes more calls
 ALGORITHMS = ("one_shot", "two_shot")
-MOST_ONE_SHOT_NBYTES = 16 << 20  # beyond, it takes long and nobody would choose it
+MOST_ONE_SHOT_NBYTES = 16 << 20  # beyond this size it is too slow to be chosen
 # Slabs as large as the largest array, so that a call is one piece.
 SLAB_NBYTES = 1 << 30
 
@@ -47,7 +47,7 @@ class Rank:
         self._array = self.gpu.empty(largest_nbytes // DTYPE.itemsize, np.dtype(np.float32))
 
     def fill(self) -> None:
-        """Write the rank's number everywhere."""
+        """Write the rank's number into every element."""
         self.gpu.fill(self._array, np.full(1024, self.rank + 1, np.float32))
 
     def allreduce(self, nbytes: int, algorithm: str) -> None:
@@ -62,38 +62,38 @@ class Rank:
             time.sleep(0)
 
     def check(self, nbytes: int) -> str:
-        """Return what is wrong after one call on filled arrays, or nothing."""
+        """Return the error of the result of one call on filled arrays; empty if it is right."""
         got = self.gpu.fetch(self._array, min(1 << 16, nbytes // DTYPE.itemsize))
-        wanted = self.size * (self.size + 1) / 2
-        return "" if (got == wanted).all() else f"an element is {got[got != wanted][0]} and must be {wanted}"
+        expected = self.size * (self.size + 1) / 2
+        return "" if (got == expected).all() else f"an element is {got[got != expected][0]} and must be {expected}"
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Close the collectives of this rank."""
         self._collectives.close(TIMEOUT_S)
 
 
 def times_of(
     rank: Rank, barrier: threading.Barrier, nbytes: int, algorithm: str, calls: int
 ) -> tuple[list[float], str]:
-    """Return the seconds of each call on this rank, and what is wrong with the first one."""
+    """Return the seconds of each call on this rank, and the error of the first one."""
     rank.fill()
     rank.allreduce(nbytes, algorithm)
     wrong = rank.check(nbytes)
-    found = []
+    times = []
     for _ in range(calls):
         barrier.wait(TIMEOUT_S)
         started = time.perf_counter()
         rank.allreduce(nbytes, algorithm)
-        found.append(time.perf_counter() - started)
-    return found, wrong
+        times.append(time.perf_counter() - started)
+    return times, wrong
 
 
 def measure(pool: ThreadPoolExecutor, ranks: Sequence[Rank], nbytes: int, algorithm: str, most: int) -> None:
-    """Measure one size on all ranks, by at most so many calls, and tell the median of the slowest."""
+    """Measure one size on all ranks, with at most `most` calls, and print the median of the slowest rank."""
     barrier = threading.Barrier(len(ranks))
     calls = min(most, max(FEWEST, MOVED_NBYTES // (nbytes * len(ranks))))
-    found = list(pool.map(lambda rank: times_of(rank, barrier, nbytes, algorithm, calls), ranks))
-    times, wrong = [times for times, _ in found], next((wrong for _, wrong in found if wrong), "")
+    results = list(pool.map(lambda rank: times_of(rank, barrier, nbytes, algorithm, calls), ranks))
+    times, wrong = [times for times, _ in results], next((wrong for _, wrong in results if wrong), "")
     middle = statistics.median(map(max, zip(*times, strict=True)))
     about = {"placement": "threads", "ranks": len(ranks), "library": f"unisono {algorithm}", "nbytes": nbytes}
     if wrong:
@@ -103,19 +103,19 @@ def measure(pool: ThreadPoolExecutor, ranks: Sequence[Rank], nbytes: int, algori
 
 
 def main() -> int:
-    """Measure what the command line says."""
+    """Run the measurement that the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=parse_sizes, default=parse_sizes("1K:1G:16,16M,256M"))
     parser.add_argument("--calls", type=int, default=100)
-    asked = parser.parse_args()
-    executors = [GenericExecutor(transport) for transport in LocalNetwork(asked.ranks).transports]
-    with ThreadPoolExecutor(asked.ranks) as pool:
-        ranks = list(pool.map(lambda executor: Rank(executor, max(asked.sizes)), executors))
-        for nbytes in asked.sizes:
+    options = parser.parse_args()
+    executors = [GenericExecutor(transport) for transport in LocalNetwork(options.ranks).transports]
+    with ThreadPoolExecutor(options.ranks) as pool:
+        ranks = list(pool.map(lambda executor: Rank(executor, max(options.sizes)), executors))
+        for nbytes in options.sizes:
             for algorithm in ALGORITHMS:
                 if algorithm == "two_shot" or nbytes <= MOST_ONE_SHOT_NBYTES:
-                    measure(pool, ranks, nbytes, algorithm, asked.calls)
+                    measure(pool, ranks, nbytes, algorithm, options.calls)
         list(pool.map(Rank.close, ranks))
     for executor in executors:
         executor.close()

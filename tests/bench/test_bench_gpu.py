@@ -222,7 +222,7 @@ def test_targets_of_kernels_are_met_or_missed() -> None:
     faster = "reductions are faster than torch's and CuPy's"
     assert verdicts(kernel("unisono", 3000.0), kernel("CuPy", 2900.0))[faster] is True
     assert verdicts(kernel("unisono", 3000.0), kernel("CuPy", 3100.0))[faster] is False
-    right = "kernels give what the definition does"
+    right = "kernels give the results of the definition"
     assert verdicts(kernel("unisono", 1.0, wrong="byte 3 differs"))[right] is False
 
 
