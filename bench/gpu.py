@@ -132,10 +132,10 @@ def _descendants() -> set[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    known = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in known} - known:
-        known |= more
-    return known - {os.getpid()}
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {os.getpid()}
 
 
 def _adopt_orphans() -> None:

@@ -100,7 +100,7 @@ class Recorded:
         call_s = usual_s * self._draw.choice(rounds) / median(rounds)
         return [call_s], _run_s(call_s, usual_s)
 
-    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
+    def await_placement(self, required: str, most_s: float) -> PlacementWait:
         """Return an unknown placement, because it was not recorded."""
         return PlacementWait("", 0.0, 0.0)
 

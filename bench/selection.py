@@ -265,10 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = [(each._replace(seconds=_own(each)), default_s) for each, default_s in rounds if len(_own(each)) > 1]
     results = {"the library's own algorithms": list(outcomes(own)), "all algorithms": list(outcomes(rounds))}
     if options.out:
-        lines = [json.dumps(record) for name, found in results.items() for record in records(name, found)]
+        lines = [json.dumps(record) for name, points in results.items() for record in records(name, points)]
         options.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if options.json:
-        shown = {name: [score._asdict() for score in scores(found)] for name, found in results.items()}
+        shown = {name: [score._asdict() for score in scores(points)] for name, points in results.items()}
         sys.stdout.write(f"{json.dumps(shown)}\n")
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=120)

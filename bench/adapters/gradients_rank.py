@@ -181,10 +181,10 @@ def lag(world: un.Communicator, request: _Request) -> dict[str, Any]:
         velocity = {each: np.zeros_like(weights) for each, weights in model.weights.items()}
 
         def apply(gradients: Mapping[str, Any], model: Digits = model, velocity: dict[str, Array] = velocity) -> None:
-            for each, gradient in gradients.items():
-                velocity[each] *= _MOMENTUM
-                velocity[each] -= _LEARNING_RATE * gradient
-                model.weights[each] += velocity[each]
+            for layer, gradient in gradients.items():
+                velocity[layer] *= _MOMENTUM
+                velocity[layer] -= _LEARNING_RATE * gradient
+                model.weights[layer] += velocity[layer]
 
         alone = arguments.get("alone")
         with un.GradientReducer(world, **{key: value for key, value in arguments.items() if key != "alone"}) as reducer:

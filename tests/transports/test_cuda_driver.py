@@ -290,7 +290,7 @@ def test_the_doctor_tells_of_gpus() -> None:
     assert details["GPU driver"] == "of CUDA 13.0, which sees 2 GPUs"
     assert details["GPU 0"].startswith("GPU of the tests, ")
     assert "GPUs" in details["GPU topology"]
-    assert details["CUDA IPC"] == "another process opened memory and events, and saw what was written"
+    assert details["CUDA IPC"] == "another process opened the memory and events, and read the written data"
 
 
 @only_double

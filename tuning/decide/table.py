@@ -71,14 +71,14 @@ class Decision(NamedTuple):
         else:
             places = tuple(place for place in (after - 1, after) if 0 <= place < len(self.sizes))
         return {
-            variant: self._between([(self.sizes[place], seconds) for place, seconds in known], nbytes)
+            variant: self._between([(self.sizes[place], seconds) for place, seconds in points], nbytes)
             for variant, times in self.times_s.items()
-            if len(known := [(place, s) for place in places if (s := times[place]) is not None]) == len(places)
+            if len(points := [(place, s) for place in places if (s := times[place]) is not None]) == len(places)
         }
 
     @staticmethod
-    def _between(known: Sequence[tuple[int, float]], nbytes: int) -> float:
-        (low, below), (high, above) = known[0], known[-1]
+    def _between(points: Sequence[tuple[int, float]], nbytes: int) -> float:
+        (low, below), (high, above) = points[0], points[-1]
         if low == high:  # `nbytes` was measured, or is beyond an end. Longer vectors take time in proportion.
             return below * max(1.0, nbytes / max(1, low))
         return between(nbytes, (low, below), (high, above))

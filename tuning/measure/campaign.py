@@ -95,8 +95,8 @@ class Trials(Protocol):
     def run(self, collective: str, nbytes: int, variant: str) -> tuple[list[float], float]:
         """Run prepared calls; return the seconds of each call, and the seconds that have passed since the last run."""
 
-    def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
-        """Wait until the cores have the placement `wanted`, but for at most `most_s`."""
+    def await_placement(self, required: str, most_s: float) -> PlacementWait:
+        """Wait until the cores have the placement `required`, but for at most `most_s`."""
 
 
 class Settings(NamedTuple):
@@ -383,23 +383,23 @@ class Campaign:
         Raises:
             UsageError: the wait took too long, and no race has run yet.
         """
-        wanted, most_s = self._settings.placement, patience_s(self._settings.budget_s)
-        label = self._placed(wanted, most_s - self._waited_s)
-        if wanted in {"any", label}:
+        required, most_s = self._settings.placement, patience_s(self._settings.budget_s)
+        label = self._placed(required, most_s - self._waited_s)
+        if required in {"any", label}:
             return label
         if not self._races:
             how_long = f"in {most_s:g} s of waiting" if label else "because there are not two of them"
-            raise UsageError(f"the cores were not {wanted} for a race, {how_long}")
+            raise UsageError(f"the cores were not {required} for a race, {how_long}")
         return None
 
     def _has_moved(self) -> bool:
         """Return whether the cores have lost the requested placement."""
-        wanted = self._settings.placement
-        return wanted != "any" and self._placed("any", 0.0) != wanted
+        required = self._settings.placement
+        return required != "any" and self._placed("any", 0.0) != required
 
-    def _placed(self, wanted: str, most_s: float) -> str:
-        """Return the placement after waiting up to `most_s` for the wanted one, and add up the times that this took."""
-        placed = self._trials.await_placement(wanted, most_s)
+    def _placed(self, required: str, most_s: float) -> str:
+        """Return the placement after waiting up to `most_s` for the required one; add up the times of this."""
+        placed = self._trials.await_placement(required, most_s)
         self._spent_s += placed.passed_s
         self._waited_s += placed.waited_s
         return placed.label

@@ -114,8 +114,8 @@ def _draw_curves(figure: Any, context: Context, decision: Decision, own: Sequenc
         band = sorted((each.nbytes, each.low_s * 1e6, each.high_s * 1e6) for each in own if each.variant == variant)
         if band:
             axes.fill_between(*(list(each) for each in zip(*band, strict=True)), color=line.get_color(), alpha=0.15)
-    for each in decision.ranges[1:]:
-        axes.axvline(each.first, color="grey", linewidth=0.5)
+    for part in decision.ranges[1:]:
+        axes.axvline(part.first, color="grey", linewidth=0.5)
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="µs", title=_title(context))
     axes.legend(fontsize=7)
 

@@ -193,7 +193,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="Of the elements.")
 @click.option("--transport", type=click.Choice(["auto", "shm", "tcp"]), default="auto", show_default=True)
 @click.option("--placement", type=click.Choice(PLACEMENTS), default="any", help="Keep only races with this placement.")
-@click.option("--again", type=click.Choice(AGAIN), help="Replace earlier measurements: those that lint doubts, or all.")
+@click.option("--again", type=click.Choice(AGAIN), help="Replace suspicious earlier measurements, or all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="table.json", show_default=True)
 @load_option
 @click.pass_context
