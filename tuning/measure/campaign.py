@@ -302,7 +302,7 @@ class Campaign:
     def _family(collective: str, variant: str) -> str:
         """Return the family of an algorithm: the file of its builder, which holds algorithms of one idea."""
         build = find(collective, parsed(variant).algorithm).build
-        return build.file if isinstance(build, Builder) else variant
+        return repr(build).rpartition(".")[0] if isinstance(build, Builder) else variant
 
     def _coordinates(self, collective: str, nbytes: int, best: Variant) -> list[tuple[str, Sequence[int]]]:
         """Return the parameters of a variant that can be refined, each with its possible values."""
