@@ -417,7 +417,7 @@ def test_an_interrupted_campaign_keeps_what_it_has(tmp_path: Path) -> None:
         (["-n", "1"], "at least 2"),
         (["--collectives", "allredcue"], "did you mean 'allreduce'"),
         (["--out", "none/t.json"], "cannot be"),
-        (["--out", "t.jsonl"], "choose another suffix"),
+        (["--out", "t.jsonl"], "use another suffix"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(arguments: list[str], reason: str, tmp_path: Path) -> None:

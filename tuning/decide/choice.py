@@ -228,7 +228,7 @@ def explain(question: Question, state: TunerState = NO_STATE) -> Explanation:
     rows = dict.fromkeys([*(Variant(each.name) for each in looked_at(question)), *named])
     candidates = sorted(
         (candidate(row, question, state, times.get(str(row)), row in named) for row in rows),
-        key=_rank_of,
+        key=_sort_key,
     )
     best, tier = _best(candidates, forced, reading)
     if best.refusal is not None and forced:
@@ -259,7 +259,7 @@ def _why_not_forced(forced: Candidate, candidates: Sequence[Candidate], question
     return f"{reason}; {', '.join(names)}{' and ' if names else ''}{last} can carry out this {question.collective}"
 
 
-def _rank_of(each: Candidate) -> tuple[bool, bool, float]:
+def _sort_key(each: Candidate) -> tuple[bool, bool, float]:
     """Return the sort key of a candidate: refused ones come last, measured ones before predicted ones, then by time."""
     return each.refusal is not None, each.measured_s is None, each.measured_s or each.predicted_s or 0.0
 
