@@ -205,7 +205,7 @@ class Trials:
         return label
 
     def await_placement(self, wanted: str, most_s: float) -> PlacementWait:
-        """Wait until the cores are as far apart as `wanted`, "any" for no matter how far, or for `most_s` seconds.
+        """Wait until the cores have the placement `wanted` ("any" accepts all), for at most `most_s` seconds.
 
         With fewer than two cores, this does not wait. The time since the last run is returned, and does not count as a
         cost of the next run.

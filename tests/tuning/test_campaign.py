@@ -28,7 +28,6 @@ from unisono.collectives.measurement.call_trials import Trials
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.decide.choice import Question, TunerState, candidate, choose
 from unisono.tuning.decide.table import compiled, loaded
-from unisono.tuning.decide.variant_checks import SEGMENT
 from unisono.tuning.machine.fingerprint import fingerprint
 from unisono.tuning.machine.parameters import PRIORS, Link, Parameters
 from unisono.tuning.measure import calibration_files

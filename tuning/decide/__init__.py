@@ -6,5 +6,4 @@
 - `model.py`: predicts times by closed-form costs of algorithms.
 - `rank_interpolation.py`: predicts the fastest algorithm between measured numbers of ranks and bytes.
 - `table.py`: decision tables and their files.
-- `variant_checks.py`: checks that a named variant exists.
 """

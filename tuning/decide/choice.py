@@ -35,7 +35,6 @@ from unisono.tuning.decide.model import (
     split,
     usual_segment_nbytes,
 )
-from unisono.tuning.decide.variant_checks import SEGMENT, check_variant
 from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve, Link, Parameters
 
 if TYPE_CHECKING:

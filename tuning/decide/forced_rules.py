@@ -16,7 +16,6 @@ from unisono.algorithms.catalogue.registry import algorithms_of, check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
 from unisono.options import parse_nbytes
-from unisono.tuning.decide.variant_checks import check_variant
 
 
 class Rule(NamedTuple):

@@ -29,7 +29,6 @@ from unisono import log
 from unisono.algorithms.catalogue.registry import check_variant
 from unisono.algorithms.catalogue.variants import parsed
 from unisono.errors import NoAlgorithmError, UsageError
-from unisono.tuning.decide.variant_checks import check_variant
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 

@@ -33,7 +33,6 @@ from unisono.algorithms.composition.phases import Composition
 from unisono.errors import UsageError
 from unisono.tuning.decide.choice import Candidate, Question, TunerState, candidate, looked_at
 from unisono.tuning.decide.model import segments, usual_segment_nbytes
-from unisono.tuning.decide.variant_checks import SEGMENT
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 from unisono.tuning.measure.race import Lap, Outcome, Rules, interval, quantile, race
@@ -302,7 +301,7 @@ class Campaign:
     def _family(collective: str, variant: str) -> str:
         """Return the family of an algorithm: the file of its builder, which holds algorithms of one idea."""
         build = find(collective, parsed(variant).algorithm).build
-        return repr(build).rpartition(".")[0] if isinstance(build, Builder) else variant
+        return build.file if isinstance(build, Builder) else variant
 
     def _coordinates(self, collective: str, nbytes: int, best: Variant) -> list[tuple[str, Sequence[int]]]:
         """Return the parameters of a variant that can be refined, each with its possible values."""

@@ -97,7 +97,7 @@ def measure_rounds(comm: Communicator, parameters: Parameters, short: bool) -> t
 
 def _check(comm: Communicator, parameters: Parameters) -> list[Check]:
     """Run some collectives on every rank of `comm`, and return their predicted and measured times."""
-    trials = Trials(comm, known=TunerState(None, parameters))
+    trials = Trials(comm, tuner_state=TunerState(None, parameters))
     checks = list[Check]()
     for collective, name in _CHECKS:
         for nbytes in (trials.nbytes(collective, nbytes) for nbytes in _CHECKED):

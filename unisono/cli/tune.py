@@ -102,7 +102,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
     settings = Settings(
         request.collectives, request.sizes, request.budget_s, about, placement=request.placement, again=again
     )
-    state = comm.known
+    state = comm.tuner_state
     Trials(comm).await_placement(request.placement, patience_s(request.budget_s))
     parameters = _calibrated(comm, state.parameters)
     if parameters is not state.parameters:
@@ -117,7 +117,7 @@ def measure(comm: Communicator, request: Request, observe: Any = None) -> list[t
         if comm.rank == 0:
             (observe or _tell_parent)(progress, part)
 
-    return Campaign(Trials(comm, request.dtype, known=state), settings, keep, report, before).run()
+    return Campaign(Trials(comm, request.dtype, tuner_state=state), settings, keep, report, before).run()
 
 
 def _calibrated(comm: Communicator, parameters: Parameters) -> Parameters:
