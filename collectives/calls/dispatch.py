@@ -252,7 +252,7 @@ class Dispatcher:
     # --- checking calls --------------------------------------------------------------------------------------------
 
     def _check_call(self, arguments: CallArguments) -> ExecutableCall:
-        """Check a call and return it; raises as `_check` does. Nothing is sent."""
+        """Check a call and return it; raises the errors of `_check_calls`. Nothing is sent."""
         (call,) = self._check_calls([spread(arguments)], list_of(arguments.x, arguments.out)).calls
         return call
 
