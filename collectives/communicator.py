@@ -159,7 +159,7 @@ class Communicator(Groups, Objects, Messages, MpiNames):
             )
         request = algorithm_request(algorithm, reproducible, accumulate)
         x = x if contract.input is not Cut.SHARES or contract.has_input(self.rank, root or 0) else None
-        call = self._check_one(CallArguments(name, x, out, op, root, rows, request))
+        call = self._check_call(CallArguments(name, x, out, op, root, rows, request))
         _check_lasting(call.checked, x)
         return call.persist(self._limit_s(timeout_s))
 

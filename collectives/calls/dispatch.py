@@ -174,7 +174,7 @@ class Dispatcher:
             return Work(self._works, None, arrays, self._limit_s(arguments.timeout_s), None)
         if wait and arguments.counts is None and type(arrays) not in LISTS and _is_of_other_library(x, out):
             return self._run_on_views(arguments)
-        call = self._check_one(arguments)
+        call = self._check_call(arguments)
         limit_s = self._limit_s(arguments.timeout_s)
         work: Work[Any] | None = None
         if wait:
@@ -207,10 +207,10 @@ class Dispatcher:
         has_result = CONTRACTS[collective].has_output(self.rank, root or 0)
         return self._works.add(operation, target if has_result else None, limit_s)
 
-    def _refused_by_system(self, what: str, error: Exception) -> TransportUnavailableError:
+    def _refused_by_system(self, action: str, error: Exception) -> TransportUnavailableError:
         """Return the error of a call for which the system refused resources, and let the call fail on all ranks."""
         rank = self._executor.members[self.rank]
-        refused = unavailable(f"rank {rank} cannot carry out {what}", error, self.rank)
+        refused = unavailable(f"rank {rank} cannot carry out {action}", error, self.rank)
         self._executor.fail(refused)
         return refused
 
@@ -251,12 +251,12 @@ class Dispatcher:
 
     # --- checking calls --------------------------------------------------------------------------------------------
 
-    def _check_one(self, arguments: CallArguments) -> ExecutableCall:
-        """Check a call and return it; raises as `_check` does. Nothing is sent."""
-        (call,) = self._check([spread(arguments)], list_of(arguments.x, arguments.out)).calls
+    def _check_call(self, arguments: CallArguments) -> ExecutableCall:
+        """Check a call and return it; raises the errors of `_check_calls`. Nothing is sent."""
+        (call,) = self._check_calls([spread(arguments)], list_of(arguments.x, arguments.out)).calls
         return call
 
-    def _check(self, by_call: Sequence[Sequence[CallArguments]], gathered: type[Any] | None) -> CheckedCalls:
+    def _check_calls(self, by_call: Sequence[Sequence[CallArguments]], gathered: type[Any] | None) -> CheckedCalls:
         """Check calls that differ only in arrays and ops, and choose their kinds. Nothing is sent.
 
         Calls on host memory without custom ops are fused into one `HostCall`. Other calls are not fused.

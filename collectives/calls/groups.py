@@ -139,7 +139,7 @@ class Groups(Dispatcher):
             CallArguments(batch.collective, x, out, op, batch.root, batch.counts, batch.algorithm)
             for x, out, op in zip(batch.x, batch.outs, batch.ops, strict=True)
         ]
-        return self._check([[call] for call in calls], list)
+        return self._check_calls([[call] for call in calls], list)
 
     def _is_cached(self, batch: Batch) -> bool:
         return batch.counts is None and self._cache.knows(*batch.arguments())
