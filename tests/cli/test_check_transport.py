@@ -18,7 +18,7 @@ from unisono.errors import TransportUnavailableError, UsageError
 from unisono.testing import transport_checks, transport_ranks
 from unisono.testing.transport_checks import CHECKS
 from unisono.testing.transports import local_factory
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports.message.plugin import Bootstrap
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "socket_transport.py"
 

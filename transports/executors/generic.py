@@ -94,13 +94,11 @@ class GenericExecutor:
         return self._transport.mapped is not None
 
     def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
-        """See `Executor.subgroup`."""
         members = tuple(ranks)
         beside = None if self._beside is None else self._beside.subgroup(members)
         return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])), beside)
 
     def authenticated(self) -> Executor:
-        """See `Executor.authenticated`."""
         return self if self._beside is None else self._beside.authenticated()
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
@@ -122,15 +120,12 @@ class GenericExecutor:
             return self._launch(_Collective(self, call, sequence, memory, self._transport))
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
-        """See `Executor.run`."""
         self.start(call, source, target).wait(timeout_s)
 
     def call_cache(self, timeout_s: float) -> CallCache:
-        """See `Executor.call_cache`."""
         return NO_CACHE
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
-        """See `Executor.message_calls`."""
         return NO_MESSAGES
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
@@ -145,8 +140,6 @@ class GenericExecutor:
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
-        """See `Executor.persistent`."""
-
         def run_again(wait: bool = True) -> Any:
             operation = self.start(call, source, target)
             if not wait:
@@ -162,7 +155,6 @@ class GenericExecutor:
         return False
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
-        """See `Executor.receives_into`."""
         return False
 
     def send(
@@ -201,7 +193,6 @@ class GenericExecutor:
             return probe
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        """See `Executor.wait_for_end`."""
         deadline = time.monotonic() + most_s
         while self._ended <= seen and time.monotonic() < deadline:
             self.progress()
@@ -249,14 +240,12 @@ class GenericExecutor:
                 self.fail(error)
 
     def check(self, operation: str) -> None:
-        """See `Executor.check`."""
         self.progress()
         if (error := self.failure()) is not None:
             error.rank, error.operation = self.members[self.rank], operation
             raise error
 
     def fail(self, error: UnisonoError) -> None:
-        """See `Executor.fail`."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
@@ -422,11 +411,9 @@ class _Receive(_Message):
         self._receive = receive
 
     def found(self) -> Message | None:
-        """See `Probe.found`."""
         return self._receive.message
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return None
 
     def has_written(self) -> bool:
@@ -449,11 +436,9 @@ class _Probe(_Running):
         self._found: Message | None = None
 
     def found(self) -> Message | None:
-        """See `Probe.found`."""
         return self._found
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return None
 
     def advance(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import threading
@@ -26,6 +25,7 @@ from unisono.operations import Combine
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
+from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.executor import CallCache, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
@@ -142,24 +142,19 @@ class NativeOperation:
         self._operation = operation
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         outcome = self._started.poll()
         return outcome != _PENDING and self._failures.check(outcome, self._operation)
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         self._failures.check(self._started.wait(timeout_s), self._operation)
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`."""
         self._started.go_on(timeout_s)
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
         return self._started.poll() != _PENDING
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         self._failures.abort(reason)
 
 
@@ -167,7 +162,6 @@ class NativeProbe(NativeOperation):
     """A look for a message, or a receive of one."""
 
     def found(self) -> Message | None:
-        """See `Probe.found`."""
         message = self._started.message()
         if message is None:
             return None
@@ -176,7 +170,6 @@ class NativeProbe(NativeOperation):
         return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return self._started.aside()
 
 
@@ -247,22 +240,19 @@ class NativeExecutor:
         return self._communicator
 
     def subgroup(self, ranks: Sequence[int]) -> NativeExecutor:
-        """See `Executor.subgroup`."""
         members = tuple(self.members[rank] for rank in ranks)
         number = next(self._subgroups[members])
-        communicator = _id_of(self._communicator, members, number)
+        communicator = communicator_id(self._communicator, members, number)
         mpi = None if self._mpi is None else self._mpi.subgroup(members, communicator)
         return NativeExecutor(self._session, self, communicator, members, mpi)
 
     def authenticated(self) -> NativeExecutor:
-        """See `Executor.authenticated`."""
         if self._session.is_authenticated:
             return self
-        communicator = _id_of(self._communicator, self.members, _AUTHENTICATED)
+        communicator = communicator_id(self._communicator, self.members, _AUTHENTICATED)
         return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=True)
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """See `Executor.start`."""
         if call.plan.algorithm in self.vendors:
             return self._start_by_mpi(call, source, target)
         compiled = self._compile(call)
@@ -282,7 +272,6 @@ class NativeExecutor:
         return self._mpi.start(call, source, target, agree, self._failures)
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
-        """See `Executor.run`."""
         if call.plan.algorithm in self.vendors:
             self.start(call, source, target).wait(timeout_s)
             return
@@ -292,14 +281,12 @@ class NativeExecutor:
             self._failures.check(outcome, str(call.signature))
 
     def call_cache(self, timeout_s: float) -> CallCache:
-        """See `Executor.call_cache`."""
         if self._cache is None:
             on_start = partial(NativeOperation, self._failures)
             self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, on_start, timeout_s)
         return self._cache
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
-        """See `Executor.cache`."""
         if self._cache is not None and call.plan.algorithm not in self.vendors:
             compiled = self._compile(call)
             uses = (length > 0 for length in compiled.lengths)
@@ -314,7 +301,6 @@ class NativeExecutor:
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
-        """See `Executor.persistent`."""
         if call.plan.algorithm in self.vendors:
             return partial(self._start_again, call, source, target, timeout_s, result, on_start)
         compiled = self._compile(call)
@@ -346,7 +332,6 @@ class NativeExecutor:
         return on_start(operation, result)
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        """See `Executor.sends_from`."""
         if dest == self.rank or not self._session.knows(memory, self.members[dest]):
             return False
         with self._compiling:
@@ -359,7 +344,6 @@ class NativeExecutor:
         return takes
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
-        """See `Executor.receives_into`."""
         others = [peer for peer in range(self.size) if peer != self.rank] if source is None else [source]
         return self.rank not in others and all(self._reaches(memory, peer, nbytes) for peer in others)
 
@@ -371,7 +355,6 @@ class NativeExecutor:
     def send(
         self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
     ) -> NativeOperation:
-        """See `Executor.send`."""
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory)
@@ -385,17 +368,14 @@ class NativeExecutor:
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
     ) -> NativeProbe:
-        """See `Executor.recv`."""
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory)
         return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
-        """See `Executor.probe`."""
         request = self._endpoint.probe(source, tag, once)
         return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_whence(source, tag)})")
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
-        """See `Executor.message_calls`."""
         return _core.MessageCalls(
             self._endpoint,
             np.ndarray,
@@ -409,17 +389,14 @@ class NativeExecutor:
         )
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        """See `Executor.wait_for_end`."""
         # What MPI carries out is not counted, so where there may be some, it is looked at by whoever waits.
         return self._endpoint.wait_for_end(seen, most_s if self._mpi is None else min(most_s, _LOOK_S))
 
     def links(self) -> Mapping[int, str]:
-        """See `Executor.links`."""
         others = (peer for peer in range(self.size) if peer != self.rank)
         return {peer: self._session.link_to(self.members[peer]) for peer in others}
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """See `Executor.traffic`."""
         totals: dict[int, Traffic] = {}
         for peer, transport, *counts in self._endpoint.traffic():
             totals[peer] = Traffic(transport, *counts) + totals.get(peer, Traffic(transport))
@@ -434,11 +411,9 @@ class NativeExecutor:
         return [*((call, Usage(calls, timed, ns / 1e9)) for call, (calls, timed, ns) in counts), *by_mpi]
 
     def check(self, operation: str) -> None:
-        """See `Executor.check`."""
         self._failures.check_now(operation)
 
     def fail(self, error: UnisonoError) -> None:
-        """See `Executor.fail`."""
         control = self._session.control
         peer = -1 if error.peer is None else error.peer
         if isinstance(error, PeerLostError) and peer >= 0:
@@ -447,18 +422,15 @@ class NativeExecutor:
             control.fail(kind_of(error), peer, error.message)
 
     def abort(self, reason: str) -> None:
-        """See `Executor.abort`."""
         self._failures.abort(reason)
 
     def settle(self) -> None:
-        """See `Executor.settle`."""
         collective = self._endpoint.last_call().partition("(")[0]
         if self.size > 1 and collective and collective not in _ENDED_BY_ALL and not self._session.control.failed():
             self._endpoint.settle(_SETTLING_S)
         self._failures.check_disagreement("close()")
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._mpi is not None and not self._closed and self._mpi.close():
             self._failures.abort("it has left while MPI was carrying out a call")
         self._closed = True
@@ -491,12 +463,6 @@ class NativeExecutor:
 
     def _open(self, wanted: list[tuple[int, int]]) -> None:
         self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
-
-
-def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
-    """Return the id of a communicator, which its members know without a word; point-to-point records have bit 63."""
-    facts = repr((parent, members, number))
-    return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little") >> 1
 
 
 def _whence(source: int | None, tag: int | None) -> str:

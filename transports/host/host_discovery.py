@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hmac
 import mmap
 import os
@@ -26,6 +25,7 @@ from unisono import log
 from unisono.deadlines import Deadline
 from unisono.forks import closed_in_child
 from unisono.records import record
+from unisono.transports.host.sealed_memory import sealed_memory
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
 from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
@@ -38,7 +38,6 @@ _PENDING_LIMIT = 1024
 _PAUSE_S = 0.001
 _MOST_REFUSALS = 3
 _MOST_REASON = 200
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @record
@@ -146,7 +145,7 @@ class Locality:
     def _find(self, name: str, deadline: Deadline) -> None:
         """Be the first under `name`, or ask the one that is, again if it has gone or was too busy to listen."""
         refusals = 0
-        with open(_sealed_segment(), "r+b", buffering=0) as segment:
+        with open(_segment_like_a_channels(), "r+b", buffering=0) as segment:
             while not self._be_first(name):
                 with socket.socket(socket.AF_UNIX) as sock:
                     sock.settimeout(deadline.remaining_s())
@@ -230,15 +229,8 @@ class Locality:
             return mapped[:].hex()
 
 
-def _sealed_segment() -> int:
-    """Return the descriptor of a segment like those of channels, also in its size, of which a page is used."""
-    from unisono.transports import _core  # `unisono doctor` looks at surroundings where there is no core, too
+def _segment_like_a_channels() -> int:
+    """Return the descriptor of sealed memory as large as that of a channel, so that limits of size show up here."""
+    from unisono.transports import _core  # `unisono doctor` also describes surroundings where the core is missing
 
-    segment = os.memfd_create("unisono-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(segment, _core.SHM_NBYTES)
-        fcntl.fcntl(segment, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(segment)
-        raise
-    return segment
+    return sealed_memory("unisono-host", _core.SHM_NBYTES)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 
 from unisono.deadlines import LONGEST_WAIT_S
 from unisono.transports import _core
+from unisono.transports.host.sealed_memory import sealed_memory
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PASS_TIMEOUT_S = 5.0
 _DESCRIPTORS = 3
 # As many may be missed until the other end is lost.
@@ -23,21 +22,19 @@ _LONGEST_PERIOD_S = 32_767
 def share_memory(sock: socket.socket) -> tuple[int, int, int]:
     """Make sealed memory for a channel, this side's doorbell and the other's; pass and return their descriptors."""
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    made: list[int] = []
+    descriptors: list[int] = []
     try:
-        made.append(os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(made[0], _core.SHM_NBYTES)
-        fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
-        made.append(os.eventfd(0, flags))
-        made.append(os.eventfd(0, flags))
+        descriptors.append(sealed_memory("unisono-channel", _core.SHM_NBYTES))
+        descriptors.append(os.eventfd(0, flags))
+        descriptors.append(os.eventfd(0, flags))
         # A peer that has left the communicator has ended its calls, and the channel finds out if one needs it still.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(sock, [b"\0"], made)
+            socket.send_fds(sock, [b"\0"], descriptors)
     except OSError:  # such as the limit of descriptors
-        for descriptor in made:
+        for descriptor in descriptors:
             os.close(descriptor)
         raise
-    memory, bell, peer_bell = made
+    memory, bell, peer_bell = descriptors
     return memory, bell, peer_bell
 
 

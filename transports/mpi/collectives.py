@@ -371,7 +371,6 @@ class MpiOperation:
         return True
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         with self._collectives._lock:
             if not self._done and self._error is None:
                 self._collectives.advance()
@@ -381,7 +380,6 @@ class MpiOperation:
             return self._done
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         self._set_deadline(timeout_s)
         looks = 0
         try:
@@ -398,20 +396,17 @@ class MpiOperation:
             raise
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`."""
         self._set_deadline(timeout_s)
         self._agreement.go_on(timeout_s)
         self._collectives.let_go_on(self)
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
         try:
             return self.poll()
         except UnisonoError:
             return True
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         self._failures.abort(reason)
 
     def leave(self) -> None:

@@ -65,7 +65,6 @@ class FileStore:
             raise RendezvousError(f"the store {path} cannot be used: {error.strerror or error}") from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         check_value(value)
         name = _name(key)
         draft = f"{name}.{os.urandom(8).hex()}"
@@ -81,11 +80,9 @@ class FileStore:
         self._names.add(name)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         return poll(partial(self._read, _name(key)), key, timeout_s)
 
     def clear(self) -> None:
-        """See `Store.clear`."""
         for name in self._names:
             with contextlib.suppress(OSError):  # the last rank has removed it, or the folder is out of reach
                 os.unlink(name, dir_fd=self._folder.number)

@@ -61,19 +61,15 @@ class PrefixStore:
         self._prefix = prefix
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         return self._store.get(self._prefix + key, timeout_s)
 
     def clear(self) -> None:
-        """See `Store.clear`."""
         self._store.clear()
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store.close()
 
 

@@ -300,7 +300,6 @@ class TcpStore:
         self._sock = self._opened()
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         check_value(value)
         status, message = self._ask(_Verb.SET, encoded_key(key), value, 0)
         if status == _Status.ALREADY_SET:
@@ -308,7 +307,6 @@ class TcpStore:
         self._check(status, message)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         timeout_ms = round(min(timeout_s, LONGEST_WAIT_S) * 1000)
         status, value = self._ask(_Verb.GET, encoded_key(key), b"", timeout_ms)
         if status == _Status.NOT_SET:
@@ -320,7 +318,6 @@ class TcpStore:
         """See `Store.clear`; the store ends with the meeting, or has a key that was not made for it."""
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._sock.close()
 
     def _opened(self) -> socket.socket:

@@ -51,7 +51,6 @@ class TorchStore:
             raise _gone(error) from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         encoded_key(key)
         check_value(value)
         try:
@@ -63,7 +62,6 @@ class TorchStore:
         self._keys.add(key)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         encoded_key(key)
         # TCPStore's own wait cannot be interrupted by Ctrl-C, and writes warnings to stderr when it times out.
         value = poll(partial(self._look, key), key, timeout_s)
@@ -78,7 +76,6 @@ class TorchStore:
         self._keys.clear()
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store = None
 
     def _look(self, key: str) -> bytes | None:

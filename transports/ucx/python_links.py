@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 from unisono.errors import TransportUnavailableError
 from unisono.transports.message.framed import FramedTransport
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports.message.plugin import Bootstrap
 from unisono.transports.ucx.library import imported, settings, unusable, warning_of_doors
 
 _LENGTH = struct.Struct("=Q")
