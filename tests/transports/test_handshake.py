@@ -104,8 +104,8 @@ def test_a_version_mismatch_is_a_typed_error():
 @pytest.mark.parametrize(
     ("changes", "on_acceptor", "on_dialer"),
     [
-        ({"epoch": 4}, "of epoch 4, here is epoch 3", "epoch 3, wanted was 4"),
-        ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, wanted was 2"),
+        ({"epoch": 4}, "of epoch 4, here is epoch 3", "epoch 3, expected was 4"),
+        ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, expected was 2"),
     ],
 )
 def test_a_hello_for_another_epoch_or_rank_is_refused_and_told_why(changes, on_acceptor, on_dialer):

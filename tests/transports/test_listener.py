@@ -236,7 +236,7 @@ def test_two_jobs_on_one_host_do_not_meet(door):
 
 
 def test_a_rank_of_another_epoch_is_told_both_epochs(door):
-    with pytest.raises(TransportUnavailableError, match="epoch 0, wanted was 7"):
+    with pytest.raises(TransportUnavailableError, match="epoch 0, expected was 7"):
         knock(door.addresses, epoch=7)
 
 

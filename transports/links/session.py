@@ -1,15 +1,19 @@
-"""A rank's place in its job: the key, the roster, the listener, and the control links, shared by its communicators.
+"""`Session`: the membership of this process in a job. It holds the key, the roster, the listener and the control links.
 
-Theory of operation. Every rank has control links to the two judges of the job, ranks 0 and 1 at first. It dials rank 0
-when it joins, and the stand-in in the background. When a judge leaves, the next rank takes its place, and all ranks
-above it dial it.
+All communicators of the process share the session, and it opens their channels.
 
-Channels are opened by need: of two ranks that a collective connects, the higher one dials; point-to-point messages
-have a channel for each direction, which the sender dials. The event loop of the listener dials, so a call never waits
-for the other rank to answer: it waits for its channel as it waits for a message, with its deadline, and an abort or a
-death ends it. channel_openers.py opens the channels of each transport over the sockets that were dialled. One socket of
-each channel stays open to show when the other side goes. Which ranks are on one host is known before
-(`transports.locality`), and equal on all ranks.
+Theory of operation. Every rank has control links to the two judges of the job, at first ranks 0 and 1. It dials rank 0
+when it joins, and the other judge in the background. When a judge leaves, the next rank takes its place, and all ranks
+above that one dial it.
+
+A channel is opened when a call first needs it. If a collective connects two ranks, the higher one dials. Point-to-point
+messages have a channel for each direction, which the sender dials. The event loop of the listener dials, so no call
+waits for the other rank to answer. The call waits for its channel as it waits for a message: until its deadline, an
+abort, or the death of a rank.
+
+channel_openers.py opens the channels of each transport over the dialled sockets. One socket of each channel stays open,
+because its end shows that the other side has gone. host_discovery.py finds out before which ranks are on one host, with
+the same result on all ranks.
 """
 
 from __future__ import annotations
@@ -39,19 +43,32 @@ from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
-from unisono.transports.host.bind_address import interface_of
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.host.host_discovery import Locality, Surroundings
 from unisono.transports.host.system_limits import is_exhausted, unavailable
-from unisono.transports.links.channel_openers import OPENERS, Opener, OpenerContext, Place, lane_name, lane_of
+from unisono.transports.links.channel_openers import (
+    AUTHENTICATED,
+    CHANNELS,
+    REACHING_ALL,
+    SHARED_MEMORY,
+    UNAUTHENTICATED,
+    ChannelKey,
+    Opener,
+    OpenerContext,
+    dials_tcp,
+    lane_name,
+    lane_of,
+    purpose_of,
+    transport_of,
+)
 from unisono.transports.links.dialer import Caller, Dialer, Target, dial
 from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import kind_of
 from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
-from unisono.transports.links.preference import has_remote_memory_access
+from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.socket_passing import process_descriptor, watch
-from unisono.transports.links.tagged_fabrics import FABRICS, FabricError, Fabrics
+from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
 from unisono.transports.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
@@ -59,20 +76,18 @@ if TYPE_CHECKING:
 
 _log = log.get(log.NAME)
 
-# The transports whose links carry only what the two ranks send that have proved that they hold the key.
-AUTHENTICATED = ("shm", "tcp")
 _DIAL_PAUSE_S = 0.01
-# The descriptors of a judge: for each rank its link, its process, and those of a rendezvous; and all others.
+# The descriptors of a judge: for each rank its link, its pidfd and its connections of the rendezvous; and all others.
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
 _JUDGES = 2
-# Closed communicators that are remembered: one that was closed before so many others is not dialled any more.
+# The session remembers so many closed communicators. No rank dials a channel of an older one any more.
 _MOST_CLOSED = 1024
 
 
 @record
 class Identity:
-    """Who this rank is, and what it proves itself with.
+    """The identity of this rank, and the key by which it proves it.
 
     Attributes:
         key: the job's key, 32 bytes.
@@ -80,8 +95,8 @@ class Identity:
         epoch: the generation of the job's membership.
         rank: this rank.
         size: the number of ranks.
-        meeting: how often this rank has met others by the same key before. All ranks count alike, so that one which is
-            at its second `init` does not take a rank that is still in the first for its peer.
+        meeting: the number of earlier rendezvous of this rank with the same key, which is equal on all ranks. So a rank
+            in its second `init` does not connect to a rank that is still in its first.
     """
 
     key: bytes
@@ -93,13 +108,13 @@ class Identity:
 
 
 class Session:
-    """Everything that the communicators of this process share. Closed by the last of them.
+    """The membership of this process in a job, which its communicators share. The last communicator closes it.
 
     Args:
-        identity: who this rank is.
+        identity: the identity of this rank.
         bind_address: the address to listen on.
-        heartbeat_timeout_s: how long the other end of a control link to another host may be silent until it is lost.
-        answer_timeout_s: how long another rank may take to answer, which may have to wait for its core.
+        heartbeat_timeout_s: seconds of silence after which the other end of a control link to another host is lost.
+        answer_timeout_s: seconds that another rank on this host may take to answer. It may have to wait for its core.
     """
 
     def __init__(
@@ -116,21 +131,21 @@ class Session:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._endpoints: dict[int, _core.Endpoint] = {}
-        self._early: list[tuple[Hello, socket.socket]] = []  # channels that came before their communicator
+        self._early: list[tuple[Hello, socket.socket]] = []  # their communicator does not exist here yet
         self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
-        self._authenticated: set[int] = set()  # communicators that use no library's links
-        # Communicators of which ranks that have not closed them may still dial channels: the latest, in order.
+        self._authenticated: set[int] = set()  # communicators that must not use a message library
+        # The latest closed communicators, in order. Ranks that have not closed them may still dial channels.
         self._closed: dict[int, None] = {}
         self._arrivals: Arrivals | None = None
-        self._given_up = ""  # why nobody is to be waited for
-        self._linked: set[int] = set()  # the ranks whose control link has been there, even if they have left since
+        self._given_up = ""  # the reason why `meet` must not wait any longer
+        self._linked: set[int] = set()  # the ranks that have connected a control link, even if they have left since
         self._dialled_judges: set[int] = set()
-        self._departures: FileIO | None = None  # an eventfd that the control rings
+        self._departures: FileIO | None = None  # an eventfd that the native core signals when a rank leaves
         self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
-            who = (identity.key, identity.job, identity.epoch, identity.rank, identity.size, identity.meeting)
-            self._locality = Locality(*who, answer_timeout_s)
+            key, job, epoch = identity.key, identity.job, identity.epoch
+            self._locality = Locality(key, job, epoch, identity.rank, identity.size, identity.meeting, answer_timeout_s)
             opened.callback(self._locality.close)
             self._listener = Listener(
                 key=identity.key,
@@ -150,12 +165,12 @@ class Session:
 
     @property
     def surroundings(self) -> Surroundings:
-        """Where this rank is."""
+        """The machine, the user and the namespaces of this process."""
         return self._locality.surroundings
 
     @property
     def addresses(self) -> Addresses:
-        """Where this rank can be reached."""
+        """The addresses of this rank's listener."""
         return self._listener.addresses
 
     def meet(self, roster: Roster, options: Options, comm: Any = None) -> None:
@@ -163,20 +178,22 @@ class Session:
 
         Args:
             roster: the ranks of the job.
-            options: of their use here: `transports` and those of TCP, for every channel, and `rendezvous_timeout_s`,
-                how long rank 0 waits for the others' links.
-            comm: the communicator of mpi4py by which the ranks have met, or None.
+            options: `transports` and the options of TCP hold for every channel. `rendezvous_timeout_s` limits how long
+                rank 0 waits for the control links of the others.
+            comm: the communicator of mpi4py on which the ranks have met, or None.
 
         Raises:
-            RendezvousError: ranks that had arrived did not connect in that time.
+            RendezvousError: some ranks did not connect to rank 0 in that time.
         """
-        self._locality.close()  # all ranks have asked
+        self._locality.close()  # every rank has found its host by now
         self._members = roster.members
         self._options = options
-        self._fabrics = Fabrics(options.preference, self.identity.rank, comm, self._interface_of_ucx())
+        hosts = len({member.addresses.host_id for member in self._members})
+        interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
+        self._fabrics = Fabrics(options.preference, self.identity.rank, comm, interface)
         context = OpenerContext(self._listener.loop, self.identity.epoch, options, self._fabrics, self._why_no_memory)
         with self._lock:
-            self._openers = {name: make(context) for name, make in OPENERS.items()}
+            self._openers = {name: kind.make_opener(context) for name, kind in CHANNELS.items()}
         if self.identity.rank < _JUDGES:
             _allow_descriptors(self.identity.rank, self.identity.size)
         timeout_s = options.rendezvous_timeout_s
@@ -200,7 +217,7 @@ class Session:
             raise RendezvousError(f"not all ranks connected to rank 0 within {timeout_s:g} s of the rendezvous")
 
     def _watch_judges(self, departures: FileIO) -> None:
-        """Link this rank to the judges, and to the ranks that take their places. In the loop's thread."""
+        """Connect to the judges, and later to the ranks that take their places. Called in the loop's thread."""
         self.control.add_doorbell(departures.fileno())
         self._listener.loop.watch(departures.fileno(), self._link_to_judges)
         self._link_to_judges()
@@ -219,25 +236,25 @@ class Session:
                 )
 
     def give_up(self, reason: str) -> None:
-        """Let `meet` wait for nobody any more, and raise `RendezvousError` with `reason`."""
+        """Make `meet` stop waiting and raise `RendezvousError` with `reason`."""
         with self._changed:
             self._given_up = reason
             self._changed.notify_all()
 
     def reach(self, peer: int, communicator: int, lane: int, timeout_s: float) -> socket.socket:
-        """Return a connection to another rank, as survivors want it; raises as `dial` does."""
+        """Return a connection to another rank for the agreement of survivors; raises the errors of `dial`."""
         return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
 
     def places(self) -> tuple[tuple[str, int], ...]:
-        """Return the name of the host of each rank, and its process id there."""
+        """Return the host name and the process id of each rank."""
         return tuple((member.surroundings.host, member.addresses.pid) for member in self._members)
 
     def peers_of_host(self) -> int:
-        """Return the number of ranks on this machine, this one included."""
+        """Return the number of ranks on this machine, including this rank."""
         return sum(self._shares_cores(member) for member in self._members)
 
     def cores_of_host(self) -> int:
-        """Return the number of cores that the ranks of this machine may run on, all together."""
+        """Return the number of distinct cores that the ranks of this machine may run on."""
         mask = 0
         for member in self._members:
             if self._shares_cores(member):
@@ -245,9 +262,9 @@ class Session:
         return mask.bit_count()
 
     def add_communicator(self, communicator: int, endpoint: _core.Endpoint, *, is_authenticated: bool = False) -> None:
-        """Let channels of `communicator` be opened by other ranks, and take those that have been.
+        """Accept channels of `communicator` from other ranks, including channels that were dialled before.
 
-        Its channels are authenticated as a whole, and not only when they are opened, if it `is_authenticated`.
+        With `is_authenticated`, the communicator uses only transports on which nobody else can send.
         """
         with self._lock:
             self._endpoints[communicator] = endpoint
@@ -275,8 +292,8 @@ class Session:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether every channel is authenticated: none goes over a library, which does not ask who sends."""
-        return not any(name in FABRICS for name in self._options.preference)
+        """Whether no transport of the job is a message library, as these do not check who sends."""
+        return not any(name in UNAUTHENTICATED for name in self._options.preference)
 
     @property
     def preference(self) -> str:
@@ -284,45 +301,45 @@ class Session:
         return ",".join(self._options.preference)
 
     def link_to(self, peer: int) -> str:
-        """Return by which transport messages get to `peer`, and why not by shared memory: "tcp (another machine)".
+        """Return the transport to `peer`, and why it is not shared memory, such as "tcp (another machine)".
 
-        One that carries memory of GPUs as it is says so: "ucx with cuda (another machine)".
+        If the transport carries GPU memory, the result says so: "ucx with cuda (another machine)".
         """
         transport = self._transport_to(peer)
-        if transport == "shm":
+        if transport in SHARED_MEMORY:
             return transport
         with_cuda = " with cuda" if self._fabrics.knows(transport, MemoryType.CUDA) else ""
         return f"{transport}{with_cuda} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
 
     def knows(self, memory: MemoryType, peer: int) -> bool:
-        """Return whether the transport by which messages get to `peer` carries such memory."""
+        """Return whether the transport to `peer` carries `memory`."""
         return self._fabrics.knows(self._transport_to(peer), memory)
 
     def _transport_to(self, peer: int) -> str:
-        """Return the transport of the latest channel to `peer`, or before there is one, the first that may reach it."""
-        hoped = (name for name in self._options.preference if name != "shm" or self._is_local(peer))
-        return self._used.get(peer) or next(hoped, "none")
+        """Return the transport of the latest channel to `peer`; before one is open, the first that may reach it."""
+        possible = (name for name in self._options.preference if name not in SHARED_MEMORY or self._is_local(peer))
+        return self._used.get(peer) or next(possible, "none")
 
     def shares_memory(self, ranks: Iterable[int]) -> bool:
         """Return whether these ranks exchange messages through shared memory."""
-        return self._options.preference[0] == "shm" and all(self._is_local(rank) for rank in ranks)
+        return self._options.preference[0] in SHARED_MEMORY and all(self._is_local(rank) for rank in ranks)
 
-    def open_channels(self, communicator: int, wanted: Iterable[tuple[int, int]]) -> None:
-        """Begin to open the channels of those (lane, peer) pairs that this rank must open and has not begun to.
+    def open_channels(self, communicator: int, channels: Iterable[tuple[int, int]]) -> None:
+        """Begin to open those of the (lane, peer) channels that this rank must dial and has not begun to open.
 
-        A channel that cannot be opened is a failure of the job.
+        The job fails if a channel cannot be opened.
         """
         opened = self._opened[communicator]
-        for lane, peer in wanted:
-            ours = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
-            if ours and (lane, peer) not in opened:
+        for lane, peer in channels:
+            must_dial = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
+            if must_dial and (lane, peer) not in opened:
                 opened.add((lane, peer))
                 transports = AUTHENTICATED if communicator in self._authenticated else self._options.preference
                 opening = _Opening(communicator, lane, peer, list(transports))
                 self._listener.loop.submit(partial(self._open_by_next, opening))
 
     def close(self, farewell: str) -> None:
-        """Leave the job: `farewell` says why, or is empty."""
+        """Leave the job. `farewell` is the reason, or empty."""
         self._locality.close()
         self._listener.close(self._close_in_loop)
         with self._lock:
@@ -347,7 +364,7 @@ class Session:
 
     @property
     def survivors(self) -> Arrivals:
-        """Those who have come to this rank after a loss, as to their leader."""
+        """The ranks that want to follow this rank after a loss."""
         from unisono.transports.links.survivors import Arrivals
 
         with self._lock:
@@ -356,26 +373,15 @@ class Session:
             return self._arrivals
 
     def abandon(self) -> None:
-        """In a forked child, where all descriptors are closed already: forget the threads of the parent."""
+        """In a forked child, whose copies of the descriptors are closed: drop the threads of the parent."""
         self.control.abandon()
 
     def call_soon(self, callback: Callback) -> None:
-        """Call `callback` in the listener's thread, unless that has ended. It takes no lock: finalizers may call it."""
+        """Call `callback` in the listener's thread, unless it has ended. Finalizers may call this: it takes no lock."""
         self._listener.loop.submit(callback)
 
     def _is_local(self, peer: int) -> bool:
         return self._members[peer].addresses.host_id == self.addresses.host_id
-
-    def _interface_of_ucx(self) -> str:
-        """Return the network interface on which UCX may listen for TCP; empty where it need not.
-
-        UCX's TCP does not ask who connects. So UCX uses it only to reach other hosts, where nothing else can: devices
-        for remote memory access do not need it, our own TCP is as good, and no other host reaches loopback.
-        """
-        hosts, names = {member.addresses.host_id for member in self._members}, self._options.preference
-        if len(hosts) == 1 or "ucx" not in names or "tcp" in names or has_remote_memory_access():
-            return ""
-        return interface_of(self.addresses.tcp_host)
 
     def _shares_cores(self, member: Member) -> bool:
         machine = member.surroundings.machine
@@ -389,13 +395,13 @@ class Session:
         return "" if self._is_local(peer) else self._why_apart(peer)
 
     def _target(self, peer: int, purpose: Purpose, communicator: int, lane: int) -> Target:
-        use_unix = purpose is not Purpose.TCP and self._is_local(peer)
+        use_unix = self._is_local(peer) and not dials_tcp(purpose)
         return Target(peer, self._members[peer].addresses, use_unix, purpose, communicator, lane)
 
     def _dial(self, peer: int, purpose: Purpose, communicator: int, lane: int, timeout_s: float) -> socket.socket:
-        """Connect to a rank, and wait for it; one that is so busy that it drops the connection is dialled again.
+        """Connect to a rank and wait for it. If a busy rank drops the connection, dial it again.
 
-        A rank that has died refuses: that is not tried again, and nothing is after the job has failed.
+        A dead rank refuses the connection; then there is no other attempt, nor after the job has failed.
         """
         target, deadline = self._target(peer, purpose, communicator, lane), Deadline(timeout_s)
         while True:
@@ -411,12 +417,12 @@ class Session:
             time.sleep(_DIAL_PAUSE_S)
 
     def _note_used(self, communicator: int, peer: int, transport: str) -> None:
-        """Remember by what messages get to a peer; those of objects may take another way."""
+        """Remember the transport to a peer. Channels of pickled objects do not count: they may use another one."""
         if communicator not in self._authenticated:
             self._used[peer] = transport
 
     def _fail(self, peer: int, error: Exception) -> None:
-        """Let the job fail with an error that concerns a peer."""
+        """Fail the job with an error that concerns a peer."""
         message = error.message if isinstance(error, UnisonoError) else str(error)
         if isinstance(error, PeerLostError):
             self.control.suspect(peer, message)
@@ -424,7 +430,7 @@ class Session:
             self.control.fail(kind_of(error), peer, message)
 
     def _open_by_next(self, opening: _Opening) -> None:
-        """Open a channel by the next of the option `transports` that may reach the peer. In the loop's thread."""
+        """Open a channel by the next transport that may reach the peer. Called in the loop's thread."""
         while opening.transports:
             opening.transport = opening.transports.pop(0)
             opener = self._openers[opening.transport]
@@ -433,8 +439,8 @@ class Session:
                 self._dial_sockets(opening, opener)
                 return
             self._note_obstacle(opening, obstacle)
-        if "tcp" not in self._options.preference:
-            opening.obstacles.append("tcp, if it is among the transports, reaches every rank")
+        if not set(REACHING_ALL) & set(self._options.preference):
+            opening.obstacles.append(f"{' or '.join(REACHING_ALL)}, if it is among the transports, reaches every rank")
         message = f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {opening.peer}: "
         self._fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
 
@@ -446,7 +452,7 @@ class Session:
         lanes = opener.wire_lanes(opening.lane)
         opening.sockets = dict.fromkeys(lanes)
         for lane in lanes:
-            target = self._target(opening.peer, Purpose[opening.transport.upper()], opening.communicator, lane)
+            target = self._target(opening.peer, purpose_of(opening.transport), opening.communicator, lane)
             self._dialer.dial(target, partial(self._on_dialled, opening, lane), partial(self._on_opened, opening))
 
     def _on_dialled(self, opening: _Opening, lane: int, sock: socket.socket) -> None:
@@ -456,17 +462,17 @@ class Session:
             return
         with self._lock:
             endpoint = self._endpoints.get(opening.communicator)
-        if endpoint is None:  # closed meanwhile
+        if endpoint is None:  # the communicator was closed meanwhile
             opening.close()
             return
-        place = Place(endpoint, opening.lane, opening.peer)
+        channel = ChannelKey(endpoint, opening.lane, opening.peer)
         try:
-            self._openers[opening.transport].dialled(place, sockets, partial(self._on_opened, opening))
+            self._openers[opening.transport].dialled(channel, sockets, partial(self._on_opened, opening))
         except (OSError, RuntimeError, UnisonoError) as error:
             self._on_opened(opening, error)
 
     def _on_opened(self, opening: _Opening, error: Exception | None) -> None:
-        """Take note of a channel that has been opened, or could not be."""
+        """Record that a channel is open; on an error, try the next transport or fail the job."""
         if error is None:
             self._note_used(opening.communicator, opening.peer, opening.transport)
             _log.info("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
@@ -479,15 +485,14 @@ class Session:
             self._fail(opening.peer, PeerLostError(f"rank {opening.peer} is gone: {error}"))
         elif isinstance(error, UnisonoError):
             self._fail(opening.peer, error)
-        elif is_exhausted(error):  # TCP would need as many descriptors
+        elif is_exhausted(error):  # another transport would need as many descriptors
             self._fail(opening.peer, self._refused(f"a channel to rank {opening.peer}", error, opening.peer))
         else:
             message = f"a channel over {opening.transport} to rank {opening.peer} cannot be opened: {error}"
-            advice = "; UNISONO_TRANSPORTS=tcp does without shared memory" if opening.transport == "shm" else ""
-            self._fail(opening.peer, TransportUnavailableError(message + advice))
+            self._fail(opening.peer, TransportUnavailableError(message + CHANNELS[opening.transport].advice))
 
     def _admit(self, hello: Hello, sock: socket.socket) -> None:
-        """Deliver what another rank has opened; if it cannot be had here, that rank sees its connection end."""
+        """Accept a connection of another rank. If that fails, the other rank sees the connection end."""
         try:
             self._deliver(hello, sock)
         except (OSError, RuntimeError) as error:
@@ -502,34 +507,34 @@ class Session:
             return
         with self._lock:
             if hello.communicator in self._closed:
-                sock.close()  # which tells the other side that this one has gone
+                sock.close()  # the other rank sees that this one has left the communicator
                 return
             endpoint = self._endpoints.get(hello.communicator)
             if endpoint is None:
                 self._early.append((hello, sock))
                 return
-        opener = self._openers[hello.purpose.name.lower()]
-        place = Place(endpoint, lane_of(hello), hello.sender)
-        opener.accepted(place, hello, sock, partial(self._on_accepted, hello, sock))
+        opener = self._openers[transport_of(hello.purpose)]
+        channel = ChannelKey(endpoint, lane_of(hello), hello.sender)
+        opener.accepted(channel, hello, sock, partial(self._on_accepted, hello, sock))
 
     def _on_accepted(self, hello: Hello, sock: socket.socket, error: Exception | None) -> None:
-        """Take note of a channel that another rank has opened, or could not be opened here."""
+        """Record that a channel that another rank has dialled is open, or has failed on this side."""
         if error is not None:
-            if is_exhausted(error):  # which that rank could not know
+            if is_exhausted(error):  # the other rank cannot know that, so this rank reports it
                 self._fail(hello.sender, self._refused(f"a channel from rank {hello.sender}", error, hello.sender))
             sock.close()
             _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
             return
-        transport = hello.purpose.name.lower()
+        transport = transport_of(hello.purpose)
         self._note_used(hello.communicator, hello.sender, transport)
         _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, transport)
 
-    def _refused(self, what: str, error: Exception, peer: int) -> TransportUnavailableError:
+    def _refused(self, channel: str, error: Exception, peer: int) -> TransportUnavailableError:
         rank = self.identity.rank
-        return unavailable(f"{what} cannot be opened on rank {rank}", error, rank, peer)
+        return unavailable(f"{channel} cannot be opened on rank {rank}", error, rank, peer)
 
     def _break_down(self, error: Exception) -> None:
-        """Fail on all ranks: none of them could open another channel to this one."""
+        """Fail the job on all ranks, because no rank could open another channel to this one."""
         rank = self.identity.rank
         refused = unavailable(f"rank {rank} accepts no more connections", error, rank)
         self.control.fail(kind_of(refused), -1, refused.message)
@@ -549,11 +554,11 @@ class _Opening:
     """A channel that this rank is opening.
 
     Attributes:
-        communicator, lane, peer: where it belongs.
-        transports: those that have not been tried.
-        transport: the one that is being tried.
-        sockets: those that have been dialled, by their wire lanes.
-        obstacles: why transports did not do.
+        communicator, lane, peer: the name of the channel.
+        transports: the transports that have not been tried yet.
+        transport: the transport that is being tried.
+        sockets: the dialled sockets, by their lanes on the wire.
+        obstacles: the reasons why other transports could not be used.
     """
 
     def __init__(self, communicator: int, lane: int, peer: int, transports: list[str]) -> None:
@@ -563,7 +568,7 @@ class _Opening:
         self.obstacles: list[str] = []
 
     def shown(self) -> tuple[str, int]:
-        """Return what the log says of it: its lane and its peer."""
+        """Return the lane in words and the peer, for the log."""
         return lane_name(self.lane), self.peer
 
     def close(self) -> None:
@@ -575,14 +580,15 @@ class _Opening:
 
 
 def _allow_descriptors(rank: int, size: int) -> None:
-    """Let a judge keep a link to each of `size` ranks, with a descriptor of its process.
+    """Raise the limit of open files of a judge, which needs several descriptors for each of `size` ranks.
 
     Raises:
         RendezvousError: the system does not allow so many.
     """
     needed = _DESCRIPTORS_PER_RANK * size + _OTHER_DESCRIPTORS
-    most = lift_limit_of_files(needed)
-    if most is not None:
+    allowed = lift_limit_of_files(needed)
+    if allowed is not None:
         raise RendezvousError(
-            f"rank {rank} of {size} ranks needs about {needed} open files, and {most} are allowed to it (`ulimit -Hn`)"
+            f"rank {rank} of {size} ranks needs about {needed} open files, but the hard limit is {allowed}: "
+            "raise it (`ulimit -Hn`)"
         )
