@@ -2,17 +2,16 @@
 
 Theory of operation
 -------------------
-This is the living definition of what a plan means (`algorithms.plan`): whatever another executor does must look the
-same from outside. A started collective holds one `Lane` per lane of its plan, which says when a group may be posted.
+This executor defines the meaning of a plan (`algorithms/ir/plan.py`): every other executor must give the same results.
+A started collective holds one `Lane` for each lane of its plan. The lane decides when a group may be posted.
 
-The steps of an instance are posted together: local steps are carried out at once, messages become requests of the
-transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. So does
-`ReadReduce`, for each peer that it reads. If the transport maps memory, that of a call is published as long as the call
-lasts. Nothing blocks; `poll` of any operation drives all operations of the executor, so that ranks may wait for them in
-different orders.
+The steps of a group are posted together, for one segment. Local steps are carried out at once. Messages become requests
+of the transport. `RecvReduce` receives into a temporary buffer, which is combined when the message has arrived.
+`ReadReduce` does the same for each peer that it reads. If the transport maps memory, the memory of a call is published
+as long as the call runs. Nothing blocks. `poll` of any operation drives all operations of the executor, so ranks may
+wait for them in different orders.
 
-The first error, wherever it is met, ends the communicator: it is handed to the transport, which raises it on every
-rank.
+The first error ends the communicator: the executor passes it to the transport, which raises it on every rank.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class GenericExecutor:
     """The `Executor` of one rank over a transport.
 
     Args:
-        transport: what carries its messages.
-        beside: an executor of the same ranks over our own links, whose subgroups are those of this one; it is closed
-            with this one. None where the ranks are threads of one process.
+        transport: the transport that carries its messages.
+        beside: an executor of the same ranks over Unisono's own links. Both make the same subgroups, and this one
+            closes it. None if the ranks are threads of one process.
     """
 
     def __init__(self, transport: MessageTransport, beside: Executor | None = None) -> None:
@@ -78,14 +77,14 @@ class GenericExecutor:
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
         self._beside = beside
-        self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
+        self._lock = threading.RLock()  # guards all that follows; a thread that makes progress holds it
         self._active: list[_Running] = []
-        self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
+        self._going_on: dict[_Running, float] = {}  # operations in the background, with their deadlines
         self._ended = 0
         self._sequence = 0
         self._matching = Matching(transport)
         self._failure: UnisonoError | None = None
-        self._told = False  # whether the failure has been raised to the caller, as the error that it is
+        self._raised = False  # whether the caller has seen the failure itself; later calls raise AbortedError
         self._closed = False
 
     @property
@@ -102,11 +101,11 @@ class GenericExecutor:
         return self if self._beside is None else self._beside.authenticated()
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """Start `call`; see `Executor.start`.
+        """Start `call`.
 
         Raises:
-            AbortedError: the communicator has failed before; the failure itself, if this rank has not been told of it.
-            PlanError: the plan is not for this rank, or needs mapped memory, which the transport does not offer.
+            AbortedError: the communicator has failed before. The first time, this rank raises the failure itself.
+            PlanError: the plan is for another rank, or needs mapped memory, which the transport does not have.
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
         with self._lock:
@@ -129,7 +128,7 @@ class GenericExecutor:
         return NO_MESSAGES
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
-        """See `Executor.cache`; here, every call takes the same way."""
+        """Do nothing: this executor has no call cache."""
 
     def persistent(
         self,
@@ -151,8 +150,7 @@ class GenericExecutor:
         return run_again
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        """See `Executor.sends_from`: of messages here the bytes are looked at."""
-        return False
+        return False  # message transports read the bytes of every message on the host
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
         return False
@@ -206,14 +204,13 @@ class GenericExecutor:
         return self._transport.traffic()
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
-        """See `Executor.usage`: this one does not count."""
-        return ()
+        return ()  # this executor does not count
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
 
     def settle(self) -> None:
-        """See `Executor.settle`: transports of messages have no links to ask by, so nothing is found."""
+        """Do nothing: a message transport cannot ask other ranks about their calls."""
 
     def close(self) -> None:
         with self._lock:
@@ -226,7 +223,7 @@ class GenericExecutor:
                     self._beside.close()
 
     def progress(self) -> None:
-        """Drive every operation that has been started; remember the first error, and tell all ranks of it."""
+        """Drive all started operations; the first error ends the communicator on all ranks."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -253,12 +250,12 @@ class GenericExecutor:
                 self._transport.abort(error)
 
     def failure(self) -> UnisonoError | None:
-        """Return a new copy, to be raised, of the error that ended the communicator, or None."""
-        self._told = self._failure is not None
+        """Return a copy of the error that ended the communicator, for the caller to raise; None if there is none."""
+        self._raised = self._failure is not None
         return copy.copy(self._failure)
 
     def go_on(self, operation: _Running, timeout_s: float) -> None:
-        """Let a thread of this executor drive all operations until this one has ended, `timeout_s` from now at most."""
+        """Let a thread drive all operations until this one has ended, and fail it after `timeout_s` seconds."""
         with self._lock:
             is_driven = bool(self._going_on)
             self._going_on[operation] = time.monotonic() + timeout_s
@@ -270,7 +267,8 @@ class GenericExecutor:
         while True:
             self.progress()
             with self._lock:
-                self._going_on = {each: late for each, late in self._going_on.items() if not each.ended()}
+                pending = self._going_on.items()
+                self._going_on = {operation: deadline for operation, deadline in pending if not operation.ended()}
                 if not self._going_on:
                     return
                 first = min(self._going_on, key=self._going_on.__getitem__)
@@ -283,11 +281,11 @@ class GenericExecutor:
         self._active.clear()
 
     def is_over(self) -> bool:
-        """Return whether the communicator has failed or is closed, without telling how."""
+        """Return whether the communicator has failed or is closed. It does not count as raising the failure."""
         return self._failure is not None
 
     def _look(self, source: int | None, tag: int | None, once: bool) -> tuple[bool, Message | None]:
-        """Return whether a probe is done, and what it has found."""
+        """Return whether a probe is done, and the message that it has found."""
         message = self._matching.find(source, tag)
         return once or message is not None, message
 
@@ -302,11 +300,11 @@ class GenericExecutor:
             raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
 
     def _check_usable(self, signature: Signature) -> None:
-        """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
+        """Raise if the communicator is closed or has failed: the failure itself the first time, then `AbortedError`."""
         error: UnisonoError | None
         if self._closed:
             error = UsageError("the communicator is closed")
-        elif self._told and self._failure is not None:
+        elif self._raised and self._failure is not None:
             error = AbortedError(f"the communicator has failed before: {self._failure.message}")
         else:
             error = self.failure()
@@ -316,7 +314,7 @@ class GenericExecutor:
 
 
 class _Running:
-    """A started operation of `executor`: the parts of `Operation` that collectives and messages share."""
+    """A started operation of `executor`: the base class of collectives and messages."""
 
     def __init__(self, executor: GenericExecutor, signature: Signature, sequence: int | None = None) -> None:
         self._executor = executor
@@ -364,11 +362,11 @@ class _Running:
         raise NotImplementedError
 
     def absent(self) -> Collection[int]:
-        """Return the ranks that are known not to have made this call."""
+        """Return the ranks that certainly have not made this call yet."""
         raise NotImplementedError
 
     def timeout(self) -> CollectiveTimeoutError:
-        """Return the error of having waited too long."""
+        """Return the error of an operation whose time limit has passed."""
         members = self._executor.members
         awaited, absent = ([members[rank] for rank in ranks] for ranks in (sorted(self.waits_for()), self.absent()))
         me = members[self._executor.rank]
@@ -378,7 +376,7 @@ class _Running:
 
 
 class _Message(_Running):
-    """A message outside collectives, to or from one of `peers`."""
+    """A point-to-point message, to or from one of `peers`."""
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request
@@ -402,7 +400,7 @@ class _Message(_Running):
 
 
 class _Receive(_Message):
-    """A message from one of `peers`."""
+    """A receive of a message from one of `peers`."""
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
@@ -421,7 +419,7 @@ class _Receive(_Message):
 
 
 class _Probe(_Running):
-    """A look for a message of one of `peers`; `look` returns whether it is done, and what it has found."""
+    """A probe for a message of one of `peers`; `look` returns whether it is done, and the message that it has found."""
 
     def __init__(
         self,
@@ -433,16 +431,16 @@ class _Probe(_Running):
         super().__init__(executor, signature)
         self._peers = peers
         self._look = look
-        self._found: Message | None = None
+        self._message: Message | None = None
 
     def found(self) -> Message | None:
-        return self._found
+        return self._message
 
     def aside(self) -> bytes | None:
         return None
 
     def advance(self) -> bool:
-        self._finished, self._found = self._look()
+        self._finished, self._message = self._look()
         return self._finished
 
     def waits_for(self) -> set[int]:
@@ -456,7 +454,7 @@ class _Probe(_Running):
 
 
 class _Collective(_Running):
-    """A started collective: its lanes, and what each kind of step does."""
+    """A started collective: its lanes, and a method for each kind of step."""
 
     def __init__(
         self, executor: GenericExecutor, call: Call, sequence: int, memory: Memory, transport: MessageTransport
@@ -489,7 +487,7 @@ class _Collective(_Running):
         return self._memory.output_written
 
     def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
-        """Carry out a local step, or post the message of one; return what is to be waited for, if anything."""
+        """Carry out a local step, or post a message; return the posted message, or None without one."""
         return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:
@@ -562,7 +560,7 @@ class _Collective(_Running):
         return self._shared().read(peer, self._number, source, segment, pieces)
 
     def _shared(self) -> MappedTransport:
-        assert self._mapped is not None, "a plan that needs mapped memory is refused without it"
+        assert self._mapped is not None, "check_plan refuses a plan that needs mapped memory without it"
         return self._mapped
 
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
@@ -590,7 +588,7 @@ class _All:
         return not self._requests
 
 
-# What each kind of step does.
+# Kind of step → the method that carries it out.
 _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Send: _Collective.post_send,
     Recv: _Collective.post_recv,

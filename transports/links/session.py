@@ -245,7 +245,7 @@ class Session:
         """Return a connection to another rank for the agreement of survivors; raises the errors of `dial`."""
         return self._dial(peer, Purpose.SURVIVOR, communicator, lane, timeout_s)
 
-    def places(self) -> tuple[tuple[str, int], ...]:
+    def hosts_and_pids(self) -> tuple[tuple[str, int], ...]:
         """Return the host name and the process id of each rank."""
         return tuple((member.surroundings.host, member.addresses.pid) for member in self._members)
 
