@@ -141,9 +141,9 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
     limit_s = options.rendezvous_timeout_s
     if launch.store == MPI_WORLD:
         from unisono.transports.mpi.library import world_of
-        from unisono.transports.rendezvous.mpi import MpiMeeting
+        from unisono.transports.rendezvous.mpi import MpiRendezvous
 
-        return MpiMeeting(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
+        return MpiRendezvous(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
     if launch.launcher == ENV and (torch_store := store_of_process_group(launch.rank, launch.size)) is not None:
         return StoreRendezvous(torch_store_of(torch_store, launch.rank), launch.rank, launch.size, launch.key, limit_s)
     if launch.store is not None:

@@ -56,7 +56,7 @@ class Message:
 class Probe(Operation, Protocol):
     """A started probe for a message, or a started receive."""
 
-    def found(self) -> Message | None:
+    def message(self) -> Message | None:
         """Return the message that was found or received, once the probe is done; None if `once` found no message."""
 
     def aside(self) -> bytes | None:

@@ -408,7 +408,7 @@ class _Receive(_Message):
         super().__init__(executor, signature, peers, receive)
         self._receive = receive
 
-    def found(self) -> Message | None:
+    def message(self) -> Message | None:
         return self._receive.message
 
     def aside(self) -> bytes | None:
@@ -433,7 +433,7 @@ class _Probe(_Running):
         self._look = look
         self._message: Message | None = None
 
-    def found(self) -> Message | None:
+    def message(self) -> Message | None:
         return self._message
 
     def aside(self) -> bytes | None:

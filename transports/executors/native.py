@@ -161,7 +161,7 @@ class NativeOperation:
 class NativeProbe(NativeOperation):
     """The `Probe` of a probe or a receive that the native core runs."""
 
-    def found(self) -> Message | None:
+    def message(self) -> Message | None:
         message = self._started.message()
         if message is None:
             return None
@@ -334,7 +334,7 @@ class NativeExecutor:
         return on_start(operation, result)
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        if dest == self.rank or not self._session.knows(memory, self.members[dest]):
+        if dest == self.rank or not self._session.carries(memory, self.members[dest]):
             return False
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
@@ -355,7 +355,7 @@ class NativeExecutor:
         Before the channel is open, only the session knows what its transport carries.
         """
         takes = self._endpoint.takes(_core.RECEIVING_LANE, source, memory, nbytes)
-        return self._session.knows(memory, self.members[source]) if takes is None else takes
+        return self._session.carries(memory, self.members[source]) if takes is None else takes
 
     def send(
         self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST

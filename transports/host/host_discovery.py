@@ -29,7 +29,7 @@ from unisono.records import record
 from unisono.transports.host.sealed_memory import sealed_memory
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, HandshakeServer, greet
 
 _log = log.get(log.NAME)
@@ -93,7 +93,7 @@ def _namespace(kind: str) -> int:
         return 0
 
 
-class Locality:
+class HostDiscovery:
     """Finds the host of one rank, in its constructor, and answers later ranks of the host, until `close`.
 
     Attributes:
@@ -186,9 +186,9 @@ class Locality:
         listening.listen(BACKLOG)
         listening.setblocking(False)
         job, epoch, *_ = self._hello
-        endpoint = Endpoint(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
+        admission = Admission(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
         loop = EventLoop("unisono-host", lambda _: listening.close())  # ranks that ask later are then refused
-        handshakes = HandshakeServer(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
+        handshakes = HandshakeServer(loop, self._key, admission, _PENDING_LIMIT, partial(self._admit, loop))
         handshakes.watch(listening)
         loop.start()
         self._serving = loop, handshakes, listening

@@ -55,7 +55,7 @@ class Target:
 
 
 @record
-class Caller:
+class DialingRank:
     """The rank that connects: its job, the generation of its membership, and the key that it proves to hold."""
 
     key: bytes
@@ -76,7 +76,7 @@ class Connection:
         UnisonoError: the same errors as `advance`.
     """
 
-    def __init__(self, caller: Caller, target: Target) -> None:
+    def __init__(self, caller: DialingRank, target: Target) -> None:
         self._caller, self._target = caller, target
         hello = Hello(
             caller.job, caller.epoch, caller.rank, target.peer, target.purpose, target.communicator, target.lane
@@ -143,7 +143,7 @@ class Connection:
         return unavailable(f"{peer} cannot be reached by rank {self._caller.rank}", error, **facts)
 
 
-def dial(caller: Caller, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
+def dial(caller: DialingRank, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
     """Connect to a rank; return the blocking socket and the peer's agreed HELLO.
 
     Args:
@@ -179,7 +179,7 @@ class Dialer:
         gives_up: called before each further attempt; returns True if the connection is not needed any more.
     """
 
-    def __init__(self, loop: EventLoop, caller: Caller, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, loop: EventLoop, caller: DialingRank, gives_up: Callable[[], bool]) -> None:
         self._loop = loop
         self._caller = caller
         self._gives_up = gives_up
@@ -273,7 +273,7 @@ class _Attempts:
         return patience_s
 
 
-def _begun(caller: Caller, target: Target, deadline: Deadline) -> Connection:
+def _begun(caller: DialingRank, target: Target, deadline: Deadline) -> Connection:
     while True:
         try:
             return Connection(caller, target)

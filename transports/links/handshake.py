@@ -130,7 +130,7 @@ HELLO_NBYTES = _LAYOUT.size
 
 
 @record
-class Endpoint:
+class Admission:
     """The identity of an acceptor, and the connections that it admits.
 
     Attributes:
@@ -284,26 +284,26 @@ class AcceptorHandshake(_Handshake):
 
     Args:
         key: the job's key, 32 bytes.
-        endpoint: the identity of the acceptor, and the connections that it admits.
+        admission: the identity of the acceptor, and the connections that it admits.
         nonce: 32 bytes; only tests pass it, to repeat a handshake.
     """
 
-    def __init__(self, key: bytes, endpoint: Endpoint, nonce: bytes | None = None) -> None:
+    def __init__(self, key: bytes, admission: Admission, nonce: bytes | None = None) -> None:
         super().__init__([(HELLO_NBYTES, self._on_hello), (_PROOF_NBYTES, self._on_proof)])
         self._key = key
-        self._endpoint = endpoint
+        self._admission = admission
         self._nonce = nonce or os.urandom(_NONCE_NBYTES)
         self._expected_proof = b""
 
     def _on_hello(self, message: bytes) -> bytes:
         hello = Hello.unpack(message)
-        answer = self._endpoint.answer(hello, self._nonce)
+        answer = self._admission.answer(hello, self._nonce)
         transcript = message + answer.pack()
         reply = answer.pack() + _proof(self._key, b"acceptor", transcript)
-        objection = self._endpoint.objection(hello)
+        objection = self._admission.objection(hello)
         if objection:
             # A process of this job learns the reason; a process of another job learns nothing.
-            raise HandshakeError(objection, reply if hello.job == self._endpoint.job else b"")
+            raise HandshakeError(objection, reply if hello.job == self._admission.job else b"")
         self._agreed = dataclasses.replace(hello, versions=answer.versions, features=answer.features)
         self._expected_proof = _proof(self._key, b"dialer", transcript)
         return reply

@@ -18,7 +18,7 @@ from unisono.deadlines import Deadline
 from unisono.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
+from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
 
 HANDSHAKE_TIMEOUT_S = 5.0
 BACKLOG = 4096
@@ -85,16 +85,16 @@ class HandshakeServer:
     Args:
         loop: the event loop.
         key: the job's key.
-        endpoint: the identity of this process, and the connections that it admits.
+        admission: the identity of this process, and the connections that it admits.
         limit: the number of handshakes that may run at once; one more connection drops the oldest.
         admit: called in the loop's thread with the agreed HELLO of the peer and its blocking socket, which it then
             owns. If it raises, the socket is closed and the error logged.
     """
 
-    def __init__(self, loop: EventLoop, key: bytes, endpoint: Endpoint, limit: int, admit: Admit) -> None:
+    def __init__(self, loop: EventLoop, key: bytes, admission: Admission, limit: int, admit: Admit) -> None:
         self._loop = loop
         self._key = key
-        self._endpoint = endpoint
+        self._admission = admission
         self._limit = limit
         self._admit = admit
         self._pending: dict[socket.socket, AcceptorHandshake] = {}
@@ -115,7 +115,7 @@ class HandshakeServer:
             return
         if len(self._pending) >= self._limit:
             self._drop_oldest()
-        handshake = AcceptorHandshake(self._key, self._endpoint)
+        handshake = AcceptorHandshake(self._key, self._admission)
         self._pending[sock] = handshake
         self._loop.watch(sock, partial(self._receive, sock, handshake))
         self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no handshake in time"))

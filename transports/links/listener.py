@@ -16,7 +16,7 @@ from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
-from unisono.transports.links.handshake import Endpoint, Purpose
+from unisono.transports.links.handshake import Admission, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
 
 _PENDING_LIMIT = 64
@@ -86,7 +86,7 @@ class Listener:
         name = f"unisono-{os.urandom(16).hex()}" if use_unix else ""
         self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
-        endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
+        admission = Admission(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
         # All ranks may dial at once, over several lanes. The limit must admit them, and still bound strangers.
         limit = _PENDING_LIMIT + _PENDING_PER_RANK * size
         self._closing = threading.Lock()
@@ -95,7 +95,7 @@ class Listener:
             if use_unix:
                 self._listening.append(_listen_unix(name))
             self.loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
-            self._handshakes = HandshakeServer(self.loop, key, endpoint, limit, deliver)
+            self._handshakes = HandshakeServer(self.loop, key, admission, limit, deliver)
             for listening in self._listening:
                 self._handshakes.watch(listening)
             self.loop.start()

@@ -44,7 +44,7 @@ from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.fd_limit import lift_limit_of_files
-from unisono.transports.host.host_discovery import Locality, Surroundings
+from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
 from unisono.transports.host.system_limits import is_exhausted, unavailable
 from unisono.transports.links.channel_openers import (
     AUTHENTICATED,
@@ -61,7 +61,7 @@ from unisono.transports.links.channel_openers import (
     purpose_of,
     transport_of,
 )
-from unisono.transports.links.dialer import Caller, Dialer, Target, dial
+from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
 from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import kind_of
 from unisono.transports.links.handshake import Hello, Purpose
@@ -86,7 +86,7 @@ _MOST_CLOSED = 1024
 
 
 @record
-class Identity:
+class RankIdentity:
     """The identity of this rank, and the key by which it proves it.
 
     Attributes:
@@ -118,7 +118,7 @@ class Session:
     """
 
     def __init__(
-        self, identity: Identity, bind_address: str, heartbeat_timeout_s: float, answer_timeout_s: float
+        self, identity: RankIdentity, bind_address: str, heartbeat_timeout_s: float, answer_timeout_s: float
     ) -> None:
         self.identity = identity
         self._answer_timeout_s = answer_timeout_s
@@ -145,8 +145,10 @@ class Session:
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
             key, job, epoch = identity.key, identity.job, identity.epoch
-            self._locality = Locality(key, job, epoch, identity.rank, identity.size, identity.meeting, answer_timeout_s)
-            opened.callback(self._locality.close)
+            self._host_discovery = HostDiscovery(
+                key, job, epoch, identity.rank, identity.size, identity.meeting, answer_timeout_s
+            )
+            opened.callback(self._host_discovery.close)
             self._listener = Listener(
                 key=identity.key,
                 job=identity.job,
@@ -154,19 +156,19 @@ class Session:
                 rank=identity.rank,
                 size=identity.size,
                 bind_address=bind_address,
-                host_id=self._locality.host_id,
+                host_id=self._host_discovery.host_id,
                 use_unix=identity.size > 1 and not self.surroundings.alone,
                 deliver=self._admit,
                 on_failure=self._break_down,
             )
             opened.pop_all()
-        self._caller = Caller(identity.key, identity.job, identity.epoch, identity.rank)
+        self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank)
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
 
     @property
     def surroundings(self) -> Surroundings:
         """The machine, the user and the namespaces of this process."""
-        return self._locality.surroundings
+        return self._host_discovery.surroundings
 
     @property
     def addresses(self) -> Addresses:
@@ -185,7 +187,7 @@ class Session:
         Raises:
             RendezvousError: some ranks did not connect to rank 0 in that time.
         """
-        self._locality.close()  # every rank has found its host by now
+        self._host_discovery.close()  # every rank has found its host by now
         self._members = roster.members
         self._options = options
         hosts = len({member.addresses.host_id for member in self._members})
@@ -308,12 +310,12 @@ class Session:
         transport = self._transport_to(peer)
         if transport in SHARED_MEMORY:
             return transport
-        with_cuda = " with cuda" if self._fabrics.knows(transport, MemoryType.CUDA) else ""
+        with_cuda = " with cuda" if self._fabrics.carries(transport, MemoryType.CUDA) else ""
         return f"{transport}{with_cuda} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
 
-    def knows(self, memory: MemoryType, peer: int) -> bool:
+    def carries(self, memory: MemoryType, peer: int) -> bool:
         """Return whether the transport to `peer` carries `memory`."""
-        return self._fabrics.knows(self._transport_to(peer), memory)
+        return self._fabrics.carries(self._transport_to(peer), memory)
 
     def _transport_to(self, peer: int) -> str:
         """Return the transport of the latest channel to `peer`; before one is open, the first that may reach it."""
@@ -340,7 +342,7 @@ class Session:
 
     def close(self, farewell: str) -> None:
         """Leave the job. `farewell` is the reason, or empty."""
-        self._locality.close()
+        self._host_discovery.close()
         self._listener.close(self._close_in_loop)
         with self._lock:
             arrivals = self._arrivals

@@ -112,7 +112,7 @@ class Fabrics:
             raise FabricError(obstacle)
         return self._messengers[name]
 
-    def knows(self, name: str, memory: MemoryType) -> bool:
+    def carries(self, name: str, memory: MemoryType) -> bool:
         """Return whether the transport is a fabric of this rank that carries `memory`."""
         return name in self._messengers and self._messengers[name].knows(memory)
 

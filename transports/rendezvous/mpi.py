@@ -20,7 +20,7 @@ from unisono.transports.mpi.library import complete, duplicate, free
 from unisono.transports.rendezvous.roster import Member, Roster, Setting, entry_of, roster_of, roster_record
 
 
-class MpiMeeting:
+class MpiRendezvous:
     """The rendezvous of the ranks of a communicator of mpi4py. All ranks make the same calls in the same order.
 
     Args:

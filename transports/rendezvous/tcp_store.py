@@ -24,7 +24,7 @@ from unisono.forks import closed_in_child
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
@@ -108,8 +108,8 @@ class StoreServer:
             if key is None:
                 Acceptor(self._loop, self._listening, self._accept)
             else:
-                endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
-                self._handshakes = HandshakeServer(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
+                admission = Admission(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
+                self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit)
                 self._handshakes.watch(self._listening)
             self._loop.start()
         except BaseException:
