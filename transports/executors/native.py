@@ -229,7 +229,7 @@ class NativeExecutor:
         self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
         self._closed = False
-        session.add_communicator(communicator, self._endpoint, is_authenticated=is_authenticated)
+        session.channels.add_communicator(communicator, self._endpoint, is_authenticated=is_authenticated)
 
     @property
     def session(self) -> Session:
@@ -249,7 +249,7 @@ class NativeExecutor:
         return NativeExecutor(self._session, self, communicator, members, mpi)
 
     def authenticated(self) -> NativeExecutor:
-        if self._session.is_authenticated:
+        if self._session.channels.is_authenticated:
             return self
         communicator = communicator_id(self._communicator, self.members, _AUTHENTICATED)
         return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=True)
@@ -334,7 +334,7 @@ class NativeExecutor:
         return on_start(operation, result)
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        if dest == self.rank or not self._session.carries(memory, self.members[dest]):
+        if dest == self.rank or not self._session.channels.carries(memory, self.members[dest]):
             return False
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
@@ -355,7 +355,7 @@ class NativeExecutor:
         Before the channel is open, only the session knows what its transport carries.
         """
         takes = self._endpoint.takes(_core.RECEIVING_LANE, source, memory, nbytes)
-        return self._session.carries(memory, self.members[source]) if takes is None else takes
+        return self._session.channels.carries(memory, self.members[source]) if takes is None else takes
 
     def send(
         self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
@@ -399,7 +399,7 @@ class NativeExecutor:
 
     def links(self) -> Mapping[int, str]:
         others = (peer for peer in range(self.size) if peer != self.rank)
-        return {peer: self._session.link_to(self.members[peer]) for peer in others}
+        return {peer: self._session.channels.link_to(self.members[peer]) for peer in others}
 
     def traffic(self) -> Mapping[int, Traffic]:
         totals: dict[int, Traffic] = {}
@@ -439,7 +439,7 @@ class NativeExecutor:
         if self._mpi is not None and not self._closed and self._mpi.close():
             self._failures.abort("it has left while MPI was running a call")
         self._closed = True
-        self._session.remove_communicator(self._communicator)
+        self._session.channels.remove_communicator(self._communicator)
         self._endpoint.close()
         self._compiled.clear()
         if self._cache is not None:
@@ -455,8 +455,8 @@ class NativeExecutor:
     def _compile_anew(self, call: Call) -> _Compiled:
         if self._closed:
             raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-        able = READS if self._session.shares_memory(self.members) else MESSAGES
-        check_plan(call.plan, self.rank, self.size, self._session.preference, able)
+        able = READS if self._session.channels.shares_memory(self.members) else MESSAGES
+        check_plan(call.plan, self.rank, self.size, self._session.channels.preference, able)
         if able is READS:
             check_reads(call.plan)
         if len(self._compiled) >= _MOST_COMPILED:
@@ -467,7 +467,7 @@ class NativeExecutor:
         return compiled
 
     def _open(self, channels: list[tuple[int, int]]) -> None:
-        self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in channels])
+        self._session.channels.open(self._communicator, [(lane, self.members[peer]) for lane, peer in channels])
 
 
 def _origin(source: int | None, tag: int | None) -> str:

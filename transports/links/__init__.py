@@ -1,6 +1,7 @@
 """The session of a rank in its job, and the links that it opens.
 
-`session.py`           the membership in a job: roster, control links, channels
+`session.py`           the membership in a job: roster, listener, control links
+`channels.py`          opens and accepts the channels of all communicators
 `handshake.py`         the authenticated handshake, without I/O
 `handshake_io.py`      the handshake over sockets
 `listener.py`          accepts the connections of a rank

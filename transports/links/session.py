@@ -1,18 +1,12 @@
 """`Session`: the membership of this process in a job. It holds the key, the roster, the listener and the control links.
 
-All communicators of the process share the session, and it opens their channels.
+All communicators of the process share the session. Its `Channels` open their channels (channels.py).
 
 Theory of operation. Every rank has control links to the two judges of the job, at first ranks 0 and 1. It dials rank 0
 when it joins, and the other judge in the background. When a judge leaves, the next rank takes its place, and all ranks
 above that one dial it.
 
-A channel is opened when a call first needs it. If a collective connects two ranks, the higher one dials. Point-to-point
-messages have a channel for each direction, which the sender dials. The event loop of the listener dials, so no call
-waits for the other rank to answer. The call waits for its channel as it waits for a message: until its deadline, an
-abort, or the death of a rank.
-
-channel_openers.py opens the channels of each transport over the dialled sockets. One socket of each channel stays open,
-because its end shows that the other side has gone. host_discovery.py finds out before which ranks are on one host, with
+host_discovery.py finds out before which ranks are on one host, with
 the same result on all ranks.
 """
 
@@ -23,8 +17,6 @@ import os
 import socket
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, Any
@@ -35,32 +27,17 @@ from unisono.errors import (
     CollectiveTimeoutError,
     PeerLostError,
     RendezvousError,
-    TransportUnavailableError,
     UnisonoError,
 )
 from unisono.forks import closed_in_child
 from unisono.options import Options
 from unisono.records import record
 from unisono.transports import _core
-from unisono.transports.contracts.call import MemoryType
 from unisono.transports.host.fd_limit import lift_limit_of_files
 from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
-from unisono.transports.host.system_limits import is_exhausted, unavailable
-from unisono.transports.links.channel_openers import (
-    AUTHENTICATED,
-    CHANNELS,
-    REACHING_ALL,
-    SHARED_MEMORY,
-    UNAUTHENTICATED,
-    ChannelKey,
-    Opener,
-    OpenerContext,
-    dials_tcp,
-    lane_name,
-    lane_of,
-    purpose_of,
-    transport_of,
-)
+from unisono.transports.host.system_limits import unavailable
+from unisono.transports.links.channel_openers import dials_tcp
+from unisono.transports.links.channels import ChannelHooks, Channels
 from unisono.transports.links.dialer import Dialer, DialingRank, Target, dial
 from unisono.transports.links.event_loop import Callback
 from unisono.transports.links.failures import kind_of
@@ -68,7 +45,7 @@ from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.listener import Addresses, Listener
 from unisono.transports.links.preference import tcp_interface_of_ucx
 from unisono.transports.links.socket_passing import process_descriptor, watch
-from unisono.transports.links.tagged_fabrics import FabricError, Fabrics
+from unisono.transports.links.tagged_fabrics import Fabrics
 from unisono.transports.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
@@ -81,8 +58,6 @@ _DIAL_PAUSE_S = 0.01
 _DESCRIPTORS_PER_RANK = 4
 _OTHER_DESCRIPTORS = 256
 _JUDGES = 2
-# The session remembers so many closed communicators. No rank dials a channel of an older one any more.
-_MOST_CLOSED = 1024
 
 
 @record
@@ -123,25 +98,15 @@ class Session:
         self.identity = identity
         self._answer_timeout_s = answer_timeout_s
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._options = Options()
-        self._fabrics = Fabrics((), identity.rank, None)
-        self._openers: dict[str, Opener] = {}
         self.control = _core.Control(identity.rank, identity.size)
         self._members: tuple[Member, ...] = ()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._endpoints: dict[int, _core.Endpoint] = {}
-        self._early: list[tuple[Hello, socket.socket]] = []  # their communicator does not exist here yet
-        self._opened: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # lanes and peers, by communicator
-        self._authenticated: set[int] = set()  # communicators that must not use a message library
-        # The latest closed communicators, in order. Ranks that have not closed them may still dial channels.
-        self._closed: dict[int, None] = {}
         self._arrivals: Arrivals | None = None
         self._given_up = ""  # the reason why `meet` must not wait any longer
         self._linked: set[int] = set()  # the ranks that have connected a control link, even if they have left since
         self._dialled_judges: set[int] = set()
         self._departures: FileIO | None = None  # an eventfd that the native core signals when a rank leaves
-        self._used: dict[int, str] = {}  # by peer, the transport of its latest channel
         with contextlib.ExitStack() as opened:
             opened.callback(self.control.leave, "")
             key, job, epoch = identity.key, identity.job, identity.epoch
@@ -164,6 +129,8 @@ class Session:
             opened.pop_all()
         self._caller = DialingRank(identity.key, identity.job, identity.epoch, identity.rank)
         self._dialer = Dialer(self._listener.loop, self._caller, self.control.failed)
+        hooks = ChannelHooks(self._is_local, self._why_apart, self._target, self._fail)
+        self.channels = Channels(identity.rank, identity.epoch, self._listener.loop, self._dialer, hooks)
 
     @property
     def surroundings(self) -> Surroundings:
@@ -189,13 +156,9 @@ class Session:
         """
         self._host_discovery.close()  # every rank has found its host by now
         self._members = roster.members
-        self._options = options
         hosts = len({member.addresses.host_id for member in self._members})
         interface = tcp_interface_of_ucx(options.preference, hosts, self.addresses.tcp_host)
-        self._fabrics = Fabrics(options.preference, self.identity.rank, comm, interface)
-        context = OpenerContext(self._listener.loop, self.identity.epoch, options, self._fabrics, self._why_no_memory)
-        with self._lock:
-            self._openers = {name: kind.make_opener(context) for name, kind in CHANNELS.items()}
+        self.channels.start(options, Fabrics(options.preference, self.identity.rank, comm, interface))
         if self.identity.rank < _JUDGES:
             _allow_descriptors(self.identity.rank, self.identity.size)
         timeout_s = options.rendezvous_timeout_s
@@ -263,83 +226,6 @@ class Session:
                 mask |= int(member.cores, 16)
         return mask.bit_count()
 
-    def add_communicator(self, communicator: int, endpoint: _core.Endpoint, *, is_authenticated: bool = False) -> None:
-        """Accept channels of `communicator` from other ranks, including channels that were dialled before.
-
-        With `is_authenticated`, the communicator uses only transports on which nobody else can send.
-        """
-        with self._lock:
-            self._endpoints[communicator] = endpoint
-            if is_authenticated:
-                self._authenticated.add(communicator)
-            early, self._early = self._early, []
-        for hello, sock in early:
-            self._admit(hello, sock)
-
-    def remove_communicator(self, communicator: int) -> None:
-        """Refuse channels of `communicator` from now on."""
-        with self._lock:
-            self._closed[communicator] = None
-            if len(self._closed) > _MOST_CLOSED:
-                del self._closed[next(iter(self._closed))]
-            self._authenticated.discard(communicator)
-            endpoint = self._endpoints.pop(communicator, None)
-            self._opened.pop(communicator, None)
-        if endpoint is not None:
-            self._listener.loop.submit(partial(self._close_openers, endpoint))
-
-    def _close_openers(self, endpoint: _core.Endpoint | None = None) -> None:
-        for opener in self._openers.values():
-            opener.close(endpoint)
-
-    @property
-    def is_authenticated(self) -> bool:
-        """Whether no transport of the job is a message library, as these do not check who sends."""
-        return not any(name in UNAUTHENTICATED for name in self._options.preference)
-
-    @property
-    def preference(self) -> str:
-        """The names of the transports, in order of preference."""
-        return ",".join(self._options.preference)
-
-    def link_to(self, peer: int) -> str:
-        """Return the transport to `peer`, and why it is not shared memory, such as "tcp (another machine)".
-
-        If the transport carries GPU memory, the result says so: "ucx with cuda (another machine)".
-        """
-        transport = self._transport_to(peer)
-        if transport in SHARED_MEMORY:
-            return transport
-        with_cuda = " with cuda" if self._fabrics.carries(transport, MemoryType.CUDA) else ""
-        return f"{transport}{with_cuda} ({'asked for' if self._is_local(peer) else self._why_apart(peer)})"
-
-    def carries(self, memory: MemoryType, peer: int) -> bool:
-        """Return whether the transport to `peer` carries `memory`."""
-        return self._fabrics.carries(self._transport_to(peer), memory)
-
-    def _transport_to(self, peer: int) -> str:
-        """Return the transport of the latest channel to `peer`; before one is open, the first that may reach it."""
-        possible = (name for name in self._options.preference if name not in SHARED_MEMORY or self._is_local(peer))
-        return self._used.get(peer) or next(possible, "none")
-
-    def shares_memory(self, ranks: Iterable[int]) -> bool:
-        """Return whether these ranks exchange messages through shared memory."""
-        return self._options.preference[0] in SHARED_MEMORY and all(self._is_local(rank) for rank in ranks)
-
-    def open_channels(self, communicator: int, channels: Iterable[tuple[int, int]]) -> None:
-        """Begin to open those of the (lane, peer) channels that this rank must dial and has not begun to open.
-
-        The job fails if a channel cannot be opened.
-        """
-        opened = self._opened[communicator]
-        for lane, peer in channels:
-            must_dial = lane == _core.SENDING_LANE or (lane >= 0 and peer < self.identity.rank)
-            if must_dial and (lane, peer) not in opened:
-                opened.add((lane, peer))
-                transports = AUTHENTICATED if communicator in self._authenticated else self._options.preference
-                opening = _Opening(communicator, lane, peer, list(transports))
-                self._listener.loop.submit(partial(self._open_by_next, opening))
-
     def close(self, farewell: str) -> None:
         """Leave the job. `farewell` is the reason, or empty."""
         self._host_discovery.close()
@@ -349,16 +235,11 @@ class Session:
         if arrivals is not None:
             arrivals.close()
         self.control.leave(farewell)
-        with self._lock:
-            self._endpoints.clear()
-            early, self._early = self._early, []
-        for _, sock in early:
-            sock.close()
+        self.channels.close()
 
     def _close_in_loop(self) -> None:
         self._dialer.close()
-        self._close_openers()
-        self._openers = {}
+        self.channels.close_openers()
         if self._departures is not None:
             self._listener.loop.unwatch(self._departures.fileno())
             self.control.remove_doorbell(self._departures.fileno())
@@ -393,9 +274,6 @@ class Session:
     def _why_apart(self, peer: int) -> str:
         return self.surroundings.apart_from(self._members[peer].surroundings)
 
-    def _why_no_memory(self, peer: int) -> str:
-        return "" if self._is_local(peer) else self._why_apart(peer)
-
     def _target(self, peer: int, purpose: Purpose, communicator: int, lane: int) -> Target:
         use_unix = self._is_local(peer) and not dials_tcp(purpose)
         return Target(peer, self._members[peer].addresses, use_unix, purpose, communicator, lane)
@@ -418,11 +296,6 @@ class Session:
                 raise CollectiveTimeoutError(message, rank=self.identity.rank, peer=peer) from None
             time.sleep(_DIAL_PAUSE_S)
 
-    def _note_used(self, communicator: int, peer: int, transport: str) -> None:
-        """Remember the transport to a peer. Channels of pickled objects do not count: they may use another one."""
-        if communicator not in self._authenticated:
-            self._used[peer] = transport
-
     def _fail(self, peer: int, error: Exception) -> None:
         """Fail the job with an error that concerns a peer."""
         message = error.message if isinstance(error, UnisonoError) else str(error)
@@ -431,109 +304,17 @@ class Session:
         else:
             self.control.fail(kind_of(error), peer, message)
 
-    def _open_by_next(self, opening: _Opening) -> None:
-        """Open a channel by the next transport that may reach the peer. Called in the loop's thread."""
-        while opening.transports:
-            opening.transport = opening.transports.pop(0)
-            opener = self._openers[opening.transport]
-            obstacle = opener.obstacle(opening.peer)
-            if not obstacle:
-                self._dial_sockets(opening, opener)
-                return
-            self._note_obstacle(opening, obstacle)
-        if not set(REACHING_ALL) & set(self._options.preference):
-            opening.obstacles.append(f"{' or '.join(REACHING_ALL)}, if it is among the transports, reaches every rank")
-        message = f"no transport of UNISONO_TRANSPORTS={self.preference} reaches rank {opening.peer}: "
-        self._fail(opening.peer, TransportUnavailableError(message + "; ".join(opening.obstacles)))
-
-    def _note_obstacle(self, opening: _Opening, obstacle: str) -> None:
-        _log.info("channel %s to rank %d: not %s: %s", *opening.shown(), opening.transport, obstacle)
-        opening.obstacles.append(obstacle)
-
-    def _dial_sockets(self, opening: _Opening, opener: Opener) -> None:
-        lanes = opener.wire_lanes(opening.lane)
-        opening.sockets = dict.fromkeys(lanes)
-        for lane in lanes:
-            target = self._target(opening.peer, purpose_of(opening.transport), opening.communicator, lane)
-            self._dialer.dial(target, partial(self._on_dialled, opening, lane), partial(self._on_opened, opening))
-
-    def _on_dialled(self, opening: _Opening, lane: int, sock: socket.socket) -> None:
-        opening.sockets[lane] = sock
-        sockets = [sock for sock in opening.sockets.values() if sock is not None]
-        if len(sockets) < len(opening.sockets):
-            return
-        with self._lock:
-            endpoint = self._endpoints.get(opening.communicator)
-        if endpoint is None:  # the communicator was closed meanwhile
-            opening.close()
-            return
-        channel = ChannelKey(endpoint, opening.lane, opening.peer)
-        try:
-            self._openers[opening.transport].dialled(channel, sockets, partial(self._on_opened, opening))
-        except (OSError, RuntimeError, UnisonoError) as error:
-            self._on_opened(opening, error)
-
-    def _on_opened(self, opening: _Opening, error: Exception | None) -> None:
-        """Record that a channel is open; on an error, try the next transport or fail the job."""
-        if error is None:
-            self._note_used(opening.communicator, opening.peer, opening.transport)
-            _log.info("channel %s to rank %d: %s", *opening.shown(), self.link_to(opening.peer))
-            return
-        opening.close()
-        if isinstance(error, FabricError):
-            self._note_obstacle(opening, error.message)
-            self._open_by_next(opening)
-        elif isinstance(error, ConnectionError):
-            self._fail(opening.peer, PeerLostError(f"rank {opening.peer} is gone: {error}"))
-        elif isinstance(error, UnisonoError):
-            self._fail(opening.peer, error)
-        elif is_exhausted(error):  # another transport would need as many descriptors
-            self._fail(opening.peer, self._refused(f"a channel to rank {opening.peer}", error, opening.peer))
-        else:
-            message = f"a channel over {opening.transport} to rank {opening.peer} cannot be opened: {error}"
-            self._fail(opening.peer, TransportUnavailableError(message + CHANNELS[opening.transport].advice))
-
     def _admit(self, hello: Hello, sock: socket.socket) -> None:
         """Accept a connection of another rank. If that fails, the other rank sees the connection end."""
         try:
-            self._deliver(hello, sock)
+            if hello.purpose is Purpose.CONTROL:
+                self._add_control_link(hello.sender, sock)
+            elif hello.purpose is Purpose.SURVIVOR:
+                self.survivors.admit(hello, sock)
+            else:
+                self.channels.admit(hello, sock)
         except (OSError, RuntimeError) as error:
-            self._on_accepted(hello, sock, error)
-
-    def _deliver(self, hello: Hello, sock: socket.socket) -> None:
-        if hello.purpose is Purpose.CONTROL:
-            self._add_control_link(hello.sender, sock)
-            return
-        if hello.purpose is Purpose.SURVIVOR:
-            self.survivors.admit(hello, sock)
-            return
-        with self._lock:
-            if hello.communicator in self._closed:
-                sock.close()  # the other rank sees that this one has left the communicator
-                return
-            endpoint = self._endpoints.get(hello.communicator)
-            if endpoint is None:
-                self._early.append((hello, sock))
-                return
-        opener = self._openers[transport_of(hello.purpose)]
-        channel = ChannelKey(endpoint, lane_of(hello), hello.sender)
-        opener.accepted(channel, hello, sock, partial(self._on_accepted, hello, sock))
-
-    def _on_accepted(self, hello: Hello, sock: socket.socket, error: Exception | None) -> None:
-        """Record that a channel that another rank has dialled is open, or has failed on this side."""
-        if error is not None:
-            if is_exhausted(error):  # the other rank cannot know that, so this rank reports it
-                self._fail(hello.sender, self._refused(f"a channel from rank {hello.sender}", error, hello.sender))
-            sock.close()
-            _log.warning("channel from rank %d: it cannot be opened: %s", hello.sender, error)
-            return
-        transport = transport_of(hello.purpose)
-        self._note_used(hello.communicator, hello.sender, transport)
-        _log.debug("channel %s from rank %d: %s", lane_name(lane_of(hello)), hello.sender, transport)
-
-    def _refused(self, channel: str, error: Exception, peer: int) -> TransportUnavailableError:
-        rank = self.identity.rank
-        return unavailable(f"{channel} cannot be opened on rank {rank}", error, rank, peer)
+            self.channels.refuse(hello, sock, error)
 
     def _break_down(self, error: Exception) -> None:
         """Fail the job on all ranks, because no rank could open another channel to this one."""
@@ -550,35 +331,6 @@ class Session:
             self.control.add_link(peer, sock.detach(), process)
             self._linked.add(peer)
             self._changed.notify_all()
-
-
-class _Opening:
-    """A channel that this rank is opening.
-
-    Attributes:
-        communicator, lane, peer: the name of the channel.
-        transports: the transports that have not been tried yet.
-        transport: the transport that is being tried.
-        sockets: the dialled sockets, by their lanes on the wire.
-        obstacles: the reasons why other transports could not be used.
-    """
-
-    def __init__(self, communicator: int, lane: int, peer: int, transports: list[str]) -> None:
-        self.communicator, self.lane, self.peer, self.transports = communicator, lane, peer, transports
-        self.transport = ""
-        self.sockets: dict[int, socket.socket | None] = {}
-        self.obstacles: list[str] = []
-
-    def shown(self) -> tuple[str, int]:
-        """Return the lane in words and the peer, for the log."""
-        return lane_name(self.lane), self.peer
-
-    def close(self) -> None:
-        """Close the sockets."""
-        for sock in self.sockets.values():
-            if sock is not None:
-                sock.close()
-        self.sockets = {}
 
 
 def _allow_descriptors(rank: int, size: int) -> None:
