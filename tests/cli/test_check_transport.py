@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_factory_is_told(monkeypatch: pytest.MonkeyPatch) -
         (raises, "cannot be opened: KeyError: 'no such device'"),
         (second_only, "no such device|lacks"),
         (lambda _: None, "returned None, which lacks subgroup, announce"),
-        (lambda _: local_factory()(Bootstrap(0, 1, (0,), lambda data: [data], 0.0)), "it is for"),
+        (lambda _: local_factory()(Bootstrap(0, 1, (0,), lambda data: [data], 0.0)), "returned one for"),
     ]
     for factory, what in wrong:
         with pytest.raises((un.testing.CheckError, TransportUnavailableError), match=what):

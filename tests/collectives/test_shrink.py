@@ -106,7 +106,7 @@ MOMENTS = {
     "when it has an answer": ("unisono.collectives.bootstrap.shrink", "_Attempt", "meet"),
     "when it meets": ("unisono.collectives.bootstrap.rendezvous", "StoreRendezvous", "join"),
     "when it opens its links": ("unisono.transports.links.session", "Session", "meet"),
-    "when it leads": ("unisono.transports.links.survivors", "Search", "_tell"),
+    "when it leads": ("unisono.transports.links.survivors", "Search", "_send_all"),
 }
 
 
