@@ -39,6 +39,7 @@ from unisono.algorithms.ir.plan import (
     Wait,
     Write,
 )
+from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Signature, Usage, VendorRefusal
@@ -79,7 +80,7 @@ class GenericExecutor:
         self._beside = beside
         self._lock = threading.RLock()  # guards all that follows; a thread that makes progress holds it
         self._active: list[_Running] = []
-        self._going_on: dict[_Running, float] = {}  # operations in the background, with their deadlines
+        self._going_on: dict[_Running, Deadline] = {}  # operations in the background, with their deadlines
         self._ended = 0
         self._sequence = 0
         self._matching = Matching(transport)
@@ -191,8 +192,8 @@ class GenericExecutor:
             return probe
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        deadline = time.monotonic() + most_s
-        while self._ended <= seen and time.monotonic() < deadline:
+        deadline = Deadline(most_s)
+        while self._ended <= seen and not deadline.has_passed():
             self.progress()
             time.sleep(LONGEST_PAUSE_S)
         return self._ended
@@ -258,7 +259,7 @@ class GenericExecutor:
         """Let a thread drive all operations until this one has ended, and fail it after `timeout_s` seconds."""
         with self._lock:
             is_driven = bool(self._going_on)
-            self._going_on[operation] = time.monotonic() + timeout_s
+            self._going_on[operation] = Deadline(timeout_s)
         if not is_driven:
             threading.Thread(target=self._drive, name="unisono-generic", daemon=True).start()
 
@@ -271,8 +272,8 @@ class GenericExecutor:
                 self._going_on = {operation: deadline for operation, deadline in pending if not operation.ended()}
                 if not self._going_on:
                     return
-                first = min(self._going_on, key=self._going_on.__getitem__)
-                if time.monotonic() >= self._going_on[first]:
+                first = min(self._going_on, key=lambda operation: self._going_on[operation].when)
+                if self._going_on[first].has_passed():
                     self.fail(first.timeout())
             time.sleep(next(pauses) or 0.0)
 

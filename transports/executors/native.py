@@ -19,6 +19,7 @@ from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.algorithms.ir.binding import Shape, bounds
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.ir.plan import Buffer, Counts, peers
+from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, PeerLostError, UnisonoError, UsageError
 from unisono.operations import Combine
@@ -338,9 +339,9 @@ class NativeExecutor:
             return False
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while (takes := self._endpoint.takes(_core.SENDING_LANE, dest, memory, nbytes)) is None:
-            if self._session.control.failed() or time.monotonic() >= deadline:
+            if self._session.control.failed() or deadline.has_passed():
                 return False  # the message itself will raise the error
             time.sleep(_LOOK_S)
         return takes

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
+from unisono.deadlines import Deadline
 from unisono.transports.contracts.executor import Operation
 
 LONGEST_PAUSE_S = 0.0002
@@ -24,11 +25,11 @@ def wait_by_polling(operation: Operation, timeout_s: float, give_up: Callable[[]
         timeout_s: seconds until `give_up` is called.
         give_up: fails the operation, so that its next `poll` raises.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     pauses = pauses_of_polling()
     try:
         while not operation.poll():
-            if time.monotonic() >= deadline:
+            if deadline.has_passed():
                 give_up()
             elif (pause := next(pauses)) is not None:
                 time.sleep(pause)

@@ -16,8 +16,6 @@ from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 
-FABRICS = ("ucx", "mpi")
-
 # Whether the library is usable, the tag, and the length of the address (or else of the reason) that follows.
 _WORD = struct.Struct("!?QI")
 _MOST_NBYTES = 1 << 16
@@ -87,11 +85,10 @@ class Fabrics:
         self._rank = rank
         self._messengers: dict[str, _core.Messenger] = {}
         self._reasons: dict[str, str] = {}
-        for name in FABRICS:
-            if name not in names:
-                continue
+        fabrics = {name: opener for name, opener in openers.items() if name in names}
+        for name, opener in fabrics.items():
             try:
-                self._messengers[name] = openers[name]()
+                self._messengers[name] = opener()
             except TransportUnavailableError as error:
                 self._reasons[name] = error.message
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Combine, Lower, Op
@@ -350,7 +351,7 @@ class MpiOperation:
         self._failures = failures
         self._began = time.perf_counter()
         self._request: Any = None
-        self._deadline = float("inf")
+        self._deadline = Deadline(float("inf"))
         self._limit_s = 0.0
         self._tests = 0
         self._done = False
@@ -427,7 +428,7 @@ class MpiOperation:
             return bool(self._collectives._waiting) and self._collectives._waiting[0] is self
 
     def _set_deadline(self, timeout_s: float) -> None:
-        self._limit_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+        self._limit_s, self._deadline = timeout_s, Deadline(timeout_s)
 
     def _test(self) -> None:
         try:
@@ -438,7 +439,7 @@ class MpiOperation:
             self._tests += 1
             if self._tests % _TESTS_BETWEEN_CHECKS == 0 or self._request is None:
                 self._failures.check_now(self._name)
-                if time.monotonic() >= self._deadline:
+                if self._deadline.has_passed():
                     self._failures.time_out(f"{self._name} by MPI has not ended within {self._limit_s:g} s")
                     self._failures.check_now(self._name)
         except UnisonoError as error:
