@@ -111,8 +111,8 @@ class GenericExecutor:
         """
         with self._lock:
             self._check_usable(call.signature)
-            able = MESSAGES if self._transport.mapped is None else WRITES
-            check_plan(call.plan, self.rank, self.size, self._transport.name, able)
+            supported = MESSAGES if self._transport.mapped is None else WRITES
+            check_plan(call.plan, self.rank, self.size, self._transport.name, supported)
             memory = Memory(call, source, target)
             sequence = self._sequence
             self._sequence += 1

@@ -456,9 +456,9 @@ class NativeExecutor:
     def _compile_anew(self, call: Call) -> _Compiled:
         if self._closed:
             raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-        able = READS if self._session.channels.shares_memory(self.members) else MESSAGES
-        check_plan(call.plan, self.rank, self.size, self._session.channels.preference, able)
-        if able is READS:
+        supported = READS if self._session.channels.shares_memory(self.members) else MESSAGES
+        check_plan(call.plan, self.rank, self.size, self._session.channels.preference, supported)
+        if supported is READS:
             check_reads(call.plan)
         if len(self._compiled) >= _MOST_COMPILED:
             self._compiled.clear()

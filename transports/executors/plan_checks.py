@@ -22,21 +22,21 @@ from unisono.algorithms.ir.plan import (
 )
 from unisono.errors import PlanError
 
-# The steps that an executor can run: with messages; if it can also read the memory of peers; if it can write it too.
+# The steps of executors that pass messages; that can also read the memory of peers; and that can also write it.
 MESSAGES: tuple[type, ...] = (Send, Recv, RecvReduce, Copy, Reduce)
 READS = (*MESSAGES, Read, ReadReduce, Signal, Wait)
 WRITES = (*READS, Write)
 
 
-def check_plan(plan: Plan, rank: int, size: int, transport: str, able: tuple[type, ...]) -> None:
-    """Raise `PlanError` unless `plan` is for `rank` of `size` and has only steps that `transport` is `able` to do."""
+def check_plan(plan: Plan, rank: int, size: int, transport: str, supported: tuple[type, ...]) -> None:
+    """Raise `PlanError` unless `plan` is for `rank` of `size` and all its steps are `supported` by `transport`."""
     if (plan.rank, plan.size) != (rank, size):
         raise PlanError(f"the plan is for rank {plan.rank} of {plan.size}; this is rank {rank} of {size}", rank=rank)
-    unable = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, able)), None)
-    if unable is not None:
+    unsupported = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, supported)), None)
+    if unsupported is not None:
         raise PlanError(
             f"{plan.collective} by {plan.algorithm} needs mapped memory, which transport {transport!r} does not offer "
-            f"(for its step {type(unable).__name__})",
+            f"(for its step {type(unsupported).__name__})",
             rank=rank,
         )
 
