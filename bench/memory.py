@@ -7,7 +7,6 @@ result is resident memory, which is the memory that messages have touched; both 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import resource
@@ -20,8 +19,8 @@ import numpy as np
 
 from unisono.dtypes import DTYPES
 from unisono.transports import _core
+from unisono.transports.host.sealed_memory import sealed_memory
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _DESCRIPTORS_PER_PEER = 12
 _PENDING = 0
 _UINT8 = DTYPES["uint8"].code
@@ -66,9 +65,7 @@ def measure(peers: int) -> list[dict[str, Any]]:
 
 def _connect(ours: _core.Endpoint, peer: int) -> _core.Endpoint:
     theirs = _core.Endpoint(_core.Control(1, 2), 1, True)  # with one peer only, so that it adds little
-    memory = os.memfd_create("unisono-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, _core.SHM_NBYTES)
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    memory = sealed_memory("unisono-bench", _core.SHM_NBYTES)
     bells = [os.eventfd(0), os.eventfd(0)]
     links = socket.socketpair()
     ours.add_shm(_core.SENDING_LANE, peer, True, os.dup(memory), os.dup(bells[0]), os.dup(bells[1]), links[0].detach())

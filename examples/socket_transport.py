@@ -17,8 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from unisono.transports.message.framed import FramedTransport
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports import Bootstrap, FramedTransport
 
 TOKEN_NBYTES = 16
 LENGTH, RANK = struct.Struct("!Q"), struct.Struct("!I")

@@ -1,4 +1,4 @@
-"""Deadlines and limits of time: the one place that checks them and counts the seconds that are left."""
+"""Time limits: `Deadline` counts the remaining seconds, and `seconds` and `checked_timeout_s` validate arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from numbers import Real
 
 from unisono.errors import UsageError
 
-# Sockets, selectors and locks raise OverflowError above 2^31 ms, which are 24.8 days; a single wait is shorter.
+# The longest single wait: sockets, selectors and locks raise OverflowError above 2^31 ms, which are 24.8 days.
 LONGEST_WAIT_S = 2_000_000.0
-# A socket takes 0 for "do not block", and a call refuses it.
+# The shortest wait: a socket takes 0 as "do not block", and a call refuses it.
 SHORTEST_WAIT_S = 0.001
 
 
@@ -32,25 +32,25 @@ class Deadline:
         self.when = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Return the seconds until the deadline as one wait takes them: `SHORTEST_WAIT_S` to `LONGEST_WAIT_S`."""
+        """Return the seconds until the deadline, limited to the range `SHORTEST_WAIT_S` to `LONGEST_WAIT_S`."""
         return min(max(SHORTEST_WAIT_S, self.when - time.monotonic()), LONGEST_WAIT_S)
 
     def remaining_s(self) -> float:
-        """Return the same; raises TimeoutError if the deadline has passed."""
+        """Return the result of `left_s`; raises TimeoutError if the deadline has passed."""
         if self.has_passed():
             raise TimeoutError("timed out")
         return self.left_s()
 
     def has_passed(self) -> bool:
-        """Return whether the moment is over."""
+        """Return whether the deadline has passed."""
         return time.monotonic() >= self.when
 
 
 def seconds(value: object, *, or_zero: bool = False) -> float:
-    """Return a limit of time as a float; it may be infinite.
+    """Return a time limit as a float. It may be infinite.
 
     Raises:
-        ValueError: it is no positive number (`or_zero`: no number of 0 or more); the message says what it must be.
+        ValueError: `value` is not a positive number, or with `or_zero`, is below 0. The message says what it must be.
 
     >>> seconds(30), seconds(float("inf"))
     (30.0, inf)
@@ -59,7 +59,7 @@ def seconds(value: object, *, or_zero: bool = False) -> float:
     if is_number and (value > 0 or (or_zero and value == 0)):  # type: ignore[operator]
         try:
             return float(value)  # type: ignore[arg-type]
-        except OverflowError:  # of an integer
+        except OverflowError:  # an integer beyond the range of a float
             return float("inf")
     raise ValueError("a number of seconds, 0 or more" if or_zero else "a positive number of seconds")
 
@@ -68,7 +68,7 @@ def checked_timeout_s(value: object, *, or_zero: bool = False) -> float:
     """Return the argument `timeout_s` of a call as a float.
 
     Raises:
-        UsageError: it is no limit of time; see `seconds`.
+        UsageError: `value` is not a time limit, by the rules of `seconds`.
     """
     try:
         return seconds(value, or_zero=or_zero)

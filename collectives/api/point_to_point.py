@@ -121,7 +121,7 @@ class Messages(Dispatcher):
         """
         limit_s = self._limit_s(timeout_s)
         if not wait and (started := self._messages.start_receive(out, source, tag, limit_s)):
-            return self._works.add(started, out, limit_s, message=started.found)
+            return self._works.add(started, out, limit_s, message=started.message)
         source_rank, tag_number = self._source_of(source), tag_of(tag)
         incoming = self._to_receive(out, source_rank, limit_s)
         start = partial(incoming.start, self._executor, source_rank, tag_number)
@@ -229,7 +229,7 @@ class Messages(Dispatcher):
         limit_s = self._limit_s(timeout_s)
         probe = self._executor.probe(self._source_of(source), tag_of(tag), once=once)
         probe.wait(limit_s)
-        return probe.found()
+        return probe.message()
 
     def _to_send(self, x: Any, dest: int, limit_s: float) -> SendOperand:
         """Return the operand of an array that is sent to rank `dest`."""

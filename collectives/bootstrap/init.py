@@ -30,7 +30,7 @@ from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.host.system_limits import is_refusal, unavailable
 from unisono.transports.links.preference import resolved
-from unisono.transports.links.session import Identity, Session
+from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
@@ -170,7 +170,7 @@ def init(
         key = rendezvous.key
         # A key made for this rendezvous is used once, so only keys of launchers and files are counted.
         number = 0 if launch.key is None else next(_rendezvous_counts[launch.key, launch.job, launch.rank])
-        identity = Identity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
+        identity = RankIdentity(key, launch.job or job_of_key(key), 0, launch.rank, launch.size, number)
         session = Session(identity, settings.bind_address, settings.heartbeat_timeout_s, settings.rendezvous_timeout_s)
         world = join_world(session, rendezvous, settings)
         rendezvous.end()

@@ -11,8 +11,9 @@ from unisono.options import Options
 from unisono.transports.executors.generic import GenericExecutor
 from unisono.transports.executors.native import NativeExecutor
 from unisono.transports.links.session import Session
-from unisono.transports.message.plugin_loading import Bootstrap, factory_of, open_transport
-from unisono.transports.message.supervised import WatchedTransport
+from unisono.transports.message.plugin import Bootstrap
+from unisono.transports.message.plugin_loading import factory_of, open_transport
+from unisono.transports.message.supervised import SupervisedTransport
 
 
 def open_executor(name: str, session: Session, native: NativeExecutor, options: Options) -> GenericExecutor:
@@ -47,4 +48,4 @@ def open_executor(name: str, session: Session, native: NativeExecutor, options: 
     except BaseException:
         transport.close()
         raise
-    return GenericExecutor(WatchedTransport(transport, session.control), native)
+    return GenericExecutor(SupervisedTransport(transport, session.control), native)

@@ -13,11 +13,11 @@ from unisono.collectives.bootstrap.environment import ENV, MPI_WORLD, Launch, ag
 from unisono.options import Options
 from unisono.transports.links.handshake import KEY_NBYTES
 from unisono.transports.rendezvous import (
-    given_store,
     host_and_port,
     next_prefix,
     open_store,
     store_of_process_group,
+    torch_store_of,
 )
 from unisono.transports.rendezvous.roster import Member, Roster, Setting, give_up, join
 from unisono.transports.rendezvous.stores import Store
@@ -141,16 +141,16 @@ def rendezvous_of(launch: Launch, options: Options, passed: Any) -> Rendezvous:
     limit_s = options.rendezvous_timeout_s
     if launch.store == MPI_WORLD:
         from unisono.transports.mpi.library import world_of
-        from unisono.transports.rendezvous.mpi import MpiMeeting
+        from unisono.transports.rendezvous.mpi import MpiRendezvous
 
-        return MpiMeeting(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
+        return MpiRendezvous(world_of(launch.launcher, launch.size) if passed is None else passed, limit_s)
     if launch.launcher == ENV and (torch_store := store_of_process_group(launch.rank, launch.size)) is not None:
-        return StoreRendezvous(given_store(torch_store, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+        return StoreRendezvous(torch_store_of(torch_store, launch.rank), launch.rank, launch.size, launch.key, limit_s)
     if launch.store is not None:
         return _at_url(launch, launch.store, limit_s)
     if passed is None:
         return SingleRank()
-    return StoreRendezvous(given_store(passed, launch.rank), launch.rank, launch.size, launch.key, limit_s)
+    return StoreRendezvous(torch_store_of(passed, launch.rank), launch.rank, launch.size, launch.key, limit_s)
 
 
 def _at_url(launch: Launch, url: str, limit_s: float) -> StoreRendezvous:

@@ -16,7 +16,7 @@ from unisono.errors import RendezvousError, UnisonoError, UsageError
 from unisono.options import Options
 from unisono.transports.contracts.executor import Executor
 from unisono.transports.executors.native import NativeExecutor
-from unisono.transports.links.session import Identity, Session
+from unisono.transports.links.session import RankIdentity, Session
 from unisono.transports.links.survivors import Search, Verdict
 from unisono.transports.rendezvous import host_and_port
 from unisono.transports.rendezvous.tcp_store import StoreServer, TcpStore
@@ -103,7 +103,7 @@ class _Attempt:
         """
         me = self._session.identity
         rank, size = verdict.members.index(me.rank), len(verdict.members)
-        identity, options = Identity(me.key, me.job, verdict.epoch, rank, size, me.meeting), self._options
+        identity, options = RankIdentity(me.key, me.job, verdict.epoch, rank, size, me.meeting), self._options
         session = Session(identity, options.bind_address, options.heartbeat_timeout_s, options.rendezvous_timeout_s)
         self._opened.callback(session.close, _FAREWELL)
 

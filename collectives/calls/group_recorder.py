@@ -132,7 +132,7 @@ class Message(Outcome):
 
     def message(self) -> MessageFacts | None:
         super().message()
-        facts: Callable[[], MessageFacts | None] = getattr(self._operation, "found", lambda: None)
+        facts: Callable[[], MessageFacts | None] = getattr(self._operation, "message", lambda: None)
         return facts()
 
     def wait(self) -> None:

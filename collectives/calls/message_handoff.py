@@ -49,7 +49,7 @@ class ReceiveOperand:
 
     def work(self, works: Works, received: Probe, limit_s: float) -> Work[Any]:
         """Return the work of a receive that has been started, `received`."""
-        return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.found)
+        return works.add(received, None, limit_s, lambda _: self.finish(received), message=received.message)
 
     def finish(self, received: Probe | None) -> Any:
         """Return the user's array after the receive has ended; `received` is None if this rank sent to itself."""

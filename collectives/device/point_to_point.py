@@ -199,7 +199,7 @@ class _ReceiveWork(Work[Any]):
     __slots__ = ("_incoming",)
 
     def __init__(self, works: Works, received: Probe, limit_s: float, incoming: _DeviceReceive) -> None:
-        super().__init__(works, received, None, limit_s, lambda _: incoming.finish(received), received.found)
+        super().__init__(works, received, None, limit_s, lambda _: incoming.finish(received), received.message)
         self._incoming = incoming
 
     def synchronize(self, timeout_s: float | None = None) -> Any:

@@ -18,7 +18,7 @@ from unisono.errors import TransportUnavailableError, UsageError
 from unisono.testing import transport_checks, transport_ranks
 from unisono.testing.transport_checks import CHECKS
 from unisono.testing.transports import local_factory
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports.message.plugin import Bootstrap
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "socket_transport.py"
 
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_factory_is_told(monkeypatch: pytest.MonkeyPatch) -
         (raises, "cannot be opened: KeyError: 'no such device'"),
         (second_only, "no such device|lacks"),
         (lambda _: None, "returned None, which lacks subgroup, announce"),
-        (lambda _: local_factory()(Bootstrap(0, 1, (0,), lambda data: [data], 0.0)), "it is for"),
+        (lambda _: local_factory()(Bootstrap(0, 1, (0,), lambda data: [data], 0.0)), "returned one for"),
     ]
     for factory, what in wrong:
         with pytest.raises((un.testing.CheckError, TransportUnavailableError), match=what):

@@ -132,7 +132,7 @@ class Model:
     def look(self, want: Wanted, *, once: bool) -> Message | None:
         probe = self.executor.probe(*want, once=once)
         probe.wait(WAIT_S)
-        found: Message | None = probe.found()
+        found: Message | None = probe.message()
         return found
 
     def receive(self, window: Sequence[Wanted]) -> None:
@@ -145,7 +145,7 @@ class Model:
                 posted.append((want, out, self.executor.recv(out, INT64, *want)))
         for _, out, operation in posted:
             operation.wait(WAIT_S)
-            assert operation.found() == Message(int(out[0]), int(out[1]), "int64", 3)
+            assert operation.message() == Message(int(out[0]), int(out[1]), "int64", 3)
         self.check([(want, *map(int, out)) for want, out, _ in posted])
 
     def check(self, got: list[tuple[Wanted, int, int, int]]) -> None:
@@ -179,11 +179,11 @@ def run_dtypes(executor: Any) -> list[tuple[str, int]]:
             elif executor.rank == 0:
                 probe = executor.probe(None, None, once=False)
                 probe.wait(WAIT_S)
-                assert (probe.found().source, probe.found().tag) == (2, 9)
+                assert (probe.message().source, probe.message().tag) == (2, 9)
                 receive = executor.recv(array, dtype, None, 9)
                 receive.wait(WAIT_S)
-                assert receive.found() == probe.found()
-                told.append((probe.found().dtype, probe.found().count))
+                assert receive.message() == probe.message()
+                told.append((probe.message().dtype, probe.message().count))
     return told
 
 
@@ -204,7 +204,7 @@ def run_reserved(executor: Any) -> list[int]:
             got.append(int(out[0]))
             probe = executor.probe(None, None, once=True)
             probe.wait(WAIT_S)
-            assert probe.found() is None
+            assert probe.message() is None
     return got
 
 

@@ -106,7 +106,7 @@ MOMENTS = {
     "when it has an answer": ("unisono.collectives.bootstrap.shrink", "_Attempt", "meet"),
     "when it meets": ("unisono.collectives.bootstrap.rendezvous", "StoreRendezvous", "join"),
     "when it opens its links": ("unisono.transports.links.session", "Session", "meet"),
-    "when it leads": ("unisono.transports.links.survivors", "Search", "_tell"),
+    "when it leads": ("unisono.transports.links.survivors", "Search", "_send_all"),
 }
 
 
@@ -203,7 +203,7 @@ def test_a_rank_that_lives_and_does_not_shrink_is_named(tmp_path: Path, absent: 
         for rank in {0, 1, 2} - {absent}:
             text = job.hear(rank)
             assert str(absent) in text
-            assert "called shrink() in time" in text
+            assert "call shrink() in time" in text
         leave_mark(tmp_path, "given up")
 
 

@@ -64,7 +64,7 @@ def test_ranks_of_mpirun_without_mpi4py_are_told_and_can_meet_at_a_store(library
     assert len(lines(told.stdout)) == 2, told.stderr
     for line in lines(told.stdout):
         assert line.startswith("UsageError: mpi")
-        assert "has started 2 ranks, which meet by mpi4py, and that is not installed: `pip install mpi4py`" in line
+        assert "has started 2 ranks, which need mpi4py to meet, and it is not installed: `pip install mpi4py`" in line
         assert "UNISONO_STORE" in line
     store = {"UNISONO_STORE": f"file://{tmp_path}/store"}
     done = run(library, 2, program(SUM, before=block), variables=store)
@@ -103,7 +103,7 @@ def test_ranks_that_each_find_themselves_alone_are_told() -> None:
     assert len(lines(done.stdout)) == 2, done.stderr
     for line in lines(done.stdout):
         assert "has started 2 ranks, but the MPI library of mpi4py (Open MPI v" in line
-        assert "knows of 1" in line
+        assert "sees 1" in line
 
 
 WRONG = """
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_mpi_is_told_by_every_rank() -> None:
     done = run("openmpi", 2, WRONG)
     beginnings = (
         *("MPI has been finalised: call", "MPI has been finalised: call", "MPI is not initialised: call MPI.Init()"),
-        *("mpi_comm is COMM_NULL", "mpi_comm must be an intracommunicator of mpi4py, as MPI.COMM_WORLD, not 3"),
+        *("mpi_comm is COMM_NULL", "mpi_comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not 3"),
         "mpi_comm determines rank, size and store",
     )
     for line, beginning in zip(lines(done.stdout), [each for each in beginnings for _ in range(2)], strict=True):
@@ -170,7 +170,7 @@ with un.init() as world:
     assert ranks == ["rank", "rank"], done.stderr
     for line, who in ((child, "child"), (fork, "fork")):
         assert line.startswith(who)
-        assert "is this rank of MPI: a process that a rank starts cannot be that rank as well" in line
+        assert "is the same rank of MPI: a process that a rank starts cannot be that rank too" in line
 
 
 def test_a_thread_that_mpi_does_not_know_is_told() -> None:

@@ -15,7 +15,7 @@ from unisono.testing.transports import local_factory
 from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.message.framed import FramedTransport
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports.message.plugin import Bootstrap
 
 kept: list[Any] = []  # what has leaked
 released = threading.Event()  # lets threads go that block
@@ -342,8 +342,8 @@ BUGS_OF_LINKS: dict[type[QueueLinks], tuple[str, str]] = {
     EndsWithAnyRank: ("end of links", "ended() reports a rank that is there"),
     CloseDropsFrames: ("end of links", "a message sent before its rank's links ended"),
     SendsWithoutRequest: ("messages", "queues: send() returned None: it must return an object whose done() says"),
-    ReceivesBytes: ("messages", "queues: receive() gave ['int', 'bytes']: it must give pairs"),
-    ReceivesNothing: ("messages", "queues: receive() returned None: it must give pairs"),
+    ReceivesBytes: ("messages", "queues: receive() yielded ['int', 'bytes']: it must yield pairs"),
+    ReceivesNothing: ("messages", "queues: receive() returned None: it must yield pairs"),
 }
 
 

@@ -46,12 +46,12 @@ def test_an_address_an_interface_and_a_network_name_an_address(wanted: str, addr
     ("wanted", "why"),
     [
         ("203.0.113.0/24", "this machine has no address in it, but lo 127.0.0.1"),
-        ("10.0.0.0/33", "a network is written as"),
-        ("nonsense/8", "a network is written as"),
+        ("10.0.0.0/33", "write a network as"),
+        ("nonsense/8", "write a network as"),
         ("eth99", "it must be an address, a host name, an interface or a network of this machine: lo 127.0.0.1"),
         ("x" * 100, "UNISONO_BIND_ADDRESS"),
-        ("0.0.0.0", "names no interface"),
-        ("::", "names no interface"),
+        ("0.0.0.0", "means no particular interface"),
+        ("::", "means no particular interface"),
         ("203.0.113.7", "cannot be listened on"),
     ],
 )

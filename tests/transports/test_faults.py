@@ -19,7 +19,7 @@ from support.native_ranks import Job, NativeRanks
 from support.outcomes import told
 
 import unisono as un
-from unisono.transports.links.session import Session
+from unisono.transports.links.channels import Channels
 
 SHORT_S = 0.5
 # From the line before a call to being blocked in it, which nobody can see from outside.
@@ -446,14 +446,14 @@ def leave_after_a_send(world: un.Communicator) -> float:
         world.send(np.full(1000, 7.0), 1)
         world.close()
         return 7.0
-    deliver = Session._deliver
+    deliver = Channels.admit
 
     def later(*args: Any) -> None:
         time.sleep(LATE_S)
         deliver(*args)
 
     x = np.zeros(1000)
-    with mock.patch.object(Session, "_deliver", later):
+    with mock.patch.object(Channels, "admit", later):
         world.recv(x, 0)
     return float(x.min())
 

@@ -9,8 +9,8 @@ from unisono.errors import InternalError, TransportUnavailableError, UsageError
 from unisono.transports.links.handshake import (
     HELLO_NBYTES,
     AcceptorHandshake,
+    Admission,
     DialerHandshake,
-    Endpoint,
     HandshakeError,
     Hello,
     Purpose,
@@ -20,7 +20,7 @@ from unisono.transports.links.handshake import (
 KEY = b"k" * 32
 JOB = b"j" * 16
 HELLO = Hello(JOB, epoch=3, sender=1, receiver=0, purpose=Purpose.TCP, communicator=1 << 63, lane=2)
-ENDPOINT = Endpoint(JOB, epoch=3, rank=0, senders=range(1, 4), purposes={Purpose.TCP, Purpose.SHM})
+ADMISSION = Admission(JOB, epoch=3, rank=0, senders=range(1, 4), purposes={Purpose.TCP, Purpose.SHM})
 
 
 def exchange(dialer, acceptor):
@@ -29,7 +29,7 @@ def exchange(dialer, acceptor):
     dialer.receive(acceptor.receive(acceptor_sends))
 
 
-def refusal(hello=HELLO, endpoint=ENDPOINT):
+def refusal(hello=HELLO, endpoint=ADMISSION):
     """Return what the acceptor raises, and what the dialer raises on the acceptor's reply."""
     dialer = DialerHandshake(KEY, hello)
     with pytest.raises(HandshakeError) as on_acceptor:
@@ -40,7 +40,7 @@ def refusal(hello=HELLO, endpoint=ENDPOINT):
 
 
 def test_both_sides_know_each_other_after_the_handshake():
-    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ADMISSION)
     exchange(dialer, acceptor)
     assert dialer.done
     assert acceptor.done
@@ -50,7 +50,7 @@ def test_both_sides_know_each_other_after_the_handshake():
 
 
 def test_the_handshake_works_byte_by_byte():
-    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ADMISSION)
     to_acceptor, to_dialer = dialer.opening, b""
     while to_acceptor or to_dialer:
         to_dialer += b"".join(acceptor.receive(to_acceptor[i : i + 1]) for i in range(len(to_acceptor)))
@@ -76,7 +76,7 @@ def test_a_job_id_of_another_length_is_refused_at_once():
 
 def test_the_newest_common_version_and_the_common_features_are_agreed():
     hello = dataclasses.replace(HELLO, versions=(2, 5), features=0b0110)
-    endpoint = dataclasses.replace(ENDPOINT, versions=(3, 4), features=0b0011)
+    endpoint = dataclasses.replace(ADMISSION, versions=(3, 4), features=0b0011)
     dialer, acceptor = DialerHandshake(KEY, hello), AcceptorHandshake(KEY, endpoint)
     exchange(dialer, acceptor)
     assert dialer.agreed.versions == acceptor.agreed.versions == (4, 4)
@@ -92,7 +92,7 @@ def test_the_common_version_is_the_newest_in_both_ranges(ours, theirs, common):
 
 
 def test_without_a_common_version_both_sides_name_both_ranges():
-    on_acceptor, on_dialer = refusal(endpoint=dataclasses.replace(ENDPOINT, versions=(2, 3)))
+    on_acceptor, on_dialer = refusal(endpoint=dataclasses.replace(ADMISSION, versions=(2, 3)))
     assert "here 2 to 3, there 1 to 1" in on_acceptor
     assert "here 1 to 1, there 2 to 3" in on_dialer
 
@@ -104,8 +104,8 @@ def test_a_version_mismatch_is_a_typed_error():
 @pytest.mark.parametrize(
     ("changes", "on_acceptor", "on_dialer"),
     [
-        ({"epoch": 4}, "of epoch 4, here is epoch 3", "epoch 3, wanted was 4"),
-        ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, wanted was 2"),
+        ({"epoch": 4}, "of epoch 4, here is epoch 3", "epoch 3, expected was 4"),
+        ({"receiver": 2}, "looks for rank 2, here is rank 0", "sender 0, expected was 2"),
     ],
 )
 def test_a_hello_for_another_epoch_or_rank_is_refused_and_told_why(changes, on_acceptor, on_dialer):
@@ -117,17 +117,17 @@ def test_a_hello_for_another_epoch_or_rank_is_refused_and_told_why(changes, on_a
 @pytest.mark.parametrize("changes", [{"sender": 0}, {"sender": 4}, {"purpose": Purpose.STORE}])
 def test_a_rank_or_a_purpose_that_is_not_admitted_is_refused(changes):
     with pytest.raises(HandshakeError, match=r"not admitted|not served"):
-        AcceptorHandshake(KEY, ENDPOINT).receive(dataclasses.replace(HELLO, **changes).pack())
+        AcceptorHandshake(KEY, ADMISSION).receive(dataclasses.replace(HELLO, **changes).pack())
 
 
 def test_another_job_learns_nothing():
     with pytest.raises(HandshakeError, match="another job") as caught:
-        AcceptorHandshake(KEY, ENDPOINT).receive(dataclasses.replace(HELLO, job=b"x" * 16).pack())
+        AcceptorHandshake(KEY, ADMISSION).receive(dataclasses.replace(HELLO, job=b"x" * 16).pack())
     assert caught.value.reply == b""
 
 
 def test_the_dialer_refuses_an_acceptor_with_another_key():
-    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(b"x" * 32, ENDPOINT)
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(b"x" * 32, ADMISSION)
     answer = acceptor.receive(dialer.opening)
     with pytest.raises(HandshakeError, match="does not hold the key"):
         dialer.receive(answer)
@@ -135,7 +135,7 @@ def test_the_dialer_refuses_an_acceptor_with_another_key():
 
 
 def test_the_acceptor_refuses_a_dialer_without_the_key():
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     acceptor.receive(HELLO.pack())
     with pytest.raises(HandshakeError, match="does not hold the key"):
         acceptor.receive(os.urandom(32))
@@ -143,7 +143,7 @@ def test_the_acceptor_refuses_a_dialer_without_the_key():
 
 
 def test_a_proof_that_is_reflected_to_its_maker_is_refused():
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     answer = acceptor.receive(HELLO.pack())
     with pytest.raises(HandshakeError, match="does not hold the key"):
         acceptor.receive(answer[HELLO_NBYTES:])
@@ -151,7 +151,7 @@ def test_a_proof_that_is_reflected_to_its_maker_is_refused():
 
 def test_a_hello_that_is_reflected_to_its_sender_is_refused():
     dialer = DialerHandshake(KEY, HELLO)
-    own_door = dataclasses.replace(ENDPOINT, rank=HELLO.sender, senders=range(4))
+    own_door = dataclasses.replace(ADMISSION, rank=HELLO.sender, senders=range(4))
     with pytest.raises(HandshakeError) as caught:
         AcceptorHandshake(KEY, own_door).receive(dialer.opening)
     with pytest.raises(HandshakeError, match="answers as sender 1"):
@@ -159,38 +159,38 @@ def test_a_hello_that_is_reflected_to_its_sender_is_refused():
 
 
 def test_a_replayed_dialer_is_refused():
-    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ADMISSION)
     recorded = dialer.receive(acceptor.receive(dialer.opening))
-    again = AcceptorHandshake(KEY, ENDPOINT)
+    again = AcceptorHandshake(KEY, ADMISSION)
     again.receive(dialer.opening)
     with pytest.raises(HandshakeError, match="does not hold the key"):
         again.receive(recorded)
 
 
 def test_a_replayed_acceptor_is_refused():
-    recorded = AcceptorHandshake(KEY, ENDPOINT).receive(HELLO.pack())
+    recorded = AcceptorHandshake(KEY, ADMISSION).receive(HELLO.pack())
     fresh = DialerHandshake(KEY, dataclasses.replace(HELLO, nonce=os.urandom(32)))
     with pytest.raises(HandshakeError, match="does not hold the key"):
         fresh.receive(recorded)
 
 
 def test_the_same_nonces_on_both_sides_give_the_same_answer():
-    first = AcceptorHandshake(KEY, ENDPOINT, nonce=b"n" * 32).receive(HELLO.pack())
-    assert AcceptorHandshake(KEY, ENDPOINT, nonce=b"n" * 32).receive(HELLO.pack()) == first
+    first = AcceptorHandshake(KEY, ADMISSION, nonce=b"n" * 32).receive(HELLO.pack())
+    assert AcceptorHandshake(KEY, ADMISSION, nonce=b"n" * 32).receive(HELLO.pack()) == first
 
 
 def test_more_bytes_than_asked_for_are_refused():
     with pytest.raises(HandshakeError, match="more bytes"):
-        AcceptorHandshake(KEY, ENDPOINT).receive(HELLO.pack() + b"x")
+        AcceptorHandshake(KEY, ADMISSION).receive(HELLO.pack() + b"x")
 
 
 def test_an_early_end_of_the_connection_is_refused():
     with pytest.raises(HandshakeError, match="ended"):
-        AcceptorHandshake(KEY, ENDPOINT).receive(b"")
+        AcceptorHandshake(KEY, ADMISSION).receive(b"")
 
 
 def test_a_failed_handshake_stays_failed():
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     with pytest.raises(HandshakeError):
         acceptor.receive(b"x" * HELLO_NBYTES)
     with pytest.raises(HandshakeError):
@@ -199,7 +199,7 @@ def test_a_failed_handshake_stays_failed():
 
 
 def test_nothing_is_agreed_before_the_end():
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     acceptor.receive(HELLO.pack())
     with pytest.raises(InternalError, match="not complete"):
         _ = acceptor.agreed
@@ -207,7 +207,7 @@ def test_nothing_is_agreed_before_the_end():
 
 @given(st.binary(min_size=1, max_size=2 * HELLO_NBYTES))
 def test_random_bytes_never_get_past_the_acceptor(garbage):
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     with contextlib.suppress(HandshakeError):
         assert acceptor.receive(garbage) == b""
     assert not acceptor.done
@@ -221,7 +221,7 @@ def test_random_answers_never_get_past_the_dialer(garbage):
 
 @given(st.integers(0, HELLO_NBYTES - 1))
 def test_a_truncated_hello_is_never_answered(nbytes):
-    acceptor = AcceptorHandshake(KEY, ENDPOINT)
+    acceptor = AcceptorHandshake(KEY, ADMISSION)
     if nbytes:
         assert acceptor.receive(HELLO.pack()[:nbytes]) == b""
     assert acceptor.needed == HELLO_NBYTES - nbytes
@@ -231,7 +231,7 @@ def test_a_truncated_hello_is_never_answered(nbytes):
 
 @given(message=st.integers(0, 2), position=st.integers(0, 8 * (HELLO_NBYTES + 32) - 1))
 def test_one_flipped_bit_in_any_message_ends_the_handshake(message, position):
-    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ENDPOINT)
+    dialer, acceptor = DialerHandshake(KEY, HELLO), AcceptorHandshake(KEY, ADMISSION)
 
     def flipped(data, number):
         if number != message:

@@ -23,7 +23,7 @@ from support.refused_calls import refused
 
 import unisono as un
 from unisono.deadlines import Deadline
-from unisono.transports.host.host_discovery import Locality, Surroundings
+from unisono.transports.host.host_discovery import HostDiscovery, Surroundings
 from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Hello, Purpose
 from unisono.transports.links.handshake_io import greet
 
@@ -48,11 +48,11 @@ def needs(*prefix: str) -> Sequence[str]:
     return prefix
 
 
-def localities(size: int, job: bytes = JOB, meeting: int = 0) -> list[Locality]:
-    return [Locality(KEY, job, 0, rank, size, meeting, DEADLINE_S) for rank in range(size)]
+def localities(size: int, job: bytes = JOB, meeting: int = 0) -> list[HostDiscovery]:
+    return [HostDiscovery(KEY, job, 0, rank, size, meeting, DEADLINE_S) for rank in range(size)]
 
 
-def close_all(found: Sequence[Locality]) -> None:
+def close_all(found: Sequence[HostDiscovery]) -> None:
     for each in found:
         each.close()
 
@@ -76,9 +76,11 @@ def test_a_rank_that_looks_again_does_not_ask_those_that_look_for_the_first_time
 
 
 def test_many_ranks_that_look_at_once_agree() -> None:
-    found: list[Locality] = []
+    found: list[HostDiscovery] = []
     threads = [
-        threading.Thread(target=lambda rank=rank: found.append(Locality(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S)))
+        threading.Thread(
+            target=lambda rank=rank: found.append(HostDiscovery(KEY, b"m" * 16, 0, rank, 32, 0, DEADLINE_S))
+        )
         for rank in range(32)
     ]
     for thread in threads:
@@ -92,16 +94,16 @@ def test_many_ranks_that_look_at_once_agree() -> None:
 
 def test_a_rank_alone_asks_nobody_and_nothing_is_left() -> None:
     before = set(os.listdir("/proc/self/fd")), threading.active_count()
-    one = Locality(KEY, JOB, 0, 0, 1, 0, DEADLINE_S)
+    one = HostDiscovery(KEY, JOB, 0, 0, 1, 0, DEADLINE_S)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
     close_all([one, *localities(2, b"n" * 16)])
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 @contextlib.contextmanager
-def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[Locality]:
+def squatted(job: bytes, answer: Callable[[socket.socket], object]) -> Iterator[HostDiscovery]:
     """Have a socket that is none of the job bear the name of its first rank, which is yielded; a thread answers."""
-    first = Locality(KEY, job, 0, 0, 2, 0, DEADLINE_S)
+    first = HostDiscovery(KEY, job, 0, 0, 2, 0, DEADLINE_S)
     assert first._serving is not None
     name = first._serving[2].getsockname()
     first.close()
@@ -120,7 +122,7 @@ def test_who_squats_the_name_without_the_key_costs_the_host_but_not_the_job(capl
             theirs.sendall(b"\xff" * 122)
 
     with squatted(b"s" * 16, lie):
-        found = Locality(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
+        found = HostDiscovery(KEY, b"s" * 16, 0, 1, 2, 0, DEADLINE_S)
     assert "does not hold the key" in found.surroundings.alone
     assert "shares memory with no other rank" in caplog.text
 
@@ -132,7 +134,7 @@ def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> No
         theirs.close()
 
     with squatted(b"g" * 16, go) as first:
-        second = Locality(KEY, b"g" * 16, 0, 1, 2, 0, DEADLINE_S)
+        second = HostDiscovery(KEY, b"g" * 16, 0, 1, 2, 0, DEADLINE_S)
     close_all([second])
     assert not second.surroundings.alone
     assert second.host_id != first.host_id
@@ -140,13 +142,13 @@ def test_a_first_rank_that_goes_before_it_answers_is_followed_by_another() -> No
 
 def test_a_rank_that_has_said_hello_and_no_more_keeps_nobody_waiting() -> None:
     job = b"w" * 16
-    first = Locality(KEY, job, 0, 0, 3, 0, DEADLINE_S)
+    first = HostDiscovery(KEY, job, 0, 0, 3, 0, DEADLINE_S)
     assert first._serving is not None
     hello = Hello(job, 0, 2, NO_RANK, Purpose.HOST)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(first._serving[2].getsockname())
         greet(silent, DialerHandshake(KEY, hello), Deadline(DEADLINE_S))
-        second = Locality(KEY, job, 0, 1, 3, 0, DEADLINE_S)
+        second = HostDiscovery(KEY, job, 0, 1, 3, 0, DEADLINE_S)
         close_all([first, second])
         assert silent.recv(1) == b""
     assert second.host_id == first.host_id

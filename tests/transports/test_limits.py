@@ -152,7 +152,8 @@ def test_a_communicator_that_a_rank_has_no_descriptor_for_is_an_error_everywhere
 
 
 def names_the_limit(kind: str, text: str, limited: int) -> bool:
-    is_named = f"rank {limited}" in text and "this process has as many files open as it may (`ulimit -n`" in text
+    limit = "this process has as many files open as its limit allows (`ulimit -n`"
+    is_named = f"rank {limited}" in text and limit in text
     return kind == "TransportUnavailableError" and is_named and "UNISONO_TRANSPORTS" not in text
 
 

@@ -15,7 +15,7 @@ from support.deadlines import DEADLINE_S
 from unisono.deadlines import Deadline
 from unisono.errors import CollectiveTimeoutError, PeerLostError, TransportUnavailableError, UsageError
 from unisono.transports.links import handshake_io, listener as listener_module
-from unisono.transports.links.dialer import Caller, Target, dial
+from unisono.transports.links.dialer import DialingRank, Target, dial
 from unisono.transports.links.handshake import HELLO_NBYTES, DialerHandshake, Hello, Purpose
 from unisono.transports.links.handshake_io import greet
 from unisono.transports.links.listener import Addresses, Listener
@@ -59,7 +59,7 @@ def door():
 
 
 def knock(addresses, *, key=KEY, job=JOB, epoch=0, rank=1, timeout_s=DEADLINE_S, **changes):
-    return dial(Caller(key, job, epoch, rank), target(addresses, **changes), timeout_s)
+    return dial(DialingRank(key, job, epoch, rank), target(addresses, **changes), timeout_s)
 
 
 def target(addresses, *, peer=0, use_unix=False, purpose=Purpose.TCP, communicator=0, lane=0):
@@ -133,10 +133,10 @@ def test_a_rank_in_another_process_gets_through(door):
     script = (
         "import sys\n"
         "from unisono.transports.links.handshake import Purpose\n"
-        "from unisono.transports.links.dialer import Caller, Target, dial\n"
+        "from unisono.transports.links.dialer import DialingRank, Target, dial\n"
         "from unisono.transports.links.listener import Addresses\n"
         "where = Addresses(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))\n"
-        "sock, hello = dial(Caller(bytes(range(32)), b'j' * 16, 0, 2), Target(0, where, True, Purpose.SHM), 100)\n"
+        "sock, hello = dial(DialingRank(bytes(range(32)), b'j' * 16, 0, 2), Target(0, where, True, Purpose.SHM), 100)\n"
         "sock.sendall(b'hello from afar')\n"
     )
     arguments = [str(value) for value in dataclasses.astuple(door.addresses)]
@@ -236,7 +236,7 @@ def test_two_jobs_on_one_host_do_not_meet(door):
 
 
 def test_a_rank_of_another_epoch_is_told_both_epochs(door):
-    with pytest.raises(TransportUnavailableError, match="epoch 0, wanted was 7"):
+    with pytest.raises(TransportUnavailableError, match="epoch 0, expected was 7"):
         knock(door.addresses, epoch=7)
 
 

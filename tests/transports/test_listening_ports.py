@@ -118,7 +118,7 @@ def test_who_lets_ucx_listen_is_warned(tmp_path: Path, monkeypatch: pytest.Monke
     done = run_program(TOLD.format(transports=transports), tmp_path)
     assert done.stdout.count("ports 2") == 2, done.stderr
     assert done.stderr.count("UCX listens on 127.0.0.1:") == 2
-    assert "does not ask who connects" in done.stderr
+    assert "does not check who connects" in done.stderr
 
 
 def listening_between_hosts(world: un.Communicator, say: Any) -> None:

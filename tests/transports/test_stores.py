@@ -285,7 +285,7 @@ def test_a_store_whose_loop_fails_tells_those_who_wait(server, monkeypatch):
         return select(0.01)
 
     monkeypatch.setattr(server._loop._selector, "select", fail_once_somebody_waits)
-    told = r"the store at tcp://.* has ended: there is no memory for it"
+    told = r"the store at tcp://.* has ended: there is not enough memory"
     with contextlib.closing(client(server)) as waiting, pytest.raises(RendezvousError, match=told):
         waiting.get("roster", DEADLINE_S)
     with pytest.raises(RendezvousError, match="no store answers"):

@@ -227,7 +227,7 @@ def test_a_list_that_reaches_nobody_is_an_error_that_says_why(tmp_path: Path) ->
 def test_mpi_needs_ranks_that_have_met_by_it(tmp_path: Path) -> None:
     for found, _ in told_by(tmp_path, "mpi"):
         assert found.startswith("TransportUnavailableError")
-        assert "start them by mpirun" in found
+        assert "start them with mpirun" in found
 
 
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])

@@ -1,0 +1,7 @@
+"""The contracts of transports and executors, as protocols and values without behaviour.
+
+`call.py`              a call: arguments, signature, extents, plan
+`executor.py`          `Executor`, which runs plans, and `Operation`, a started call
+`transport.py`         `MessageTransport` and `MappedTransport`, which the generic executor uses
+`communicator_id.py`   the id of a communicator
+"""

@@ -1,4 +1,4 @@
-"""Values that describe a call: its arguments, the signature that all ranks must share, and its plan."""
+"""Values that describe a call: its arguments, its signature, its extents and its plan."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 AnyArray: TypeAlias = "NDArray[np.generic]"
 
 
-# INPUT or OUTPUT of a call: flat C-contiguous arrays, one for each extent; one alone stands for a list of it, and None
-# for what is not there.
+# INPUT or OUTPUT of a call: one flat C-contiguous array for each extent, or None for one that is absent. A single array
+# stands for a list of one.
 Operand: TypeAlias = "AnyArray | Sequence[AnyArray | None] | None"
 
 
@@ -34,7 +34,7 @@ _MOST_SHOWN = 8
 
 
 class MemoryType(IntEnum):
-    """Where the memory of a message lies, numbered as in transports/native/core/memory_type.h."""
+    """The kind of memory of a message. The numbers are those of transports/native/core/memory_type.h."""
 
     HOST = 0
     CUDA = 1
@@ -42,10 +42,10 @@ class MemoryType(IntEnum):
 
 
 class Argument(NamedTuple):
-    """What all ranks must agree on about an array of a call.
+    """The facts about one array of a call on which all ranks must agree.
 
-    The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has counts of its
-    own.
+    The `shape` is that of the array, which is equal on all ranks. In a vector collective, where each rank has a count
+    of its own, it is the shape of one row.
     """
 
     dtype: str | None
@@ -64,13 +64,19 @@ class Argument(NamedTuple):
 
 @record(slots=False)
 class Signature:
-    """What all ranks must agree on in a call. Compared by `digest` in the header of every message.
+    """The facts of a call on which all ranks must agree. Every message carries its `digest`, which receivers compare.
 
-    The `shape` is that of an array of which all ranks have a like one, or of a row where each rank has `counts` of its
-    own (in rows), as far as all ranks know them. Where there are several arrays in one call, `others` are those after
-    the first. `reproducible` and `accumulate` are what the user asked for; so is `asked`, the name of an algorithm,
-    which is only shown: ranks agree if their `algorithm` is the same. `memory` is where the arrays are, if that is not
-    the host.
+    Attributes:
+        collective: the name of the collective.
+        dtype, shape, order, op: those of the first array, as in `Argument`.
+        root: the root, or None.
+        algorithm: the name of the chosen algorithm.
+        segments: the number of segments.
+        counts: in a vector collective, the rows of each rank, if all ranks know them.
+        reproducible, accumulate: the options of the call, as the user requested them.
+        others: the arguments of the arrays after the first.
+        memory: where the arrays are, if not on the host.
+        asked: the algorithm that the user requested. It is only shown: ranks agree if their `algorithm` is equal.
     """
 
     collective: str
@@ -90,49 +96,49 @@ class Signature:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits of SHA-256 over all fields but `asked`; equal on two ranks exactly if the signatures are."""
+        """The first 64 bits of SHA-256 over all fields but `asked`; equal signatures have equal digests."""
         facts = repr(astuple(replace(self, asked=None)))
         return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little")
 
     def __str__(self) -> str:
         """Return the call as the user wrote it: ``allreduce(float32[8], op=sum)``.
 
-        Of several arrays, like ones that follow each other are counted: ``allreduce([2 × (float32[8], op=sum)])``.
+        Equal neighbours among several arrays are counted: ``allreduce([2 × (float32[8], op=sum)])``.
         """
         return self._text
 
     @cached_property
     def _text(self) -> str:
         first = Argument(self.dtype, self.shape, self.order, self.op)
-        what = _shown(_runs((first, *self.others))) if self.others else str(first)
+        arrays = _shown(_runs((first, *self.others))) if self.others else str(first)
         root = f"root={self.root}" if self.root is not None else ""
         counts = f"counts={_shown([str(count) for count in self.counts])}" if self.counts is not None else ""
         reproducible = "reproducible" if self.reproducible else ""
         accumulate = f"accumulate={self.accumulate}" if self.accumulate else ""
         asked = f"algorithm={self.asked}" if self.asked else ""
         memory = f"on a {self.memory}" if self.memory else ""
-        parts = (what, memory, root, counts, asked, reproducible, accumulate)
+        parts = (arrays, memory, root, counts, asked, reproducible, accumulate)
         return f"{self.collective}({', '.join(part for part in parts if part)})"
 
 
 def _runs(arguments: Sequence[Argument]) -> list[str]:
-    """Return like arguments that follow each other as one, with their number."""
+    """Return the texts of the arguments, in which equal neighbours are one text with their number."""
     runs = [(argument, sum(1 for _ in equal)) for argument, equal in groupby(arguments)]
     return [f"{number} × ({argument})" if number > 1 else f"({argument})" for argument, number in runs]
 
 
 def _shown(items: Sequence[str]) -> str:
-    """Return the first items, which suffice to recognise a call."""
+    """Return the first 8 items as a list; they suffice to recognise a call."""
     return f"[{', '.join(items[:_MOST_SHOWN])}{', …' if len(items) > _MOST_SHOWN else ''}]"
 
 
 @record
 class Extent:
-    """A part of INPUT and OUTPUT with elements of one type, which are reduced by one operation.
+    """The part of INPUT and OUTPUT that one array of a call occupies.
 
     Attributes:
-        elements: how many there are in INPUT and in OUTPUT.
-        dtype, op: their type and the operation; op is None where nothing is reduced.
+        elements: the number of elements in INPUT and in OUTPUT.
+        dtype, op: their dtype, and the operation that reduces them; op is None if nothing is reduced.
     """
 
     elements: tuple[int, int]
@@ -142,14 +148,14 @@ class Extent:
 
 @record
 class Call:
-    """A collective call, validated and chosen, without its arrays; built once and used for any number of calls.
+    """A collective call without its arrays: validated, and with its plan. It is built once and run any number of times.
 
     Attributes:
-        signature: what the ranks must agree on.
-        plan: this rank's plan.
-        shape: element counts of INPUT and OUTPUT, which are those of all extents together.
-        extents: what INPUT and OUTPUT consist of, an extent for each array; none for a barrier.
-        segments: number of segments that the plan is run over, at least 1.
+        signature: the facts on which all ranks must agree.
+        plan: the plan of this rank.
+        shape: the element counts of INPUT and OUTPUT, over all extents together.
+        extents: an extent for each array; none for a barrier.
+        segments: the number of segments, at least 1.
     """
 
     signature: Signature
@@ -159,9 +165,9 @@ class Call:
     segments: int = 1
 
     def is_shared(self, buffer: Buffer) -> bool:
-        """Return whether each extent of a buffer is cut into shares of the ranks, and a block is one of each extent.
+        """Return whether each extent of a buffer is cut into a share for each rank, so that a block is a share of all.
 
-        Otherwise blocks are cut out of the extents as they lie one after the other.
+        Otherwise the blocks are cut out of the whole buffer, in which the extents follow each other.
         """
         if len(self.extents) < 2:
             return False
@@ -171,12 +177,13 @@ class Call:
 
 @record
 class Usage:
-    """How often a call has been run, and the seconds of those of its runs that were timed."""
+    """How often a call has run: the number of runs, the number of timed runs, and the seconds of the timed ones."""
 
     calls: int
     timed: int
     seconds: float
 
 
-# Why a library does not carry out a call, (collective, bytes, what is reduced by what, arrays, ranks) → reason or None.
+# (collective, nbytes, (dtype, op) of each reduction, number of arrays, number of ranks) → the reason why a library
+# cannot carry out such a call, or None if it can.
 VendorRefusal: TypeAlias = Callable[[str, int, Sequence[tuple[DType, Op]], int, int], "str | None"]

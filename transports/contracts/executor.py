@@ -1,15 +1,16 @@
-"""The contract of an executor, which runs plans.
+"""The contract of an executor, which runs the plans of one rank.
 
-An executor starts a call with `start`, which never blocks. The returned `Operation` makes progress with `poll`, which
-never blocks either. `Operation.wait` is the one method that blocks: it takes a deadline, and Ctrl-C interrupts it.
-`poll` and `wait` raise the errors of `unisono.errors`. A rank that has no call in progress gets the error from its
-next `start`. After an error the executor is poisoned: each later `start` raises `AbortedError`.
+`Executor.start` starts a call and never blocks. It returns an `Operation`. `Operation.poll` makes progress and never
+blocks either. `Operation.wait` blocks until the call is done or its time limit has passed; Ctrl-C interrupts it.
+
+`poll` and `wait` raise the errors of `unisono.errors`. A rank that has no call in progress gets the error from its next
+`start`. After an error every later `start` raises `AbortedError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError
@@ -17,32 +18,34 @@ from unisono.records import record
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Usage, VendorRefusal
 from unisono.transports.contracts.transport import Traffic
 
-if TYPE_CHECKING:
-    pass
-
 
 class Operation(Protocol):
-    """A started call. The arrays belong to the executor until it is done."""
+    """A started call. Its arrays belong to the executor until the call is done."""
 
     def poll(self) -> bool:
-        """Make progress without blocking; return True when done. Raises the error that ended the call."""
+        """Make progress without blocking; return whether the call is done. Raises the error that ended the call."""
 
     def wait(self, timeout_s: float) -> None:
-        """Block until done. Raises `CollectiveTimeoutError` after `timeout_s`, KeyboardInterrupt on Ctrl-C."""
+        """Block until the call is done.
+
+        Raises:
+            CollectiveTimeoutError: it is not done after `timeout_s` seconds.
+            KeyboardInterrupt: Ctrl-C.
+        """
 
     def go_on(self, timeout_s: float) -> None:
-        """Let the call make progress without being polled, and fail `timeout_s` seconds from now; does not block."""
+        """Let the call progress in the background, and fail after `timeout_s` seconds; returns at once."""
 
     def ended(self) -> bool:
-        """Make progress without blocking; return whether the call has ended, well or not. Raises nothing."""
+        """Make progress without blocking; return whether the call has ended, with or without an error. Never raises."""
 
     def abort(self, reason: str) -> None:
-        """End the call; this and all later calls on the communicator raise `AbortedError`, on every rank."""
+        """End the call with `AbortedError`, on every rank; all later calls on the communicator raise it too."""
 
 
 @record
 class Message:
-    """A message that can be received here: from which rank, with which tag, and how many elements of which dtype."""
+    """A message that can be received: its source, its tag, its dtype, and the count of its elements."""
 
     source: int
     tag: int
@@ -51,28 +54,28 @@ class Message:
 
 
 class Probe(Operation, Protocol):
-    """A started look for a message, or a receive of one."""
+    """A started probe for a message, or a started receive."""
 
-    def found(self) -> Message | None:
-        """Return the message that was found or received, once this is done; None if it was to look only once."""
+    def message(self) -> Message | None:
+        """Return the message that was found or received, once the probe is done; None if `once` found no message."""
 
     def aside(self) -> bytes | None:
-        """Return what a receive that is done has left on the host instead of where it was to go: see `Executor.recv`.
+        """Return the payload that a finished receive stored on the host, and not in the memory of the array.
 
-        None if all is where it belongs.
+        None means that the payload is in the array. `Executor.recv` says when the two differ.
         """
 
 
 class CallCache(Protocol):
-    """Calls that have been made before, by their arguments as the user gave them, to be run again without a look.
+    """Earlier calls by the arguments of the user, to run an equal call again without checking or planning it.
 
-    Of a call on a list of arrays, `x` and `out` are lists, and `op` may be a tuple with an operation for each.
+    In a call on a list of arrays, `x` and `out` are lists, and `op` may be a tuple with an operation for each array.
     """
 
     def run(
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None, /
     ) -> bool:
-        """Run the call that these arguments made before, and return True; return False, with nothing done, if unknown.
+        """Run the earlier call of these arguments and return True. If there is none, do nothing and return False.
 
         Raises:
             MismatchError, PeerLostError, CollectiveTimeoutError, AbortedError: as `Executor.run` does.
@@ -81,17 +84,17 @@ class CallCache(Protocol):
     def start(
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float, /
     ) -> Operation | None:
-        """Start the call that these arguments made before, let it go on by itself, and return it; None if unknown."""
+        """Start the earlier call of these arguments in the background and return it; None if there is none."""
 
     def knows(self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> bool:
-        """Return whether these arguments have made a call before."""
+        """Return whether the cache holds a call of these arguments."""
 
     def forget(self) -> None:
-        """Know nothing any more."""
+        """Remove all calls."""
 
 
 class _NoCache:
-    """A cache that knows nothing."""
+    """A cache that is always empty."""
 
     def run(
         self, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any, timeout_s: float | None, /
@@ -114,20 +117,20 @@ NO_CACHE: CallCache = _NoCache()
 
 
 class MessageCalls(Protocol):
-    """Messages of numpy's arrays that are passed on without a closer look, by their arguments as the user gave them.
+    """The fast path of `isend` and `irecv` for plain numpy arrays, which takes the arguments of the user unchecked.
 
-    What is to be waited for is asked for by the methods of a communicator themselves, if this is the native core's.
+    The blocking `send` and `recv` have a fast path in the native core, which wraps the methods of a communicator.
     """
 
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
-        """Start what `Executor.send` does, let it go on by itself, and return it; None if it takes a closer look."""
+        """Start a send in the background and return it; None if the arguments need the checks of the slow path."""
 
     def start_receive(self, out: Any, source: Any, tag: Any, limit_s: float, /) -> Probe | None:
-        """The same for `Executor.recv`."""
+        """Start a receive in the background and return it; None if the arguments need the checks of the slow path."""
 
 
 class _NoMessages:
-    """Messages all of which take a closer look."""
+    """A fast path that sends every message to the slow path."""
 
     def start_send(self, x: Any, dest: Any, tag: Any, limit_s: float, /) -> Operation | None:
         return None
@@ -144,8 +147,9 @@ class Executor(Protocol):
 
     Attributes:
         rank, size: this rank in the communicator, and the number of ranks.
-        members: the number in the job of each rank; errors name ranks by it.
-        vendors: what it can have carried out by a library, by the name of the algorithm; the same on all ranks.
+        members: the number in the job of each rank; errors name ranks by these numbers.
+        vendors: by the name of each algorithm of a library, the function that says whether the library can carry out a
+            call. It is the same on all ranks.
     """
 
     rank: int
@@ -154,37 +158,37 @@ class Executor(Protocol):
     vendors: Mapping[str, VendorRefusal]
 
     def subgroup(self, ranks: Sequence[int]) -> Executor:
-        """Return the executor of a new communicator of these ranks, in this order; only they call it.
+        """Return the executor of a new communicator of these ranks, in this order. Only these ranks call it.
 
-        Nothing is sent: the members know the new one by its parent, `ranks`, and how many have been made of the same
-        ranks before. It is closed by itself, and fails with all others of the job.
+        No message is sent: the members derive its id from the parent, `ranks`, and the number of communicators that the
+        parent has made of these ranks before. The caller closes it. A failure of the job ends it too.
         """
 
     def authenticated(self) -> Executor:
-        """Return the executor of a communicator of the same ranks whose links are all authenticated; or this one.
+        """Return an executor of the same ranks whose links are all authenticated: this one, if its links are.
 
-        Both ends of each link have proved that they hold the job's key, and only they send on it. Nothing is sent to
-        make it, and ranks need not make it at the same time, or at all. It is made once, and closed by itself.
+        Both ends of each link have proved that they hold the job's key, and nobody else can send on it. No message is
+        sent to make it, and ranks need not make it at the same time, or at all. Call it once; the caller closes it.
         """
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """Start `call` on C-contiguous flat arrays (or None where the call has none); does not block.
+        """Start `call` on flat C-contiguous arrays, without blocking; `poll` or `wait` of the result completes it.
 
-        An array of `source` may be that of `target` in its place; apart from that, what is written is in no other
-        array. Returns an `Operation`, whose `poll` or `wait` completes it.
+        An operand is None if the call has none. An array of `source` may be the array of `target` at the same position.
+        Otherwise no array that is written may overlap another.
         """
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
-        """Start `call` and wait for it: the same as ``start(call, source, target).wait(timeout_s)``, but quicker.
+        """Start `call` and wait for it, faster than ``start(call, source, target).wait(timeout_s)``.
 
-        The caller vouches for the arrays, which `start` checks.
+        The arrays must fit the call: `run` need not check them, and `start` does.
         """
 
     def call_cache(self, timeout_s: float) -> CallCache:
-        """Return this executor's cache of calls, whose default time limit is `timeout_s`."""
+        """Return the call cache of this executor; `timeout_s` is the default time limit of its calls."""
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
-        """Let the `call_cache` run `call` for these arguments; INPUT is in `x` and OUTPUT in `out`, if it has them."""
+        """Add `call` to the `call_cache` under these arguments; `x` holds INPUT and `out` holds OUTPUT."""
 
     def persistent(
         self,
@@ -195,27 +199,26 @@ class Executor(Protocol):
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
-        """Return what runs `call` on these arrays, each time it is called, as `run` does, and returns `result`.
+        """Return a function that runs `call` on these arrays, as `run` does, and returns `result`.
 
-        Called with ``wait=False``, it starts the call, lets it go on by itself, and returns what `on_start` makes of
-        the operation and `result`.
+        Called with ``wait=False``, it starts the call in the background and returns ``on_start(operation, result)``.
         """
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        """Return whether `send` takes `nbytes` in this memory, which is not the host's.
+        """Return whether `send` can send `nbytes` from `memory`, which is not host memory.
 
-        It waits up to `timeout_s` seconds for the link to `dest` to be opened, and answers False without it.
+        It waits up to `timeout_s` seconds until the channel to `dest` is open, and returns False if it is not.
         """
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
-        """Return whether `recv` takes `nbytes` in such memory, and expects to receive them there."""
+        """Return whether `recv` can receive `nbytes` into `memory`, as far as is known before the channel is open."""
 
     def send(
         self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
     ) -> Operation:
-        """Start sending the flat `array` to rank `dest`, matched there by (this rank, tag), in order per tag.
+        """Start sending the flat `array` to rank `dest`. Messages of one tag arrive in the order of their sends.
 
-        Of an array in other `memory` than the host's only the address is used; see `sends_from`.
+        If `memory` is not host memory, only the address of `array` is used; ask `sends_from` first.
         """
 
     def recv(
@@ -226,54 +229,55 @@ class Executor(Protocol):
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
     ) -> Probe:
-        """Start receiving into the flat `array` from rank `source` the next message of that tag.
+        """Start receiving the next message of `tag` from rank `source` into the flat `array`.
 
-        None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. A message that several receives
-        expect goes to the one that was started first.
+        None stands for any other rank, and for any tag below `FIRST_RESERVED_TAG`. If several receives accept a
+        message, it goes to the one that was started first.
 
-        Of an array in other `memory` than the host's only the address is used; see `receives_into`. A message that had
-        been put aside before it was asked for, or comes by a link that does not reach this memory, is left on the host:
-        `Probe.aside`.
+        If `memory` is not host memory, only the address of `array` is used; ask `receives_into` first. The payload
+        stays on the host if the message was buffered before this receive, or if its link cannot write to `memory`. Then
+        `Probe.aside` returns it.
         """
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> Probe:
-        """Start looking for a message that `recv` would get, without receiving it: until there is one, or `once`."""
+        """Start looking for a message that `recv` would get, without receiving it; look only once if `once`."""
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
-        """Return what passes plain messages on, whose default time limit is `timeout_s`.
+        """Return the fast path of messages; `timeout_s` is their default time limit.
 
-        `any_source` and `any_tag` are what callers give for any other rank and for any tag.
+        `any_source` and `any_tag` are the values by which callers mean any other rank and any tag.
         """
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        """Block until more than `seen` operations have ended, or `most_s` seconds have passed; return how many have."""
+        """Block until more than `seen` operations have ended, or for `most_s` seconds; return how many have ended."""
 
     def links(self) -> Mapping[int, str]:
-        """Return by peer which transport its messages take, and why not shared memory: "tcp (another machine)"."""
+        """Return, by peer, its transport and why it is not shared memory, such as "tcp (another machine)"."""
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """Return the counters, by peer. Zero-byte messages do not exist and are not counted."""
+        """Return the counters, by peer. Collectives send no messages of zero bytes, so none are counted."""
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
-        """Return how often each call has been run; nothing, if this executor does not count."""
+        """Return how often each call has run; an empty sequence if this executor does not count."""
 
     def check(self, operation: str) -> None:
-        """Raise the error that has ended the communicator, if there is one, as that of `operation`; never blocks."""
+        """Raise the error that has ended the communicator, if there is one, for `operation`; never blocks."""
 
     def fail(self, error: UnisonoError) -> None:
         """End the communicator on every rank with `error`, unless it has ended before."""
 
     def abort(self, reason: str) -> None:
-        """Poison the communicator on every rank with `AbortedError`."""
+        """End the communicator on every rank with `AbortedError`."""
 
     def settle(self) -> None:
-        """Wait, before `close`, until every other rank has made this rank's last call, or has left; seconds at most.
+        """Wait, before `close`, until every other rank has made this rank's last call or has left.
 
-        A rank may end its last call before others make theirs, as the root of a broadcast does.
+        A rank may end its last call before the others make it, as the root of a broadcast does. The wait takes a few
+        seconds at most.
 
         Raises:
             MismatchError: the ranks disagree on that call.
         """
 
     def close(self) -> None:
-        """Leave: release everything; peers that still need this rank get `PeerLostError`. May be called twice."""
+        """Leave the communicator. Peers that still need this rank get `PeerLostError`. May be called twice."""

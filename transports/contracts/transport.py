@@ -1,30 +1,27 @@
-"""The contracts of transports, which move the data of the generic executor.
+"""The contracts of transports for the generic executor.
 
 A *message transport* moves messages between ranks. A *mapped transport* lets ranks use each other's memory. The native
-executor has its own channels and uses neither.
+executor uses neither: it has channels of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from unisono.algorithms.ir.plan import Span
 from unisono.records import record
 from unisono.transports.contracts.call import Signature
 
-if TYPE_CHECKING:
-    pass
-
-# Tags from this on are for messages inside calls, which no receive of any tag gets.
+# Tags from here on are reserved for messages inside calls. A receive of any tag does not accept them.
 FIRST_RESERVED_TAG = 1 << 31
 
 
 @record
 class Traffic:
-    """What one peer has been sent and has sent, over one transport.
+    """Counters of the messages between this rank and one peer, over one transport.
 
-    Memory that is read is sent by its owner, and memory that is written is received by its owner, as one message.
+    An access to mapped memory counts as one message: a read as sent by the owner, a write as received by the owner.
     """
 
     transport: str
@@ -34,7 +31,7 @@ class Traffic:
     received_nbytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Return both together, by the transport of the first."""
+        """Return the sums of the counters, with the transport of the first."""
         return Traffic(
             self.transport,
             self.sent_messages + other.sent_messages,
@@ -45,7 +42,12 @@ class Traffic:
 
 
 class Identity(NamedTuple):
-    """What tells one message between two ranks of a communicator from another."""
+    """The name of a message between two ranks of a communicator; no two messages in one direction share it.
+
+    Attributes:
+        sequence: the number of the call on the communicator.
+        lane, group, segment: the lane, the group and the segment of its plan.
+    """
 
     sequence: int
     lane: int
@@ -57,17 +59,18 @@ class Request(Protocol):
     """A posted message of a message transport."""
 
     def done(self) -> bool:
-        """Return whether the message has been sent, or received; never blocks. Raises the error that ended it."""
+        """Return whether the message has been sent or received, without blocking. Raises the error that ended it."""
 
 
 @record
 class Capabilities:
-    """What a transport can do.
+    """Properties of a transport.
 
     Attributes:
         kind: "message", "mapped" or "vendor".
         ordered: whether messages of one (lane, peer) arrive in the order in which they were sent.
-        zero_copy: whether `post_send` reads the caller's memory until the request is done (it is frozen until then).
+        zero_copy: whether `post_send` reads the caller's memory until the request is done. The caller must not change
+            it before.
     """
 
     kind: str
@@ -79,46 +82,50 @@ class Published(Protocol):
     """The INPUT, OUTPUT and SCRATCH that a rank lets its peers use in one collective."""
 
     def bytes_to_read(self, span: Span, segment: int) -> list[memoryview]:
-        """Return what `span` covers in `segment`, to be read: the memory of each block that is not empty."""
+        """Return the memory of `span` in `segment`, for reading: a view for each block that is not empty."""
 
     def bytes_to_write(self, span: Span, segment: int) -> list[memoryview]:
-        """Return what `span` covers in `segment`, to be written."""
+        """Return the memory of `span` in `segment`, for writing."""
 
 
 class MappedTransport(Protocol):
-    """Lets the ranks of one communicator use each other's memory. Every call is nonblocking.
+    """Lets the ranks of one communicator use each other's memory. No method blocks.
 
-    What a peer's memory holds is up to the flags: the plan orders every access, and the transport none.
+    The transport does not order accesses. The plan orders them by flags (`signal` and `wait`).
     """
 
     def publish(self, sequence: int, memory: Published) -> None:
-        """Let peers use `memory` in this rank's `sequence`-th collective, before any of its flags is raised."""
+        """Let peers use `memory` in call `sequence`, before this rank raises any flag of that call."""
 
     def withdraw(self, sequence: int) -> None:
-        """End what `publish` began. A later access to that memory raises `InternalError`, on every rank."""
+        """Undo `publish`. A later access to that memory raises `InternalError`, on every rank."""
 
     def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        """Copy `span` of the memory of `peer` into `pieces` (contiguous, of bytes). Not called for zero bytes.
+        """Copy `span` of the memory of `peer` into `pieces`, which are contiguous bytes. Not called for zero bytes.
 
-        A span of another length raises `MismatchError` from `Request.done`, and on every other rank.
+        If the span has another length than `pieces`, `Request.done` raises `MismatchError`, and so does every other
+        rank.
         """
 
     def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        """Copy `pieces` to `span` of the memory of `peer`; as `read`, the other way round."""
+        """Copy `pieces` to `span` of the memory of `peer`, under the rules of `read`."""
 
     def signal(self, peer: int, identity: Identity) -> Request:
-        """Raise the flag of this identity at `peer`, which ends whether or not it is waited for."""
+        """Raise the flag of this identity at `peer`; the request is done even if `peer` never waits for the flag."""
 
     def wait(self, peer: int, identity: Identity) -> Request:
         """Wait for `peer` to raise the flag of this identity."""
 
 
 class MessageTransport(Protocol):
-    """Moves messages between the ranks of one communicator, for the generic executor. Every call is nonblocking.
+    """Moves messages between the ranks of one communicator, for the generic executor. No method blocks.
 
     Attributes:
+        name: the name that the option `transports` and messages show.
+        rank, size: this rank, and the number of ranks.
+        capabilities: its properties.
+        mapped: the mapped transport of the same ranks, or None. It fails and closes together with this transport.
         members: the number in the job of each rank.
-        mapped: how the ranks use each other's memory, or None if they cannot. It is poisoned and closed with this.
     """
 
     name: str
@@ -129,38 +136,39 @@ class MessageTransport(Protocol):
     members: tuple[int, ...]
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> MessageTransport:
-        """Return the transport of a new communicator of these ranks, the `number`-th of the same ranks."""
+        """Return the transport of a new communicator of these ranks; `number` counts those of the same ranks."""
 
     def announce(self, sequence: int, signature: Signature) -> None:
-        """Tell what this rank calls as its `sequence`-th collective, before any message of that call is posted.
+        """Announce the collective number `sequence` of this rank, before any message of that call is posted.
 
-        A transport that learns that another rank calls something else there fails on every rank with `MismatchError`.
+        If a transport learns that another rank announced another call under this number, it fails on every rank with
+        `MismatchError`.
         """
 
     def absent(self, sequence: int) -> Collection[int]:
-        """Return the ranks that are known not to have called their `sequence`-th collective yet, in ascending order."""
+        """Return the ranks that are known not to have made call `sequence` yet, in ascending order."""
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        """Send the concatenation of `pieces` (contiguous, of bytes) as one message.
+        """Send the concatenation of `pieces`, which are contiguous bytes, as one message.
 
-        Messages of zero bytes are sent outside collectives only.
+        Only point-to-point messages may have zero bytes.
         """
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        """Receive the message of this identity from `peer` into `pieces` (contiguous, of bytes).
+        """Receive the message of this identity from `peer` into `pieces`, which are contiguous bytes.
 
-        A message of another signature (by its digest) or length under this identity raises `MismatchError` from
-        `Request.done`, and on every other rank.
+        If the message has another signature digest or length, `Request.done` raises `MismatchError`, and so does every
+        other rank.
         """
 
     def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
-        """Return the messages of `peer` on a lane that can be received here, and that no receive was posted for."""
+        """Return the messages of `peer` on a lane that have arrived and for which no receive is posted."""
 
     def departed(self, peer: int) -> bool:
-        """Return whether `peer` has left, so that nothing more will come from it than what has arrived."""
+        """Return whether `peer` has left and all its messages have arrived."""
 
     def progress(self) -> None:
-        """Move what can be moved. Raises the error that poisoned the transport."""
+        """Move data as far as is possible now. Raises the error that ended the transport."""
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the counters, by peer."""

@@ -1,7 +1,8 @@
-"""The memory of a call in the generic executor: which views of which arrays the spans of a plan stand for.
+"""The memory of a call in the generic executor: maps the spans of a plan to views of the caller's arrays.
 
-A buffer is a list of arrays, the extents of the call, and a block may begin in one of them and end in another; or, of
-shares, it has its part of each of them. SCRATCH has extents as the buffer that it is like.
+A buffer consists of the arrays of the call, one for each extent. A block may begin in one array and end in the next. If
+the blocks are shares of the ranks, a block has a part of every array. SCRATCH has the extents of the buffer that it is
+declared to be like.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from unisono.records import record
 from unisono.transports.contracts.call import AnyArray, Call, Extent, Operand
 from unisono.transports.reductions.definition import numpy_dtype
 
-# A barrier moves no data; its messages carry one element of this type, which the executor provides as INPUT.
+# A barrier has no data. Its messages carry one element of this type, which the executor provides as INPUT.
 _TOKENS = (Extent((1, 1), DTYPES["uint8"], None),)
 _TOKEN_SHAPE = Shape((1, 1), {})
 
 
 @record
 class View:
-    """Contiguous elements of one type, and the operation that reduces them; None where nothing is reduced."""
+    """Contiguous elements of one dtype, and the operation that reduces them; None if nothing is reduced."""
 
     array: AnyArray
     op: Op | None
 
     def like(self, array: AnyArray) -> View:
-        """Return the view of other elements."""
+        """Return a view of other elements, with the same operation."""
         return View(array, self.op)
 
     def empty(self) -> View:
-        """Return a view of as many new elements."""
+        """Return a view of new, uninitialised elements of the same number."""
         return self.like(np.empty_like(self.array))
 
 
 class Memory:
-    """INPUT, OUTPUT and SCRATCH of one call; SCRATCH is allocated here and lives as long as the call.
+    """INPUT, OUTPUT and SCRATCH of one call. It allocates SCRATCH, for as long as the call runs.
 
     Args:
         call: the call, whose plan and segments cut the memory.
-        source, target: INPUT and OUTPUT; each may be None, or anything, where the plan has no elements in it.
+        source, target: INPUT and OUTPUT. One in which the plan has no elements is ignored, and may be None.
 
     Attributes:
-        output_written: whether anything of OUTPUT has been, or is being, written.
+        output_written: whether a step has been asked to write to OUTPUT.
 
     Raises:
         UsageError: `source` or `target` does not fit the call.
@@ -71,26 +72,26 @@ class Memory:
         self._views.append(self._scratch(extents))
 
     def views(self, span: Span, segment: int) -> list[View]:
-        """Return what `span` covers in `segment`, to be read: a view for what each block has of each extent."""
-        found = pieces(self._plan, span, self._bounds[span.buffer], segment, self._segments)
-        return [view for offset, length in found for view in _cut(self._views[span.buffer], offset, length)]
+        """Return the memory of `span` in `segment`, for reading: a view for each part of a block in an extent."""
+        ranges = pieces(self._plan, span, self._bounds[span.buffer], segment, self._segments)
+        return [view for offset, length in ranges for view in _cut(self._views[span.buffer], offset, length)]
 
     def views_to_write(self, span: Span, segment: int) -> list[View]:
-        """Return what `span` covers in `segment`, to be written."""
+        """Return the memory of `span` in `segment`, for writing."""
         views = self.views(span, segment)
         self.output_written |= span.buffer is Buffer.OUTPUT and bool(views)
         return views
 
     def bytes_to_read(self, span: Span, segment: int) -> list[memoryview]:
-        """Return what `views` does, as bytes."""
+        """Return the memory of `views` as bytes."""
         return [as_bytes(view.array) for view in self.views(span, segment)]
 
     def bytes_to_write(self, span: Span, segment: int) -> list[memoryview]:
-        """Return what `views_to_write` does, as bytes."""
+        """Return the memory of `views_to_write` as bytes."""
         return [as_bytes(view.array) for view in self.views_to_write(span, segment)]
 
     def _bound(self, name: str, operand: Operand, extents: Sequence[Extent], buffer: Buffer) -> list[View]:
-        """Return the views of which the blocks of INPUT or OUTPUT consist, one after the other."""
+        """Return the views of which INPUT or OUTPUT consists, in the order of its blocks."""
         arrays = checked_extents(name, operand, extents, buffer, self._length(buffer))
         views = [View(array, extent.op) for array, extent in zip(arrays, extents, strict=False)]
         if not self._call.is_shared(buffer) or not views:
@@ -102,7 +103,7 @@ class Memory:
         return sum(length for _, length in self._bounds[buffer])
 
     def _scratch(self, extents: Sequence[Extent]) -> list[View]:
-        """Return new memory. Where SCRATCH has counts of its own, the call has one extent."""
+        """Return new memory for SCRATCH. If SCRATCH has block lengths of its own, the call has one extent."""
         partition = self._plan.partition(Buffer.SCRATCH)
         if partition.like is None:
             return [View(np.empty(self._length(Buffer.SCRATCH), numpy_dtype(extents[0].dtype)), extents[0].op)]
@@ -117,7 +118,7 @@ def _shares(view: View, parts: int) -> list[View]:
 
 
 def _cut(views: Sequence[View], offset: int, length: int) -> Iterator[View]:
-    """Yield the parts of `views`, which lie one after the other, that are in `length` elements from `offset` on."""
+    """Yield the parts of `views` between elements `offset` and `offset + length`, counted over all views together."""
     start = 0
     for view in views:
         first, last = max(offset - start, 0), min(offset + length - start, view.array.size)
@@ -132,7 +133,7 @@ def checked_extents(
     """Return the arrays of `operand`, one for each of `extents`; none if the `length` of the whole buffer is 0.
 
     Raises:
-        UsageError: there are not as many, or one does not fit its extent; the message calls them `name`.
+        UsageError: the number of arrays is wrong, or one does not fit its extent; the message calls them `name`.
     """
     if length == 0:
         return []
@@ -151,10 +152,10 @@ def arrays_of(operand: Operand) -> Sequence[AnyArray | None]:
 
 
 def checked(name: str, array: AnyArray | None, dtype: DType, length: int) -> AnyArray:
-    """Return `array` if it is a flat C-contiguous array of `length` elements of `dtype`; anything if `length` is 0.
+    """Return `array`, which must be flat, C-contiguous and of `length` elements of `dtype`; an empty one if that is 0.
 
     Raises:
-        UsageError: it is something else; the message calls it `name`.
+        UsageError: `array` does not fit; the message calls it `name`.
     """
     if length == 0:
         return np.empty(0, numpy_dtype(dtype))
@@ -166,22 +167,22 @@ def checked(name: str, array: AnyArray | None, dtype: DType, length: int) -> Any
 
 
 def flat(views: Sequence[View]) -> list[View]:
-    """Return `views` with those joined that follow each other and have one type and operation, mostly by a copy.
+    """Return `views` with neighbours of the same dtype and operation joined, by a copy if there are several.
 
-    Operands that are cut differently, but consist of the same elements, so become alike.
+    So operands of the same elements become equal in form even if they are cut differently.
     """
     runs = [list(run) for _, run in groupby(views, key=lambda view: (view.array.dtype, view.op))]
     return [run[0] if len(run) == 1 else run[0].like(np.concatenate([view.array for view in run])) for run in runs]
 
 
 def scatter(views: Sequence[View], values: Sequence[View]) -> None:
-    """Set `views`, one after the other, to `values`."""
+    """Copy `values` to `views`; both are one sequence of elements, which may be cut differently."""
     start = 0
-    rest = iter(values)
+    remaining = iter(values)
     value: AnyArray = np.empty(0)
     for view in views:
         if start == value.size:
-            start, value = 0, next(rest).array
+            start, value = 0, next(remaining).array
         view.array[...] = value[start : start + view.array.size]
         start += view.array.size
 

@@ -2,17 +2,16 @@
 
 Theory of operation
 -------------------
-This is the living definition of what a plan means (`algorithms.plan`): whatever another executor does must look the
-same from outside. A started collective holds one `Lane` per lane of its plan, which says when a group may be posted.
+This executor defines the meaning of a plan (`algorithms/ir/plan.py`): every other executor must give the same results.
+A started collective holds one `Lane` for each lane of its plan. The lane decides when a group may be posted.
 
-The steps of an instance are posted together: local steps are carried out at once, messages become requests of the
-transport, and `RecvReduce` receives into a stage of its own, which is combined when the message is there. So does
-`ReadReduce`, for each peer that it reads. If the transport maps memory, that of a call is published as long as the call
-lasts. Nothing blocks; `poll` of any operation drives all operations of the executor, so that ranks may wait for them in
-different orders.
+The steps of a group are posted together, for one segment. Local steps are carried out at once. Messages become requests
+of the transport. `RecvReduce` receives into a temporary buffer, which is combined when the message has arrived.
+`ReadReduce` does the same for each peer that it reads. If the transport maps memory, the memory of a call is published
+as long as the call runs. Nothing blocks. `poll` of any operation drives all operations of the executor, so ranks may
+wait for them in different orders.
 
-The first error, wherever it is met, ends the communicator: it is handed to the transport, which raises it on every
-rank.
+The first error ends the communicator: the executor passes it to the transport, which raises it on every rank.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from unisono.algorithms.ir.plan import (
     Wait,
     Write,
 )
+from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import AbortedError, CollectiveTimeoutError, PlanError, UnisonoError, UsageError
 from unisono.transports.contracts.call import AnyArray, Call, MemoryType, Operand, Signature, Usage, VendorRefusal
@@ -65,9 +65,9 @@ class GenericExecutor:
     """The `Executor` of one rank over a transport.
 
     Args:
-        transport: what carries its messages.
-        beside: an executor of the same ranks over our own links, whose subgroups are those of this one; it is closed
-            with this one. None where the ranks are threads of one process.
+        transport: the transport that carries its messages.
+        beside: an executor of the same ranks over Unisono's own links. Both make the same subgroups, and this one
+            closes it. None if the ranks are threads of one process.
     """
 
     def __init__(self, transport: MessageTransport, beside: Executor | None = None) -> None:
@@ -78,14 +78,14 @@ class GenericExecutor:
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(count)
         self._transport = transport
         self._beside = beside
-        self._lock = threading.RLock()  # of all that follows, and held by whoever makes progress
+        self._lock = threading.RLock()  # guards all that follows; a thread that makes progress holds it
         self._active: list[_Running] = []
-        self._going_on: dict[_Running, float] = {}  # operations that go on by themselves, with their deadlines
+        self._going_on: dict[_Running, Deadline] = {}  # operations in the background, with their deadlines
         self._ended = 0
         self._sequence = 0
         self._matching = Matching(transport)
         self._failure: UnisonoError | None = None
-        self._told = False  # whether the failure has been raised to the caller, as the error that it is
+        self._raised = False  # whether the caller has seen the failure itself; later calls raise AbortedError
         self._closed = False
 
     @property
@@ -94,27 +94,25 @@ class GenericExecutor:
         return self._transport.mapped is not None
 
     def subgroup(self, ranks: Sequence[int]) -> GenericExecutor:
-        """See `Executor.subgroup`."""
         members = tuple(ranks)
         beside = None if self._beside is None else self._beside.subgroup(members)
         return GenericExecutor(self._transport.subgroup(members, next(self._subgroups[members])), beside)
 
     def authenticated(self) -> Executor:
-        """See `Executor.authenticated`."""
         return self if self._beside is None else self._beside.authenticated()
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """Start `call`; see `Executor.start`.
+        """Start `call`.
 
         Raises:
-            AbortedError: the communicator has failed before; the failure itself, if this rank has not been told of it.
-            PlanError: the plan is not for this rank, or needs mapped memory, which the transport does not offer.
+            AbortedError: the communicator has failed before. The first time, this rank raises the failure itself.
+            PlanError: the plan is for another rank, or needs mapped memory, which the transport does not have.
             UsageError: an array does not fit the plan, or the communicator is closed.
         """
         with self._lock:
             self._check_usable(call.signature)
-            able = MESSAGES if self._transport.mapped is None else WRITES
-            check_plan(call.plan, self.rank, self.size, self._transport.name, able)
+            supported = MESSAGES if self._transport.mapped is None else WRITES
+            check_plan(call.plan, self.rank, self.size, self._transport.name, supported)
             memory = Memory(call, source, target)
             sequence = self._sequence
             self._sequence += 1
@@ -122,19 +120,16 @@ class GenericExecutor:
             return self._launch(_Collective(self, call, sequence, memory, self._transport))
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
-        """See `Executor.run`."""
         self.start(call, source, target).wait(timeout_s)
 
     def call_cache(self, timeout_s: float) -> CallCache:
-        """See `Executor.call_cache`."""
         return NO_CACHE
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
-        """See `Executor.message_calls`."""
         return NO_MESSAGES
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
-        """See `Executor.cache`; here, every call takes the same way."""
+        """Do nothing: this executor has no call cache."""
 
     def persistent(
         self,
@@ -145,8 +140,6 @@ class GenericExecutor:
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
-        """See `Executor.persistent`."""
-
         def run_again(wait: bool = True) -> Any:
             operation = self.start(call, source, target)
             if not wait:
@@ -158,11 +151,9 @@ class GenericExecutor:
         return run_again
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        """See `Executor.sends_from`: of messages here the bytes are looked at."""
-        return False
+        return False  # message transports read the bytes of every message on the host
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
-        """See `Executor.receives_into`."""
         return False
 
     def send(
@@ -201,9 +192,8 @@ class GenericExecutor:
             return probe
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        """See `Executor.wait_for_end`."""
-        deadline = time.monotonic() + most_s
-        while self._ended <= seen and time.monotonic() < deadline:
+        deadline = Deadline(most_s)
+        while self._ended <= seen and not deadline.has_passed():
             self.progress()
             time.sleep(LONGEST_PAUSE_S)
         return self._ended
@@ -215,14 +205,13 @@ class GenericExecutor:
         return self._transport.traffic()
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
-        """See `Executor.usage`: this one does not count."""
-        return ()
+        return ()  # this executor does not count
 
     def abort(self, reason: str) -> None:
         self.fail(AbortedError(f"rank {self.members[self.rank]} aborted the communicator: {reason}"))
 
     def settle(self) -> None:
-        """See `Executor.settle`: transports of messages have no links to ask by, so nothing is found."""
+        """Do nothing: a message transport cannot ask other ranks about their calls."""
 
     def close(self) -> None:
         with self._lock:
@@ -235,7 +224,7 @@ class GenericExecutor:
                     self._beside.close()
 
     def progress(self) -> None:
-        """Drive every operation that has been started; remember the first error, and tell all ranks of it."""
+        """Drive all started operations; the first error ends the communicator on all ranks."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -249,14 +238,12 @@ class GenericExecutor:
                 self.fail(error)
 
     def check(self, operation: str) -> None:
-        """See `Executor.check`."""
         self.progress()
         if (error := self.failure()) is not None:
             error.rank, error.operation = self.members[self.rank], operation
             raise error
 
     def fail(self, error: UnisonoError) -> None:
-        """See `Executor.fail`."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
@@ -264,15 +251,15 @@ class GenericExecutor:
                 self._transport.abort(error)
 
     def failure(self) -> UnisonoError | None:
-        """Return a new copy, to be raised, of the error that ended the communicator, or None."""
-        self._told = self._failure is not None
+        """Return a copy of the error that ended the communicator, for the caller to raise; None if there is none."""
+        self._raised = self._failure is not None
         return copy.copy(self._failure)
 
     def go_on(self, operation: _Running, timeout_s: float) -> None:
-        """Let a thread of this executor drive all operations until this one has ended, `timeout_s` from now at most."""
+        """Let a thread drive all operations until this one has ended, and fail it after `timeout_s` seconds."""
         with self._lock:
             is_driven = bool(self._going_on)
-            self._going_on[operation] = time.monotonic() + timeout_s
+            self._going_on[operation] = Deadline(timeout_s)
         if not is_driven:
             threading.Thread(target=self._drive, name="unisono-generic", daemon=True).start()
 
@@ -281,11 +268,12 @@ class GenericExecutor:
         while True:
             self.progress()
             with self._lock:
-                self._going_on = {each: late for each, late in self._going_on.items() if not each.ended()}
+                pending = self._going_on.items()
+                self._going_on = {operation: deadline for operation, deadline in pending if not operation.ended()}
                 if not self._going_on:
                     return
-                first = min(self._going_on, key=self._going_on.__getitem__)
-                if time.monotonic() >= self._going_on[first]:
+                first = min(self._going_on, key=lambda operation: self._going_on[operation].when)
+                if self._going_on[first].has_passed():
                     self.fail(first.timeout())
             time.sleep(next(pauses) or 0.0)
 
@@ -294,11 +282,11 @@ class GenericExecutor:
         self._active.clear()
 
     def is_over(self) -> bool:
-        """Return whether the communicator has failed or is closed, without telling how."""
+        """Return whether the communicator has failed or is closed. It does not count as raising the failure."""
         return self._failure is not None
 
     def _look(self, source: int | None, tag: int | None, once: bool) -> tuple[bool, Message | None]:
-        """Return whether a probe is done, and what it has found."""
+        """Return whether a probe is done, and the message that it has found."""
         message = self._matching.find(source, tag)
         return once or message is not None, message
 
@@ -313,11 +301,11 @@ class GenericExecutor:
             raise UsageError(f"rank {peer} does not exist: there are {self.size} ranks", operation=str(signature))
 
     def _check_usable(self, signature: Signature) -> None:
-        """Raise what keeps this rank from calling: a failure as itself when it is news, as `AbortedError` later."""
+        """Raise if the communicator is closed or has failed: the failure itself the first time, then `AbortedError`."""
         error: UnisonoError | None
         if self._closed:
             error = UsageError("the communicator is closed")
-        elif self._told and self._failure is not None:
+        elif self._raised and self._failure is not None:
             error = AbortedError(f"the communicator has failed before: {self._failure.message}")
         else:
             error = self.failure()
@@ -327,7 +315,7 @@ class GenericExecutor:
 
 
 class _Running:
-    """A started operation of `executor`: the parts of `Operation` that collectives and messages share."""
+    """A started operation of `executor`: the base class of collectives and messages."""
 
     def __init__(self, executor: GenericExecutor, signature: Signature, sequence: int | None = None) -> None:
         self._executor = executor
@@ -375,11 +363,11 @@ class _Running:
         raise NotImplementedError
 
     def absent(self) -> Collection[int]:
-        """Return the ranks that are known not to have made this call."""
+        """Return the ranks that certainly have not made this call yet."""
         raise NotImplementedError
 
     def timeout(self) -> CollectiveTimeoutError:
-        """Return the error of having waited too long."""
+        """Return the error of an operation whose time limit has passed."""
         members = self._executor.members
         awaited, absent = ([members[rank] for rank in ranks] for ranks in (sorted(self.waits_for()), self.absent()))
         me = members[self._executor.rank]
@@ -389,7 +377,7 @@ class _Running:
 
 
 class _Message(_Running):
-    """A message outside collectives, to or from one of `peers`."""
+    """A point-to-point message, to or from one of `peers`."""
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], request: Request
@@ -413,7 +401,7 @@ class _Message(_Running):
 
 
 class _Receive(_Message):
-    """A message from one of `peers`."""
+    """A receive of a message from one of `peers`."""
 
     def __init__(
         self, executor: GenericExecutor, signature: Signature, peers: Collection[int], receive: Receive
@@ -421,12 +409,10 @@ class _Receive(_Message):
         super().__init__(executor, signature, peers, receive)
         self._receive = receive
 
-    def found(self) -> Message | None:
-        """See `Probe.found`."""
+    def message(self) -> Message | None:
         return self._receive.message
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return None
 
     def has_written(self) -> bool:
@@ -434,7 +420,7 @@ class _Receive(_Message):
 
 
 class _Probe(_Running):
-    """A look for a message of one of `peers`; `look` returns whether it is done, and what it has found."""
+    """A probe for a message of one of `peers`; `look` returns whether it is done, and the message that it has found."""
 
     def __init__(
         self,
@@ -446,18 +432,16 @@ class _Probe(_Running):
         super().__init__(executor, signature)
         self._peers = peers
         self._look = look
-        self._found: Message | None = None
+        self._message: Message | None = None
 
-    def found(self) -> Message | None:
-        """See `Probe.found`."""
-        return self._found
+    def message(self) -> Message | None:
+        return self._message
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return None
 
     def advance(self) -> bool:
-        self._finished, self._found = self._look()
+        self._finished, self._message = self._look()
         return self._finished
 
     def waits_for(self) -> set[int]:
@@ -471,7 +455,7 @@ class _Probe(_Running):
 
 
 class _Collective(_Running):
-    """A started collective: its lanes, and what each kind of step does."""
+    """A started collective: its lanes, and a method for each kind of step."""
 
     def __init__(
         self, executor: GenericExecutor, call: Call, sequence: int, memory: Memory, transport: MessageTransport
@@ -504,7 +488,7 @@ class _Collective(_Running):
         return self._memory.output_written
 
     def post(self, step: Step, lane: int, group: int, segment: int) -> Posted | None:
-        """Carry out a local step, or post the message of one; return what is to be waited for, if anything."""
+        """Carry out a local step, or post a message; return the posted message, or None without one."""
         return _POST[type(step)](self, step, Identity(self._number, lane, group, segment))
 
     def post_send(self, step: Send, identity: Identity) -> Posted | None:
@@ -577,7 +561,7 @@ class _Collective(_Running):
         return self._shared().read(peer, self._number, source, segment, pieces)
 
     def _shared(self) -> MappedTransport:
-        assert self._mapped is not None, "a plan that needs mapped memory is refused without it"
+        assert self._mapped is not None, "check_plan refuses a plan that needs mapped memory without it"
         return self._mapped
 
     def _reduce(self, dst: Span, sources: tuple[Span, ...], segment: int, lower: bool) -> None:
@@ -605,7 +589,7 @@ class _All:
         return not self._requests
 
 
-# What each kind of step does.
+# Kind of step → the method that carries it out.
 _POST: dict[type, Callable[[_Collective, Any, Identity], Posted | None]] = {
     Send: _Collective.post_send,
     Recv: _Collective.post_recv,

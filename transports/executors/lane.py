@@ -1,8 +1,8 @@
-"""One lane of a started collective: which instance of which group may be posted, and which have ended.
+"""`Lane`: posts the groups of one lane of a running collective, in order, and tracks which have ended.
 
-A lane posts its (group, segment) instances strictly in canonical order, each when everything it depends on has ended,
-so that both ends of every channel post in the same order. Groups are expanded from the plan when their first segment is
-posted and dropped after their last, so a long `Repeat` is never unrolled whole.
+An instance is one group for one segment. A lane posts its instances strictly in canonical order, each as soon as the
+instances that it depends on have ended. So both ends of every channel post in the same order. A group is expanded from
+the plan when its first segment is posted, and dropped after its last, so a long `Repeat` is never unrolled as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.transports.contracts.transport import Request
 
 @dataclass(slots=True)
 class Posted:
-    """A posted message and what is done, once, when it has arrived."""
+    """A posted message to or from `peer`, and a function to call once when it is done."""
 
     peer: int
     request: Request
@@ -33,7 +33,7 @@ class Posted:
         return True
 
 
-# Carries out a local step, or posts the message of one, of (lane, group, segment); returns what is to be waited for.
+# (step, lane, group, segment): carries out a local step and returns None, or posts a message and returns it.
 Post: TypeAlias = Callable[[Step, int, int, int], Posted | None]
 
 
@@ -42,8 +42,8 @@ class Lane:
 
     Args:
         index: the number of the lane in the plan of `call`.
-        call: the call; its segments and plan say what instances there are.
-        post: carries out a step of an instance.
+        call: the call, whose plan and segments define the instances.
+        post: carries out one step of an instance.
 
     Attributes:
         ended: for each segment, the number of groups that have ended; they end in order.
@@ -61,7 +61,7 @@ class Lane:
         self.ended = [0] * call.segments
 
     def advance(self, lanes: Sequence[Lane]) -> bool:
-        """End the instances that have ended and post those that may start; return whether there was any."""
+        """Record the instances that have ended, and post those that may start; return whether there was any."""
         moved = False
         for segment, posted in list(self._running.items()):
             posted[:] = [message for message in posted if not message.done()]
@@ -97,7 +97,7 @@ class Lane:
             del self._expanded[group]
 
     def _group(self, group: int) -> Group:
-        """Return a group as run. Canonical order asks for new ones in ascending order, so each is expanded once."""
+        """Return a group of the plan. Canonical order needs new groups in ascending order, so each is expanded once."""
         if group not in self._expanded:
             self._expanded[group] = next(self._unexpanded)
         return self._expanded[group]

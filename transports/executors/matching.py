@@ -1,9 +1,10 @@
-"""Which message goes to which receive, outside collectives, in the generic executor.
+"""Matches point-to-point messages to receives, in the generic executor.
 
-Theory of operation. Messages between two ranks travel on a lane of their own, where `group` is the tag and `sequence`
-numbers the messages of that tag and direction. A receive of one source and tag is given the next number when it is
-posted. One that may get messages of several is given none: it queues until a message has arrived that it accepts and
-whose number is next; and behind it queues whoever might accept the same, so that the first posted is the first served.
+Theory of operation. Point-to-point messages have a lane of their own. In their identity, `group` is the tag, and
+`sequence` numbers the messages of that tag and direction. A receive from one source and tag gets the next number when
+it is posted. A receive from any source or of any tag gets none at first: it waits in a queue until a message arrives
+that it accepts and whose number is next. A later receive that might accept the same message waits behind it, so the
+receive that was posted first gets the message.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ POINT_TO_POINT_LANE = -1
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """A posted receive: a request, and from when it is known which message it gets, that of the transport.
+    """The request of a posted receive.
 
     Attributes:
-        source, tag: what it accepts; None for any.
-        message: what it gets, once that is known.
+        source, tag: the rank and the tag that it accepts; None for any.
+        request: the request of the transport, once a message is assigned to the receive.
+        message: that message.
     """
 
     matching: Matching
@@ -46,14 +48,14 @@ class Receive:
                 raise lost
         return self.request is not None and self.request.done()
 
-    def may_want_same(self, other: Receive) -> bool:
-        """Return whether there may be a message that both accept."""
+    def overlaps(self, other: Receive) -> bool:
+        """Return whether both receives accept some common message."""
         pairs = (self.source, other.source), (self.tag, other.tag)
-        return all(mine is None or its is None or mine == its for mine, its in pairs)
+        return all(one is None or another is None or one == another for one, another in pairs)
 
 
 class Matching:
-    """The messages outside collectives that one rank sends and receives over `transport`."""
+    """Numbers the point-to-point messages of one rank over `transport`, and assigns them to receives."""
 
     def __init__(self, transport: MessageTransport) -> None:
         self._transport = transport
@@ -62,48 +64,48 @@ class Matching:
         self._queue: list[Receive] = []
 
     def send(self, dest: int, tag: int, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        """Post a message, the next of its tag."""
+        """Post the next message of a tag."""
         identity = self._next(self._sent, dest, tag)
         return self._transport.post_send(dest, identity, signature, pieces)
 
     def receive(
         self, source: int | None, tag: int | None, signature: Signature, pieces: Sequence[memoryview]
     ) -> Receive:
-        """Post a receive, from any other rank or of any tag that is not reserved where None is given."""
+        """Post a receive. None stands for any other rank, and for any tag that is not reserved."""
         receive = Receive(self, source, tag, signature, pieces)
-        if source is None or tag is None or any(map(receive.may_want_same, self._queue)):
+        if source is None or tag is None or any(map(receive.overlaps, self._queue)):
             self._queue.append(receive)
         else:
             self._assign(receive, source, tag)
         return receive
 
     def match(self) -> None:
-        """Give what has arrived to the receives that queue."""
-        self._give(self._arrived())
+        """Assign the messages that have arrived to the receives in the queue."""
+        self._assign_all(self._arrived())
 
     def find(self, source: int | None, tag: int | None) -> Message | None:
         """Return the message that a receive posted now would get, if it has arrived.
 
         Raises:
-            PeerLostError: it has not, and all that it might come from have left.
+            PeerLostError: it has not arrived, and every rank that could send it has left.
         """
         lost = self.lost(source)
         arrived = self._arrived()
-        self._give(arrived)
-        found = self._first(arrived, source, tag)
-        if found is None and lost is not None:
+        self._assign_all(arrived)
+        message = self._first(arrived, source, tag)
+        if message is None and lost is not None:
             raise lost
-        return found
+        return message
 
     def sources(self, source: int | None) -> Sequence[int]:
-        """Return the ranks that a message from `source`, or any, may come from."""
+        """Return the ranks that `source` stands for: one rank, or all other ranks for None."""
         transport = self._transport
         return [peer for peer in range(transport.size) if peer != transport.rank] if source is None else [source]
 
     def lost(self, source: int | None) -> PeerLostError | None:
-        """Return the error that all have left that a message might come from, if so.
+        """Return the error to raise if every rank that could send the message has left; otherwise None.
 
-        To be asked before `match` and `find`, for a rank may send and leave in between.
+        Call it before `match` and `find`: a rank may send a message and leave in between.
         """
         sources, members = self.sources(source), self._transport.members
         if not all(map(self._transport.departed, sources)):
@@ -113,15 +115,15 @@ class Matching:
         return PeerLostError(f"{who} left while rank {me} still needed a message", peer=members[sources[-1]])
 
     def _arrived(self) -> list[tuple[Message, int]]:
-        """Return the messages that have arrived and have not been given to a receive, with their numbers."""
+        """Return the messages that have arrived and are not assigned to a receive, with their numbers."""
         return [
             (_message(peer, identity, signature), identity.sequence)
             for peer in self.sources(None)
             for identity, signature in self._transport.arrived(peer, POINT_TO_POINT_LANE)
         ]
 
-    def _give(self, arrived: list[tuple[Message, int]]) -> None:
-        # All look at the same: what arrives meanwhile must not get to a receive before one that was posted earlier.
+    def _assign_all(self, arrived: list[tuple[Message, int]]) -> None:
+        # All receives use one list: a message that arrives meanwhile must not go to a receive that was posted later.
         for receive in self._queue:
             message = self._first(arrived, receive.source, receive.tag)
             if message is not None:
@@ -147,7 +149,7 @@ class Matching:
 
 
 def signature_of(dtype: DType, count: int) -> Signature:
-    """Return what both ends of a message must agree on."""
+    """Return the signature of a message, on which sender and receiver must agree."""
     return Signature("send/recv", dtype.name, (count,), "C", None, None, "direct", 1)
 
 

@@ -1,8 +1,7 @@
-"""The native executor: compiles calls for the native core, opens the channels they need, and names what went wrong."""
+"""The native executor: translates calls for the native core, opens their channels, and raises the core's failures."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import threading
@@ -20,12 +19,14 @@ from unisono.algorithms.catalogue.vendors import MPI_NATIVE
 from unisono.algorithms.ir.binding import Shape, bounds
 from unisono.algorithms.ir.encode import encode
 from unisono.algorithms.ir.plan import Buffer, Counts, peers
+from unisono.deadlines import Deadline
 from unisono.dtypes import DTYPES, DType
 from unisono.errors import AbortedError, PeerLostError, UnisonoError, UsageError
 from unisono.operations import Combine
 from unisono.records import record
 from unisono.transports import _core
 from unisono.transports.contracts.call import AnyArray, Call, Extent, MemoryType, Operand, Usage, VendorRefusal
+from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.executor import CallCache, Message, MessageCalls, Operation
 from unisono.transports.contracts.transport import Traffic
 from unisono.transports.executors.call_memory import arrays_of, checked_extents
@@ -43,35 +44,35 @@ _log = log.get(log.NAME)
 
 # The id of the communicator of all ranks.
 _WORLD = 0
-# The number of the communicator of authenticated links; those that users make of the same ranks count from 0.
+# The number of the communicator of authenticated links. Communicators of the user on the same ranks count from 0.
 _AUTHENTICATED = -1
 
 _PENDING, _DONE = 0, 1
 
-# Types that numpy cannot hand out by the buffer protocol go as unsigned integers of their size.
+# Dtypes that numpy cannot export by the buffer protocol are passed as unsigned integers of the same size.
 _AS_INTEGERS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 _DTYPES_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
-# The INPUT of a barrier, and how the core takes its extents.
+# The INPUT of a barrier, and its extents in the form of the core.
 _TOKEN = np.zeros(1, np.uint8)
 _TOKEN_ROWS = [(1, DTYPES["uint8"].code, int(Combine.SUM), 1)], [(0, DTYPES["uint8"].code, int(Combine.SUM), 1)]
 _Buffers: TypeAlias = "tuple[AnyArray | None, ...]"
-# How long a wait for any end may be where ends by MPI are not heard of.
+# The longest wait for the end of any call if MPI may run one: the core does not notice the end of a call by MPI.
 _LOOK_S = 0.002
-# Collectives that a rank cannot end before every other rank has begun them, so that all ranks agree on the last call.
+# A rank cannot end one of these before every other rank has begun it. So if it is the last call, all ranks agree on it.
 _ENDED_BY_ALL = frozenset({"allreduce", "allgather", "alltoall", "reduce_scatter", "barrier"})
-# How long `close` waits for ranks that have not made this rank's last call yet. Later disagreements are theirs to find.
+# How long `close` waits for ranks that have not made this rank's last call yet. They detect later disagreements.
 _SETTLING_S = 5.0
-# Compiled calls that are kept. Each keeps its `Call` alive, whose identity is the key.
+# The number of compiled calls that are kept. Each keeps its `Call` alive, because the id of the `Call` is the key.
 _MOST_COMPILED = 4096
 
 
 class _Failures:
-    """Raises the failure of a rank's communicators: the first time as what it is, then as `AbortedError`."""
+    """Raises the failure of a rank's communicators: the failure itself the first time, then `AbortedError`."""
 
-    def __init__(self, control: _core.Control, rank: int, places: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, control: _core.Control, rank: int, hosts_and_pids: Sequence[tuple[str, int]]) -> None:
         self._control = control
         self._rank = rank
-        self._places = places
+        self._hosts_and_pids = hosts_and_pids
         self._process = os.getpid()
         self._raised = False
 
@@ -87,7 +88,7 @@ class _Failures:
         if self._raised:
             raise AbortedError(f"this communicator had failed: {text}", rank=self._rank, operation=operation)
         self._raised = True
-        # Raised without a name here: a frame that holds its error is a circle, which keeps all that the caller holds.
+        # The error gets no local name here: a frame that refers to its own error keeps the caller's objects alive.
         raise self._error(operation)
 
     def _error(self, operation: str) -> UnisonoError:
@@ -101,11 +102,11 @@ class _Failures:
             buffers="the contents of the output are undefined",
         )
         if isinstance(error, PeerLostError) and peer >= 0:
-            error.host, error.pid = self._places[peer]
+            error.host, error.pid = self._hosts_and_pids[peer]
         return error
 
     def check_disagreement(self, operation: str) -> None:
-        """Raise the failure if it is a disagreement that no call of this rank has raised."""
+        """Raise the failure if it is a `MismatchError` that no call of this rank has raised."""
         if not self._raised and self._control.failure()[0] == MISMATCH:
             self.check(_PENDING, operation)
 
@@ -134,7 +135,7 @@ class _Failures:
 
 
 class NativeOperation:
-    """A call that the native core runs."""
+    """The `Operation` of a call that the native core runs."""
 
     def __init__(self, failures: _Failures, started: _core.StartedCall, operation: str) -> None:
         self._failures = failures
@@ -142,32 +143,26 @@ class NativeOperation:
         self._operation = operation
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         outcome = self._started.poll()
         return outcome != _PENDING and self._failures.check(outcome, self._operation)
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         self._failures.check(self._started.wait(timeout_s), self._operation)
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`."""
         self._started.go_on(timeout_s)
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
         return self._started.poll() != _PENDING
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         self._failures.abort(reason)
 
 
 class NativeProbe(NativeOperation):
-    """A look for a message, or a receive of one."""
+    """The `Probe` of a probe or a receive that the native core runs."""
 
-    def found(self) -> Message | None:
-        """See `Probe.found`."""
+    def message(self) -> Message | None:
         message = self._started.message()
         if message is None:
             return None
@@ -176,13 +171,12 @@ class NativeProbe(NativeOperation):
         return Message(source, tag, dtype.name, nbytes // dtype.itemsize)
 
     def aside(self) -> bytes | None:
-        """See `Probe.aside`."""
         return self._started.aside()
 
 
 @record
 class _Compiled:
-    """A call that the native core can run, with the elements of INPUT and OUTPUT; the call's id is its key."""
+    """A call in the form of the native core, and the lengths of INPUT and OUTPUT in elements."""
 
     call: Call
     native: _core.Call
@@ -190,15 +184,15 @@ class _Compiled:
 
 
 class NativeExecutor:
-    """Runs the plans of one communicator over shared memory and TCP.
+    """Runs the plans of one communicator in the native core, over its channels.
 
     Args:
-        session: this rank's place in the job, whose roster is known.
-        parent: the executor that it is a subgroup of; None for all ranks of the job.
-        communicator: the communicator's id, the same on all ranks; 63 bits.
-        members: its ranks, by their numbers in the job; not given for all ranks.
-        mpi: MPI's collectives of the same ranks in the same order, if there are any.
-        is_authenticated: whether messages go over authenticated links only, whatever the option `transports` says.
+        session: the session of this rank, which has a roster.
+        parent: the executor of the parent communicator; None for all ranks of the job.
+        communicator: the id of the communicator, equal on all ranks; 63 bits.
+        members: its ranks, by their numbers in the job; empty for all ranks.
+        mpi: MPI's collectives of the same ranks in the same order, or None.
+        is_authenticated: whether messages travel only over authenticated links, whatever the option `transports` says.
     """
 
     def __init__(
@@ -222,23 +216,25 @@ class NativeExecutor:
         try:
             self._endpoint = _core.Endpoint(session.control, communicator, crowded, list(members))
         except OSError as error:
-            refused = unavailable(f"rank {session.identity.rank} cannot make a communicator", error, self.rank)
-            session.control.fail(kind_of(refused), -1, refused.message)  # others would wait for it in their first call
+            refused = unavailable(f"rank {session.identity.rank} cannot create a communicator", error, self.rank)
+            session.control.fail(
+                kind_of(refused), -1, refused.message
+            )  # without it, other ranks would wait in their first call
             raise refused from None
-        # Apart from this object, so that what the cache and persistent calls hold makes no circle.
+        # An object of its own, so that the call cache and persistent calls do not refer to this executor.
         self._failures: _Failures = (
-            parent._failures if parent else _Failures(session.control, session.identity.rank, session.places())
+            parent._failures if parent else _Failures(session.control, session.identity.rank, session.hosts_and_pids())
         )
         self._subgroups: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
         self._compiling = threading.Lock()
         self._cache: _core.CallCache | None = None
         self._compiled: dict[int, _Compiled] = {}
         self._closed = False
-        session.add_communicator(communicator, self._endpoint, is_authenticated=is_authenticated)
+        session.channels.add_communicator(communicator, self._endpoint, is_authenticated=is_authenticated)
 
     @property
     def session(self) -> Session:
-        """This rank's place in the job."""
+        """The session of this rank."""
         return self._session
 
     @property
@@ -247,22 +243,19 @@ class NativeExecutor:
         return self._communicator
 
     def subgroup(self, ranks: Sequence[int]) -> NativeExecutor:
-        """See `Executor.subgroup`."""
         members = tuple(self.members[rank] for rank in ranks)
         number = next(self._subgroups[members])
-        communicator = _id_of(self._communicator, members, number)
+        communicator = communicator_id(self._communicator, members, number)
         mpi = None if self._mpi is None else self._mpi.subgroup(members, communicator)
         return NativeExecutor(self._session, self, communicator, members, mpi)
 
     def authenticated(self) -> NativeExecutor:
-        """See `Executor.authenticated`."""
-        if self._session.is_authenticated:
+        if self._session.channels.is_authenticated:
             return self
-        communicator = _id_of(self._communicator, self.members, _AUTHENTICATED)
+        communicator = communicator_id(self._communicator, self.members, _AUTHENTICATED)
         return NativeExecutor(self._session, self, communicator, self.members, is_authenticated=True)
 
     def start(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """See `Executor.start`."""
         if call.plan.algorithm in self.vendors:
             return self._start_by_mpi(call, source, target)
         compiled = self._compile(call)
@@ -273,7 +266,7 @@ class NativeExecutor:
         return NativeOperation(self._failures, request, str(call.signature))
 
     def _start_by_mpi(self, call: Call, source: Operand, target: Operand) -> Operation:
-        """Start a call that MPI carries out, by the barrier by which the ranks agree on it."""
+        """Start a call that MPI runs, with the barrier by which the ranks agree on it."""
         assert self._mpi is not None
         if id(call) not in self._agreements:
             barrier = find("barrier", "dissemination").build(self.size, self.rank)
@@ -282,7 +275,6 @@ class NativeExecutor:
         return self._mpi.start(call, source, target, agree, self._failures)
 
     def run(self, call: Call, source: Operand, target: Operand, timeout_s: float) -> None:
-        """See `Executor.run`."""
         if call.plan.algorithm in self.vendors:
             self.start(call, source, target).wait(timeout_s)
             return
@@ -292,14 +284,12 @@ class NativeExecutor:
             self._failures.check(outcome, str(call.signature))
 
     def call_cache(self, timeout_s: float) -> CallCache:
-        """See `Executor.call_cache`."""
         if self._cache is None:
             on_start = partial(NativeOperation, self._failures)
             self._cache = _core.CallCache(self._endpoint, np.ndarray, self._failures.check, on_start, timeout_s)
         return self._cache
 
     def cache(self, call: Call, collective: str, x: Any, out: Any, op: Any, root: Any, algorithm: Any) -> None:
-        """See `Executor.cache`."""
         if self._cache is not None and call.plan.algorithm not in self.vendors:
             compiled = self._compile(call)
             uses = (length > 0 for length in compiled.lengths)
@@ -314,7 +304,6 @@ class NativeExecutor:
         result: Any,
         on_start: Callable[[Operation, Any], Any],
     ) -> Callable[..., Any]:
-        """See `Executor.persistent`."""
         if call.plan.algorithm in self.vendors:
             return partial(self._start_again, call, source, target, timeout_s, result, on_start)
         compiled = self._compile(call)
@@ -346,32 +335,32 @@ class NativeExecutor:
         return on_start(operation, result)
 
     def sends_from(self, memory: MemoryType, dest: int, nbytes: int, timeout_s: float) -> bool:
-        """See `Executor.sends_from`."""
-        if dest == self.rank or not self._session.knows(memory, self.members[dest]):
+        if dest == self.rank or not self._session.channels.carries(memory, self.members[dest]):
             return False
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         while (takes := self._endpoint.takes(_core.SENDING_LANE, dest, memory, nbytes)) is None:
-            if self._session.control.failed() or time.monotonic() >= deadline:
-                return False  # and the message itself raises what is wrong
+            if self._session.control.failed() or deadline.has_passed():
+                return False  # the message itself will raise the error
             time.sleep(_LOOK_S)
         return takes
 
     def receives_into(self, memory: MemoryType, source: int | None, nbytes: int) -> bool:
-        """See `Executor.receives_into`."""
         others = [peer for peer in range(self.size) if peer != self.rank] if source is None else [source]
         return self.rank not in others and all(self._reaches(memory, peer, nbytes) for peer in others)
 
     def _reaches(self, memory: MemoryType, source: int, nbytes: int) -> bool:
-        """Return whether messages of a rank can be received into such memory; hope so where the link is not there."""
-        told = self._endpoint.takes(_core.RECEIVING_LANE, source, memory, nbytes)
-        return self._session.knows(memory, self.members[source]) if told is None else told
+        """Return whether messages of `source` can be received into `memory`, as far as the transport shows it.
+
+        Before the channel is open, only the session knows what its transport carries.
+        """
+        takes = self._endpoint.takes(_core.RECEIVING_LANE, source, memory, nbytes)
+        return self._session.channels.carries(memory, self.members[source]) if takes is None else takes
 
     def send(
         self, array: AnyArray, dtype: DType, dest: int, tag: int, memory: MemoryType = MemoryType.HOST
     ) -> NativeOperation:
-        """See `Executor.send`."""
         with self._compiling:
             self._open([(_core.SENDING_LANE, dest)])
         request = self._endpoint.send(dest, dtype.code, tag, _as_buffer(array, dtype), memory)
@@ -385,17 +374,14 @@ class NativeExecutor:
         tag: int | None,
         memory: MemoryType = MemoryType.HOST,
     ) -> NativeProbe:
-        """See `Executor.recv`."""
         request = self._endpoint.receive(source, dtype.code, tag, _as_buffer(array, dtype), memory)
-        return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_whence(source, tag)})")
+        return NativeProbe(self._failures, request, f"recv({dtype.name}[{array.size}], {_origin(source, tag)})")
 
     def probe(self, source: int | None, tag: int | None, *, once: bool) -> NativeProbe:
-        """See `Executor.probe`."""
         request = self._endpoint.probe(source, tag, once)
-        return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_whence(source, tag)})")
+        return NativeProbe(self._failures, request, f"{'iprobe' if once else 'probe'}({_origin(source, tag)})")
 
     def message_calls(self, any_source: object, any_tag: object, timeout_s: float) -> MessageCalls:
-        """See `Executor.message_calls`."""
         return _core.MessageCalls(
             self._endpoint,
             np.ndarray,
@@ -409,36 +395,31 @@ class NativeExecutor:
         )
 
     def wait_for_end(self, seen: int, most_s: float) -> int:
-        """See `Executor.wait_for_end`."""
-        # What MPI carries out is not counted, so where there may be some, it is looked at by whoever waits.
+        # The core does not count calls by MPI. If there may be some, the caller must poll them, so this waits briefly.
         return self._endpoint.wait_for_end(seen, most_s if self._mpi is None else min(most_s, _LOOK_S))
 
     def links(self) -> Mapping[int, str]:
-        """See `Executor.links`."""
         others = (peer for peer in range(self.size) if peer != self.rank)
-        return {peer: self._session.link_to(self.members[peer]) for peer in others}
+        return {peer: self._session.channels.link_to(self.members[peer]) for peer in others}
 
     def traffic(self) -> Mapping[int, Traffic]:
-        """See `Executor.traffic`."""
         totals: dict[int, Traffic] = {}
         for peer, transport, *counts in self._endpoint.traffic():
             totals[peer] = Traffic(transport, *counts) + totals.get(peer, Traffic(transport))
         return totals
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
-        """See `Executor.usage`; calls that were forgotten, as there were too many kinds, are not among them."""
+        # Calls that were dropped because more than `_MOST_COMPILED` were compiled are not counted.
         agreements = {id(agreement) for _, agreement in list(self._agreements.values())}
-        own = [each for key, each in list(self._compiled.items()) if key not in agreements]
-        counts = [(each.call, each.native.usage()) for each in own]
+        own = [compiled for key, compiled in list(self._compiled.items()) if key not in agreements]
+        counts = [(compiled.call, compiled.native.usage()) for compiled in own]
         by_mpi = [] if self._mpi is None else self._mpi.usage()
         return [*((call, Usage(calls, timed, ns / 1e9)) for call, (calls, timed, ns) in counts), *by_mpi]
 
     def check(self, operation: str) -> None:
-        """See `Executor.check`."""
         self._failures.check_now(operation)
 
     def fail(self, error: UnisonoError) -> None:
-        """See `Executor.fail`."""
         control = self._session.control
         peer = -1 if error.peer is None else error.peer
         if isinstance(error, PeerLostError) and peer >= 0:
@@ -447,40 +428,37 @@ class NativeExecutor:
             control.fail(kind_of(error), peer, error.message)
 
     def abort(self, reason: str) -> None:
-        """See `Executor.abort`."""
         self._failures.abort(reason)
 
     def settle(self) -> None:
-        """See `Executor.settle`."""
         collective = self._endpoint.last_call().partition("(")[0]
         if self.size > 1 and collective and collective not in _ENDED_BY_ALL and not self._session.control.failed():
             self._endpoint.settle(_SETTLING_S)
         self._failures.check_disagreement("close()")
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._mpi is not None and not self._closed and self._mpi.close():
-            self._failures.abort("it has left while MPI was carrying out a call")
+            self._failures.abort("it has left while MPI was running a call")
         self._closed = True
-        self._session.remove_communicator(self._communicator)
+        self._session.channels.remove_communicator(self._communicator)
         self._endpoint.close()
         self._compiled.clear()
         if self._cache is not None:
             self._cache.forget()
 
     def _compile(self, call: Call) -> _Compiled:
-        found = self._compiled.get(id(call))
-        if found is None:
+        compiled = self._compiled.get(id(call))
+        if compiled is None:
             with self._compiling:
-                found = self._compiled.get(id(call)) or self._compile_anew(call)
-        return found
+                compiled = self._compiled.get(id(call)) or self._compile_anew(call)
+        return compiled
 
     def _compile_anew(self, call: Call) -> _Compiled:
         if self._closed:
             raise UsageError("this communicator is closed", rank=self.rank, operation=str(call.signature))
-        able = READS if self._session.shares_memory(self.members) else MESSAGES
-        check_plan(call.plan, self.rank, self.size, self._session.preference, able)
-        if able is READS:
+        supported = READS if self._session.channels.shares_memory(self.members) else MESSAGES
+        check_plan(call.plan, self.rank, self.size, self._session.channels.preference, supported)
+        if supported is READS:
             check_reads(call.plan)
         if len(self._compiled) >= _MOST_COMPILED:
             self._compiled.clear()
@@ -489,22 +467,16 @@ class NativeExecutor:
         compiled = self._compiled[id(call)] = _Compiled(call, _native_call(call, lengths), lengths)
         return compiled
 
-    def _open(self, wanted: list[tuple[int, int]]) -> None:
-        self._session.open_channels(self._communicator, [(lane, self.members[peer]) for lane, peer in wanted])
+    def _open(self, channels: list[tuple[int, int]]) -> None:
+        self._session.channels.open(self._communicator, [(lane, self.members[peer]) for lane, peer in channels])
 
 
-def _id_of(parent: int, members: tuple[int, ...], number: int) -> int:
-    """Return the id of a communicator, which its members know without a word; point-to-point records have bit 63."""
-    facts = repr((parent, members, number))
-    return int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "little") >> 1
-
-
-def _whence(source: int | None, tag: int | None) -> str:
+def _origin(source: int | None, tag: int | None) -> str:
     return f"source={'any' if source is None else source}, tag={'any' if tag is None else tag}"
 
 
 def _code_of(element: np.dtype[Any]) -> int | None:
-    """Return the number of a dtype of numpy's, of which there is one object; None of others, even if they are equal."""
+    """Return the number of a dtype if `element` is the object that numpy uses for it; None for an equal object."""
     dtype = known_dtype(element)
     return dtype.code if dtype is not None and element is numpy_dtype(dtype) else None
 
@@ -515,7 +487,7 @@ def _as_buffer(array: AnyArray, dtype: DType) -> AnyArray:
 
 
 def _memory(compiled: _Compiled, source: Operand, target: Operand) -> tuple[_Buffers, _Buffers]:
-    """Return what the core takes as INPUT and OUTPUT: an array for each extent that `_rows` gives."""
+    """Return INPUT and OUTPUT in the form of the core: an array for each extent of `_rows`."""
     extents = compiled.call.extents
     if not extents:
         return (_TOKEN,), (None,)
@@ -525,8 +497,8 @@ def _memory(compiled: _Compiled, source: Operand, target: Operand) -> tuple[_Buf
 def _buffers(extents: Sequence[Extent], operand: Operand, length: int) -> _Buffers:
     if length == 0:
         return (None,)
-    found = zip(arrays_of(operand), extents, strict=True)
-    return tuple(None if array is None else _as_buffer(array, extent.dtype) for array, extent in found)
+    pairs = zip(arrays_of(operand), extents, strict=True)
+    return tuple(None if array is None else _as_buffer(array, extent.dtype) for array, extent in pairs)
 
 
 def _lengths(call: Call) -> tuple[int, int]:
@@ -540,7 +512,7 @@ def _length(call: Call, buffer: Buffer) -> int:
 
 
 def _rows(call: Call, buffer: Buffer, length: int) -> list[tuple[int, int, int, int]]:
-    """Return the extents of a buffer as the core takes them; of one that has no elements, a single one."""
+    """Return the extents of a buffer in the form of the core; a single one for a buffer without elements."""
     rows = [_row(extent, extent.elements[buffer], call.plan.size) for extent in call.extents]
     return rows if length else [_row(call.extents[0], 0, call.plan.size)]
 

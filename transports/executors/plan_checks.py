@@ -1,4 +1,4 @@
-"""What executors refuse before anything is sent."""
+"""Checks of a plan against the executor that is to run it, before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from unisono.algorithms.ir.plan import (
 )
 from unisono.errors import PlanError
 
-# What executors can do: send messages; read the memory of peers too; write it as well.
+# The steps of executors that pass messages; that can also read the memory of peers; and that can also write it.
 MESSAGES: tuple[type, ...] = (Send, Recv, RecvReduce, Copy, Reduce)
 READS = (*MESSAGES, Read, ReadReduce, Signal, Wait)
 WRITES = (*READS, Write)
 
 
-def check_plan(plan: Plan, rank: int, size: int, transport: str, able: tuple[type, ...]) -> None:
-    """Raise `PlanError` unless `plan` is for `rank` of `size` and has only steps that `transport` is `able` to do."""
+def check_plan(plan: Plan, rank: int, size: int, transport: str, supported: tuple[type, ...]) -> None:
+    """Raise `PlanError` unless `plan` is for `rank` of `size` and all its steps are `supported` by `transport`."""
     if (plan.rank, plan.size) != (rank, size):
         raise PlanError(f"the plan is for rank {plan.rank} of {plan.size}; this is rank {rank} of {size}", rank=rank)
-    found = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, able)), None)
-    if found is not None:
+    unsupported = next((step for lane in plan.lanes for step in _steps(lane) if not isinstance(step, supported)), None)
+    if unsupported is not None:
         raise PlanError(
             f"{plan.collective} by {plan.algorithm} needs mapped memory, which transport {transport!r} does not offer "
-            f"(for its step {type(found).__name__})",
+            f"(for its step {type(unsupported).__name__})",
             rank=rank,
         )
 
 
 def check_reads(plan: Plan) -> None:
-    """Raise `PlanError` unless each peer's memory is read after a flag of that very peer, in the same lane."""
+    """Raise `PlanError` if a lane reads the memory of a peer before it has waited for a flag of that peer."""
     for lane in range(len(plan.lanes)):
-        heard = {plan.rank}
+        ready = {plan.rank}
         for group in plan.groups(lane):
             read = {peer for step in group.steps for peer in _read_by(step)}
-            if not read <= heard:
+            if not read <= ready:
                 raise PlanError(
-                    f"{plan.collective} by {plan.algorithm} reads memory of rank {min(read - heard)} in lane {lane} "
+                    f"{plan.collective} by {plan.algorithm} reads memory of rank {min(read - ready)} in lane {lane} "
                     f"before it has waited for a flag of that rank there, which this executor needs",
                     rank=plan.rank,
                 )
-            heard |= {step.peer for step in group.steps if isinstance(step, Wait)}
+            ready |= {step.peer for step in group.steps if isinstance(step, Wait)}
 
 
 def _read_by(step: Step) -> list[int]:

@@ -1,10 +1,9 @@
-"""How far apart two cores are at this moment.
+"""Measures how far apart two cores are at this moment, by the latency of a flag between them.
 
-On a virtual machine the hypervisor moves virtual cores between physical ones. Two cores are sometimes under one
-last-level cache and seconds later they are not, which changes the time of a small collective several times over; or
-they are two threads of one core, which tell each other something sooner, and do the work of one. No other number tells.
-Hence the latency of a flag between the two cores is measured around every round, and only rounds of one placement are
-compared.
+On a virtual machine the hypervisor moves virtual cores between physical ones. Two cores may share a last-level cache
+and seconds later not, which changes the time of a small collective several times over. Or they may be two threads of
+one core, which exchange a flag sooner but do the work of one core. No other number shows this. So benchmarks measure
+the latency around every round, and compare only rounds of one placement.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import NamedTuple
 
 from unisono.transports import _core
 
-# One way: 25 to 32 ns between threads of one core; between cores of a processor with several last-level caches, 38 to
-# 65 under one, about 200 not. Each label is of what lasts less than so many nanoseconds.
+# One-way latency below which a placement has the label, in nanoseconds. Measured: 25 to 32 between threads of one core;
+# on a processor with several last-level caches, 38 to 65 between cores of one cache, and about 200 between caches.
 LABELS = {"core": 35.0, "near": 120.0, "far": math.inf}
 FLAG_ROUNDS = 2000
-# What may be asked for.
+# The placements that a benchmark can request.
 PLACEMENTS = ("any", *LABELS)
 REPEATS = 3
 
 
 class Placement(NamedTuple):
-    """What was measured between the cores of the first two ranks.
+    """The distance between the cores of the first two ranks.
 
     Attributes:
-        label: "core" for threads of one core, "near", "far", or "unknown" where there are not two cores to measure.
+        label: "core" for threads of one core, "near", "far", or "unknown" without two cores to measure.
         latency_ns: one-way latency of a flag in nanoseconds; None if unknown.
     """
 
@@ -40,7 +39,7 @@ UNKNOWN = Placement("unknown", None)
 
 
 def measure(cores: Sequence[int]) -> Placement:
-    """Measure between the first two of `cores`, while nothing else of ours runs; takes about a millisecond."""
+    """Return the placement of the first two of `cores`. It takes about a millisecond, in which no rank may compute."""
     if len(set(cores[:2])) < 2:
         return UNKNOWN
     latency_ns = min(_core.flag_latency_ns(cores[0], cores[1], FLAG_ROUNDS) for _ in range(REPEATS))
@@ -48,7 +47,7 @@ def measure(cores: Sequence[int]) -> Placement:
 
 
 def label(latency_ns: float) -> str:
-    """Return what cores are called between which a flag takes so long.
+    """Return the label of a one-way latency.
 
     >>> [label(ns) for ns in (26.0, 50.0, 210.0)]
     ['core', 'near', 'far']

@@ -1,4 +1,4 @@
-"""The limit of files that this process may have open, raised to what it needs."""
+"""Raises the limit of open files of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def lift_limit_of_files(needed: int) -> int | None:
-    """Let this process open `needed` files; return None, or how many the system allows at most, if that is less."""
+    """Let this process open `needed` files; return None, or the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         return hard

@@ -1,19 +1,19 @@
-"""Which ranks are on one host, which means that they can hand each other memory: found by doing it, before they meet.
+"""Finds out which ranks are on one host, which means that they can share memory. The ranks try it before they meet.
 
-Theory of operation. The first rank of a job that comes by in a network namespace, as one user, binds an abstract Unix
-socket whose name only ranks of the job can compute. Every later one finds the name taken, connects, says the hello,
-and passes a sealed segment, as it will for a channel; the first maps it and writes the host's id into it, a random
-number. So two ranks have the same id exactly if the sockets, the descriptors and the mapped memory between them have
-worked, and the id, which the roster carries, is the same knowledge on all ranks. Names of hosts, ids of the kernel's
-boot (machines that were cloned share theirs) and inodes of namespaces decide nothing: they serve to say why two ranks
-are apart.
+Theory of operation. The first rank of a job in a network namespace, for one user, binds an abstract Unix socket, whose
+name only ranks of the job can compute. Every later rank finds that the name is taken. It connects, runs the handshake,
+and passes a sealed segment, as it will do for a channel. The first rank maps the segment and writes the id of the host
+into it, which is a random number. So two ranks have the same id exactly if sockets, descriptors and mapped memory have
+worked between them. The roster carries the id, so all ranks know the same hosts.
+
+Host names, boot ids of the kernel (which cloned machines share) and inodes of namespaces decide nothing. They only
+explain why two ranks are apart.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hmac
 import mmap
 import os
@@ -26,9 +26,10 @@ from unisono import log
 from unisono.deadlines import Deadline
 from unisono.forks import closed_in_child
 from unisono.records import record
+from unisono.transports.host.sealed_memory import sealed_memory
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, HandshakeServer, greet
 
 _log = log.get(log.NAME)
@@ -38,19 +39,18 @@ _PENDING_LIMIT = 1024
 _PAUSE_S = 0.001
 _MOST_REFUSALS = 3
 _MOST_REASON = 200
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @record
 class Surroundings:
-    """Where a process is, to say why it shares no memory with another.
+    """The machine, the user and the namespaces of a process, to explain why it shares no memory with another.
 
     Attributes:
-        machine: the id of the kernel's boot; empty if it is not known.
-        host: the name of its host, for people.
-        network, users: the inodes of its network and user namespaces; 0 if they are not known.
-        user: the id of its effective user.
-        alone: why it shares memory with nobody; empty if it may.
+        machine: the boot id of the kernel; empty if unknown.
+        host: the host name, for people.
+        network, users: the inodes of its network and user namespaces; 0 if unknown.
+        user: the effective user id.
+        alone: the reason why it can share memory with no process; empty if it can.
     """
 
     machine: str
@@ -62,14 +62,14 @@ class Surroundings:
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Return those of this process; what its /proc does not show (gVisor, a masked /proc) is empty or 0."""
+        """Return the surroundings of this process. Facts that /proc hides (gVisor, a masked /proc) are empty or 0."""
         machine = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             machine = file.read().strip()
         return cls(machine, os.uname().nodename, _namespace("net"), _namespace("user"), os.geteuid())
 
     def apart_from(self, peer: Surroundings) -> str:
-        """Return in a few words why a process there, which is on another host than this one, is so."""
+        """Return in a few words why `peer`, which is on another host, cannot share memory with this process."""
         reasons = (
             (_differ(peer.machine, self.machine), "another machine"),
             (_differ(peer.network, self.network), "another network namespace"),
@@ -82,7 +82,7 @@ class Surroundings:
 
 
 def _differ(one: str | int, other: str | int) -> bool:
-    """Return whether two ids are known to differ."""
+    """Return whether two ids differ; False if one is unknown."""
     return bool(one and other) and one != other
 
 
@@ -93,21 +93,22 @@ def _namespace(kind: str) -> int:
         return 0
 
 
-class Locality:
-    """Finds the host of one rank, in its constructor, and tells it to ranks that come later, until `close`.
+class HostDiscovery:
+    """Finds the host of one rank, in its constructor, and answers later ranks of the host, until `close`.
 
     Attributes:
         host_id: equal on two ranks exactly if they can share memory.
-        surroundings: those of this process.
+        surroundings: the surroundings of this process.
 
     Args:
         key: the job's key, 32 bytes.
         job: the job's id, 16 bytes.
         epoch: the generation of the job's membership.
         rank: this rank.
-        size: the number of ranks. One rank alone asks nobody.
-        meeting: how often the ranks of this job have met by this key before; only ranks of one meeting find each other.
-        timeout_s: seconds that the first rank of the host may take to answer, or another one to ask.
+        size: the number of ranks. A single rank asks no other.
+        meeting: the number of earlier rendezvous of the ranks with this key. Only ranks with the same number find each
+            other.
+        timeout_s: seconds that the first rank of the host may take to answer, or a later rank to ask.
     """
 
     def __init__(
@@ -120,33 +121,33 @@ class Locality:
         self._others = frozenset(range(size)) - {rank}
         self._timeout_s = timeout_s
         self._serving: tuple[EventLoop, HandshakeServer, socket.socket] | None = None
-        self._asking: set[socket.socket] = set()  # those that have said the hello, and have passed nothing yet
+        self._asking: set[socket.socket] = set()  # ranks that have not passed their segment yet
         if size == 1:
             return
         facts = repr(("host", job, epoch, meeting, self.surroundings.user)).encode()
         name = f"\0unisono-host-{hmac.digest(key, facts, 'sha256')[:16].hex()}"
         try:
             self._find(name, Deadline(timeout_s))
-        except (OSError, HandshakeError, AttributeError) as error:  # of Python without memfd
-            if is_exhausted(error):  # TCP needs as much
+        except (OSError, HandshakeError, AttributeError) as error:  # AttributeError: a Python without memfd
+            if is_exhausted(error):  # TCP needs descriptors and threads too
                 raise
             reason = getattr(error, "strerror", None) or str(error)
             self.surroundings = replace(self.surroundings, alone=reason[:_MOST_REASON])
             _log.warning("rank %d shares memory with no other rank, and uses TCP instead: %s", rank, reason)
 
     def close(self) -> None:
-        """Answer no more, when all ranks have found their hosts. May be called twice."""
+        """Stop answering, once all ranks have found their hosts. May be called twice."""
         if self._serving is not None:
-            (loop, doorkeeper, listening), self._serving = self._serving, None
-            loop.close(doorkeeper.close)
+            (loop, handshakes, listening), self._serving = self._serving, None
+            loop.close(handshakes.close)
             listening.close()
             for sock in self._asking:
                 sock.close()
 
     def _find(self, name: str, deadline: Deadline) -> None:
-        """Be the first under `name`, or ask the one that is, again if it has gone or was too busy to listen."""
+        """Bind `name` and serve, or ask the rank that has bound it. Try again if that rank has gone or is too busy."""
         refusals = 0
-        with open(_sealed_segment(), "r+b", buffering=0) as segment:
+        with open(_segment_like_a_channels(), "r+b", buffering=0) as segment:
             while not self._be_first(name):
                 with socket.socket(socket.AF_UNIX) as sock:
                     sock.settimeout(deadline.remaining_s())
@@ -159,13 +160,13 @@ class Locality:
                         if refusals == _MOST_REFUSALS:
                             raise
                     except OSError as error:
-                        # It does not listen yet, or has too many before us.
+                        # The first rank does not listen yet, or its queue is full.
                         if error.errno not in (errno.ECONNREFUSED, errno.EAGAIN):
                             raise
                 time.sleep(_PAUSE_S)
 
     def _be_first(self, name: str) -> bool:
-        """Bind `name` and answer those who ask, in a thread; return False if another rank has it."""
+        """Bind `name` and answer other ranks in a thread; return False if another rank has bound it."""
         listening = closed_in_child(socket.socket(socket.AF_UNIX))
         try:
             listening.bind(name)
@@ -185,34 +186,34 @@ class Locality:
         listening.listen(BACKLOG)
         listening.setblocking(False)
         job, epoch, *_ = self._hello
-        endpoint = Endpoint(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
-        loop = EventLoop("unisono-host", lambda _: listening.close())  # which refuses those who ask later
-        doorkeeper = HandshakeServer(loop, self._key, endpoint, _PENDING_LIMIT, partial(self._admit, loop))
-        doorkeeper.watch(listening)
+        admission = Admission(job, epoch, NO_RANK, self._others, frozenset({Purpose.HOST}))
+        loop = EventLoop("unisono-host", lambda _: listening.close())  # ranks that ask later are then refused
+        handshakes = HandshakeServer(loop, self._key, admission, _PENDING_LIMIT, partial(self._admit, loop))
+        handshakes.watch(listening)
         loop.start()
-        self._serving = loop, doorkeeper, listening
+        self._serving = loop, handshakes, listening
 
     def _admit(self, loop: EventLoop, hello: Hello, sock: socket.socket) -> None:
-        """Answer a rank once it has passed its segment, which may take it long: nobody else waits for that."""
+        """Answer a rank once it has passed its segment. That may take long, and no other rank waits for it."""
         self._asking.add(sock)
         loop.watch(sock, partial(self._answer, loop, hello, sock))
-        loop.call_after(self._timeout_s, partial(self._let_go, loop, sock))
+        loop.call_after(self._timeout_s, partial(self._drop, loop, sock))
 
-    def _let_go(self, loop: EventLoop, sock: socket.socket) -> None:
+    def _drop(self, loop: EventLoop, sock: socket.socket) -> None:
         if sock in self._asking:
             self._asking.remove(sock)
             loop.unwatch(sock)
             sock.close()
 
     def _answer(self, loop: EventLoop, hello: Hello, sock: socket.socket) -> None:
-        """Write the host's id into the segment that a rank has passed."""
+        """Write the id of the host into the segment that a rank has passed."""
         with contextlib.ExitStack() as opened:
-            opened.callback(self._let_go, loop, sock)
+            opened.callback(self._drop, loop, sock)
             _, descriptors, flags, _ = socket.recv_fds(sock, 1, 1)
-            if flags & socket.MSG_CTRUNC and not descriptors:  # this process has no room for it
-                raise OSError(errno.EMFILE, "the segment of another rank cannot be taken: too many open files")
-            segments = [opened.enter_context(open(each, "r+b", buffering=0)) for each in descriptors]
-            if not segments:  # it has gone
+            if flags & socket.MSG_CTRUNC and not descriptors:  # this process is at its limit of open files
+                raise OSError(errno.EMFILE, "the segment of another rank cannot be received: too many open files")
+            segments = [opened.enter_context(open(number, "r+b", buffering=0)) for number in descriptors]
+            if not segments:  # the rank has gone
                 return
             with mmap.mmap(segments[0].fileno(), _ID_NBYTES) as mapped:
                 mapped[:] = bytes.fromhex(self.host_id)
@@ -220,7 +221,7 @@ class Locality:
         _log.debug("rank %d is on the host of this one", hello.sender)
 
     def _ask(self, sock: socket.socket, segment: int, deadline: Deadline) -> str:
-        """Return the host's id, as the first rank here writes it into `segment`."""
+        """Return the id of the host, which the first rank writes into `segment`."""
         greet(sock, DialerHandshake(self._key, Hello(*self._hello)), deadline)
         socket.send_fds(sock, [b"\0"], [segment])
         sock.settimeout(deadline.remaining_s())
@@ -230,15 +231,8 @@ class Locality:
             return mapped[:].hex()
 
 
-def _sealed_segment() -> int:
-    """Return the descriptor of a segment like those of channels, also in its size, of which a page is used."""
-    from unisono.transports import _core  # `unisono doctor` looks at surroundings where there is no core, too
+def _segment_like_a_channels() -> int:
+    """Return the descriptor of sealed memory as large as that of a channel, so that limits of size show up here."""
+    from unisono.transports import _core  # `unisono doctor` also describes surroundings where the core is missing
 
-    segment = os.memfd_create("unisono-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(segment, _core.SHM_NBYTES)
-        fcntl.fcntl(segment, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(segment)
-        raise
-    return segment
+    return sealed_memory("unisono-host", _core.SHM_NBYTES)

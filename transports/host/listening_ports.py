@@ -1,4 +1,4 @@
-"""Which TCP ports this process listens on, no matter which library opened them."""
+"""Lists the TCP ports on which this process listens, whichever library opened them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listening() -> frozenset[str]:
 def _inodes_of_sockets() -> list[str]:
     inodes = []
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the folder itself, which is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed by now
             kind, _, inode = os.readlink(f"/proc/self/fd/{descriptor}").partition(":")
             if kind == "socket":
                 inodes.append(inode.strip("[]"))
@@ -31,7 +31,7 @@ def _inodes_of_sockets() -> list[str]:
 
 
 def _listeners(path: str, family: socket.AddressFamily) -> list[tuple[str, str]]:
-    """Return address and inode of all listening sockets of a table of the kernel, which a kernel may not have."""
+    """Return address and inode of all listening sockets in a table of the kernel; none if the table does not exist."""
     try:
         with open(path, encoding="ascii") as file:
             rows = [line.split() for line in file.readlines()[1:]]
@@ -40,9 +40,9 @@ def _listeners(path: str, family: socket.AddressFamily) -> list[tuple[str, str]]
     return [(_shown(row[1], family), row[9]) for row in rows if row[3] == _LISTENS]
 
 
-def _shown(place: str, family: socket.AddressFamily) -> str:
-    """Return an address as people write it; the kernel writes its 32-bit words as numbers of this machine."""
-    words, port = place.split(":")
+def _shown(address: str, family: socket.AddressFamily) -> str:
+    """Return an address in its usual form. The kernel writes its 32-bit words in the byte order of this machine."""
+    words, port = address.split(":")
     numbers = [int(words[start : start + 8], 16) for start in range(0, len(words), 8)]
     host = socket.inet_ntop(family, b"".join(number.to_bytes(4, sys.byteorder) for number in numbers))
     return f"{host}:{int(port, 16)}" if family == socket.AF_INET else f"[{host}]:{int(port, 16)}"

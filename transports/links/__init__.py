@@ -1,0 +1,16 @@
+"""The session of a rank in its job, and the links that it opens.
+
+`session.py`           the membership in a job: roster, listener, control links
+`channels.py`          opens and accepts the channels of all communicators
+`handshake.py`         the authenticated handshake, without I/O
+`handshake_io.py`      the handshake over sockets
+`listener.py`          accepts the connections of a rank
+`dialer.py`            connects to other ranks
+`event_loop.py`        the thread that waits for sockets and timers
+`channel_openers.py`   the table of channel kinds, and how each is opened
+`socket_passing.py`    passes shared memory over a socket; heartbeats
+`tagged_fabrics.py`    UCX and MPI as libraries of tagged messages
+`preference.py`        the transports that `transports=auto` means
+`failures.py`          failure numbers of the native core and error classes
+`survivors.py`         the agreement of the surviving ranks after a loss
+"""

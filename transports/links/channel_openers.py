@@ -1,9 +1,9 @@
-"""How channels of each transport are opened, by the rank that dials and by the rank that is dialled.
+"""Opens the channels of each transport, on the rank that dials and on the rank that is dialled.
 
-`OPENERS` has a class for each transport: a new transport of the native core is a row there. The session dials as many
-authenticated sockets as an opener asks for, and hands them over. At the other end, the session hands over each socket
-as it arrives. Everything here runs in the event loop of the listener and never waits: an opener reads the words of the
-other rank when they have come.
+`CHANNELS` has a row for each transport of the native core; a new one is another row and its opener. The session dials
+as many authenticated sockets as the opener needs, and hands them to it. On the dialled rank, the session hands each
+socket to the opener when it arrives. Openers run in the event loop of the listener and never wait: they read what the
+other rank sends when it has arrived.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from unisono.errors import UnisonoError
 from unisono.options import MOST_TCP_STREAMS, Options
 from unisono.transports import _core
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import Hello
+from unisono.transports.links.handshake import Hello, Purpose
 from unisono.transports.links.socket_passing import share_memory, take_shared_memory
 from unisono.transports.links.tagged_fabrics import Fabrics, Proposal
 
-# Above the lane, the hello of a channel over TCP says which of how many streams it opens.
+# In the field `lane` of its HELLO, a TCP channel also carries the number of the stream and how many streams it has.
 _LANE_MASK = 0xFFFF
 _STREAM_SHIFT = 16
 _STREAM_MASK = 0xFF
 _STREAMS_SHIFT = 24
-# On the wire, lane 0 is that of point-to-point messages, and lane k + 1 is lane k of collectives.
+# On the wire, lane 0 is for point-to-point messages, and lane k + 1 is lane k of collectives.
 _WIRE_POINT_TO_POINT = 0
 
 Done = Callable[[Exception | None], None]
-"""Called once: with None when the channel is open, with a FabricError if the other rank refuses, or another error."""
+"""Called once: with None if the channel is open, otherwise with the error. A FabricError is a refusal of the peer."""
 
 
-class Place(NamedTuple):
-    """Where a channel belongs: the endpoint of a communicator, the lane there, and the peer, a rank of the job."""
+class ChannelKey(NamedTuple):
+    """The name of a channel: the endpoint of its communicator, its lane, and the peer's number in the job."""
 
     endpoint: _core.Endpoint
     lane: int
@@ -42,14 +42,14 @@ class Place(NamedTuple):
 
 
 class OpenerContext(NamedTuple):
-    """What openers use of a session.
+    """The parts of a session that openers use.
 
     Attributes:
         loop: the event loop of the listener.
         epoch: the generation of the job's membership.
-        options: of the use of transports.
-        fabrics: the libraries of messages that this rank can use.
-        why_apart: returns why a rank is not on this host; empty if it is.
+        options: the options of the transports.
+        fabrics: the message libraries that this rank can use.
+        why_apart: returns the reason why a rank shares no memory with this one; empty if it does.
     """
 
     loop: EventLoop
@@ -60,34 +60,34 @@ class OpenerContext(NamedTuple):
 
 
 class Opener(Protocol):
-    """How channels of one transport are opened. It takes over the sockets, and closes them on errors."""
+    """Opens the channels of one transport. It owns the sockets that it gets, and closes them on errors."""
 
     def obstacle(self, peer: int) -> str:
-        """Return why this transport does not reach a rank; empty if it may."""
+        """Return the reason why this transport cannot reach a rank; empty if it may reach it."""
 
     def wire_lanes(self, lane: int) -> list[int]:
-        """Return what the hellos of a channel say as their lanes: one for each socket that it needs."""
+        """Return the field `lane` of the HELLOs of a channel: one for each socket that it needs."""
 
-    def dialled(self, place: Place, sockets: list[socket.socket], done: Done) -> None:
-        """Open the channel over sockets that have been dialled."""
+    def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
+        """Open a channel over the sockets that this rank has dialled."""
 
-    def accepted(self, place: Place, hello: Hello, sock: socket.socket, done: Done) -> None:
-        """Open the channel that another rank has dialled."""
+    def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:
+        """Open a channel over a socket that another rank has dialled."""
 
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
-        """Close the sockets of channels that are not open yet, of one endpoint or of all."""
+        """Close the sockets of unfinished channels, of one endpoint or of all."""
 
 
 class _Pending:
-    """Sockets of channels on which the other rank has yet to say something."""
+    """The sockets of channels that wait for bytes of the other rank."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._endpoints: dict[socket.socket, _core.Endpoint] = {}
 
-    def await_bytes(self, place: Place, sock: socket.socket, take: Callable[[], bool], done: Done) -> None:
-        """Call `take` whenever the socket can be read, until it returns True; an error of it ends the channel."""
-        self._endpoints[sock] = place.endpoint
+    def await_bytes(self, key: ChannelKey, sock: socket.socket, take: Callable[[], bool], done: Done) -> None:
+        """Call `take` whenever the socket can be read, until it returns True. If it raises, the channel ends."""
+        self._endpoints[sock] = key.endpoint
 
         def on_readable() -> None:
             if sock not in self._endpoints:  # closed by an earlier callback of the same wake-up
@@ -105,11 +105,11 @@ class _Pending:
         self._loop.watch(sock, on_readable)
 
     def end(self, sock: socket.socket) -> None:
-        """Watch the socket no more; it stays open."""
+        """Stop watching the socket, which stays open."""
         self._forget(sock)
 
     def close(self, endpoint: _core.Endpoint | None) -> None:
-        for sock in [sock for sock, its in self._endpoints.items() if endpoint in (None, its)]:
+        for sock in [sock for sock, owner in self._endpoints.items() if endpoint in (None, owner)]:
             self._forget(sock)
             sock.close()
 
@@ -119,7 +119,7 @@ class _Pending:
 
 
 class _SharedMemory:
-    """Memory and a doorbell for each side, which the dialling side makes and passes over the Unix socket."""
+    """Opens shared-memory channels. The dialler creates memory and two doorbells, and passes them over the socket."""
 
     def __init__(self, context: OpenerContext) -> None:
         self._why_apart = context.why_apart
@@ -132,31 +132,31 @@ class _SharedMemory:
     def wire_lanes(self, lane: int) -> list[int]:
         return [_wire_lane(lane)]
 
-    def dialled(self, place: Place, sockets: list[socket.socket], done: Done) -> None:
+    def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         (sock,) = sockets
         memory, bell, peer_bell = share_memory(sock)
-        place.endpoint.add_shm(place.lane, place.peer, True, memory, bell, peer_bell, sock.detach())
+        key.endpoint.add_shm(key.lane, key.peer, True, memory, bell, peer_bell, sock.detach())
         done(None)
 
-    def accepted(self, place: Place, hello: Hello, sock: socket.socket, done: Done) -> None:
+    def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:
         def take() -> bool:
             self._pending.end(sock)
             memory, peer_bell, bell = take_shared_memory(sock)
-            place.endpoint.add_shm(place.lane, place.peer, False, memory, bell, peer_bell, sock.detach())
+            key.endpoint.add_shm(key.lane, key.peer, False, memory, bell, peer_bell, sock.detach())
             return True
 
-        self._pending.await_bytes(place, sock, take, done)
+        self._pending.await_bytes(key, sock, take, done)
 
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
         self._pending.close(endpoint)
 
 
 class _Tcp:
-    """One socket for each stream."""
+    """Opens TCP channels, which have one socket for each stream."""
 
     def __init__(self, context: OpenerContext) -> None:
         self._epoch, self._options = context.epoch, context.options
-        self._gathered: dict[Place, dict[int, socket.socket]] = {}  # of channels that lack streams yet
+        self._gathered: dict[ChannelKey, dict[int, socket.socket]] = {}  # of channels that lack streams yet
 
     def obstacle(self, peer: int) -> str:
         return ""
@@ -165,31 +165,31 @@ class _Tcp:
         streams = self._options.tcp_streams
         return [_wire_lane(lane) | stream << _STREAM_SHIFT | streams << _STREAMS_SHIFT for stream in range(streams)]
 
-    def dialled(self, place: Place, sockets: list[socket.socket], done: Done) -> None:
+    def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         descriptors = [sock.detach() for sock in sockets]
-        place.endpoint.add_tcp(place.lane, place.peer, descriptors, self._epoch, self._options.tcp_checksum)
+        key.endpoint.add_tcp(key.lane, key.peer, descriptors, self._epoch, self._options.tcp_checksum)
         done(None)
 
-    def accepted(self, place: Place, hello: Hello, sock: socket.socket, done: Done) -> None:
+    def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:
         stream, streams = hello.lane >> _STREAM_SHIFT & _STREAM_MASK, hello.lane >> _STREAMS_SHIFT
         if not stream < streams <= MOST_TCP_STREAMS:
-            raise OSError(f"stream {stream} of {streams} of a channel cannot be")
-        gathered = self._gathered.setdefault(place, {})
+            raise OSError(f"stream {stream} of {streams} is invalid: a channel has at most {MOST_TCP_STREAMS}")
+        gathered = self._gathered.setdefault(key, {})
         if stream in gathered:
-            raise OSError(f"stream {stream} of a channel has come twice")
+            raise OSError(f"stream {stream} of a channel was dialled twice")
         gathered[stream] = sock
         if len(gathered) == streams:
-            del self._gathered[place]
-            self.dialled(place, [gathered[number] for number in sorted(gathered)], done)
+            del self._gathered[key]
+            self.dialled(key, [gathered[number] for number in sorted(gathered)], done)
 
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
-        for place in [place for place in self._gathered if endpoint in (None, place.endpoint)]:
-            for sock in self._gathered.pop(place).values():
+        for key in [key for key in self._gathered if endpoint in (None, key.endpoint)]:
+            for sock in self._gathered.pop(key).values():
                 sock.close()
 
 
 class _Fabric:
-    """A library of tagged messages: two ranks agree on addresses and tags over the socket, which then stays open."""
+    """Opens channels over a message library: two ranks agree on addresses and tags over a socket, which stays open."""
 
     def __init__(self, context: OpenerContext, name: str) -> None:
         self._fabrics, self._name = context.fabrics, name
@@ -201,27 +201,27 @@ class _Fabric:
     def wire_lanes(self, lane: int) -> list[int]:
         return [_wire_lane(lane)]
 
-    def dialled(self, place: Place, sockets: list[socket.socket], done: Done) -> None:
+    def dialled(self, key: ChannelKey, sockets: list[socket.socket], done: Done) -> None:
         (sock,) = sockets
         ours = self._fabrics.propose(self._name)
         sock.sendall(ours.pack())
-        self._await_proposal(place, sock, lambda _: ours, done)
+        self._await_proposal(key, sock, lambda _: ours, done)
 
-    def accepted(self, place: Place, hello: Hello, sock: socket.socket, done: Done) -> None:
+    def accepted(self, key: ChannelKey, hello: Hello, sock: socket.socket, done: Done) -> None:
         def answered(theirs: Proposal) -> Proposal:
             ours = self._fabrics.propose(self._name, theirs)
             sock.sendall(ours.pack())
             return ours
 
-        self._await_proposal(place, sock, answered, done)
+        self._await_proposal(key, sock, answered, done)
 
     def close(self, endpoint: _core.Endpoint | None = None) -> None:
         self._pending.close(endpoint)
 
     def _await_proposal(
-        self, place: Place, sock: socket.socket, ours: Callable[[Proposal], Proposal], done: Done
+        self, key: ChannelKey, sock: socket.socket, ours: Callable[[Proposal], Proposal], done: Done
     ) -> None:
-        """Open the channel, once the other rank has said how it is reached, if both can."""
+        """Open the channel once the proposal of the other rank has arrived, if both ranks can use the library."""
         received = bytearray()
 
         def take() -> bool:
@@ -229,36 +229,78 @@ class _Fabric:
             if theirs is None:
                 return False
             self._pending.end(sock)
-            self._add(place, sock, ours(theirs), theirs)
+            self._add(key, sock, ours(theirs), theirs)
             return True
 
-        self._pending.await_bytes(place, sock, take, done)
+        self._pending.await_bytes(key, sock, take, done)
 
-    def _add(self, place: Place, sock: socket.socket, ours: Proposal, theirs: Proposal) -> None:
+    def _add(self, key: ChannelKey, sock: socket.socket, ours: Proposal, theirs: Proposal) -> None:
         for proposal in (ours, theirs):
             proposal.check()
         messenger = self._fabrics.messenger(self._name)
-        place.endpoint.add_tagged(
-            place.lane, place.peer, messenger, theirs.address, theirs.tag, ours.tag, sock.detach()
-        )
+        key.endpoint.add_tagged(key.lane, key.peer, messenger, theirs.address, theirs.tag, ours.tag, sock.detach())
 
 
-OPENERS: Mapping[str, Callable[[OpenerContext], Opener]] = {
-    "shm": _SharedMemory,
-    "tcp": _Tcp,
-    "ucx": partial(_Fabric, name="ucx"),
-    "mpi": partial(_Fabric, name="mpi"),
+class ChannelKind(NamedTuple):
+    """One transport of the native core: its opener, and the facts that the session needs.
+
+    Attributes:
+        make_opener: makes the opener of a session.
+        is_authenticated: whether only the two ranks, which have proved that they hold the key, can send on a channel.
+        is_shared_memory: whether channels are shared memory, which both ranks must be able to map.
+        reaches_all: whether it reaches every rank.
+        dials_tcp: whether it needs TCP sockets, also between ranks of one host.
+        advice: what an error recommends if a channel cannot be opened; may be empty.
+    """
+
+    make_opener: Callable[[OpenerContext], Opener]
+    is_authenticated: bool = True
+    is_shared_memory: bool = False
+    reaches_all: bool = False
+    dials_tcp: bool = False
+    advice: str = ""
+
+
+CHANNELS: Mapping[str, ChannelKind] = {
+    "shm": ChannelKind(
+        _SharedMemory, is_shared_memory=True, advice="; UNISONO_TRANSPORTS=tcp does without shared memory"
+    ),
+    "tcp": ChannelKind(_Tcp, reaches_all=True, dials_tcp=True),
+    "ucx": ChannelKind(partial(_Fabric, name="ucx"), is_authenticated=False),
+    "mpi": ChannelKind(partial(_Fabric, name="mpi"), is_authenticated=False),
 }
+"""The transports of the native core, by the names in the option `transports`."""
+
+AUTHENTICATED = tuple(name for name, kind in CHANNELS.items() if kind.is_authenticated)
+UNAUTHENTICATED = tuple(name for name, kind in CHANNELS.items() if not kind.is_authenticated)
+SHARED_MEMORY = tuple(name for name, kind in CHANNELS.items() if kind.is_shared_memory)
+REACHING_ALL = tuple(name for name, kind in CHANNELS.items() if kind.reaches_all)
+
+
+def transport_of(purpose: Purpose) -> str:
+    """Return the name of the transport whose channels a connection of this purpose opens."""
+    return purpose.name.lower()
+
+
+def purpose_of(transport: str) -> Purpose:
+    """Return the purpose of connections that open channels of a transport."""
+    return Purpose[transport.upper()]
+
+
+def dials_tcp(purpose: Purpose) -> bool:
+    """Return whether a connection must be TCP, also between ranks of one host."""
+    kind = CHANNELS.get(transport_of(purpose))
+    return kind is not None and kind.dials_tcp
 
 
 def lane_of(hello: Hello) -> int:
-    """Return the lane that a channel has for the rank that was dialled."""
+    """Return the lane of a channel on the dialled rank."""
     wire_lane = hello.lane & _LANE_MASK
     return _core.RECEIVING_LANE if wire_lane == _WIRE_POINT_TO_POINT else wire_lane - 1
 
 
 def lane_name(lane: int) -> str:
-    """Return a lane as the log shows it."""
+    """Return a lane in words, for the log."""
     return f"of lane {lane}" if lane >= 0 else "for messages"
 
 

@@ -1,9 +1,9 @@
-"""How a rank connects to the listener of another rank: at once for a caller that waits, or in the background.
+"""Connects this rank to the listeners of other ranks: while the caller waits, or in the background.
 
-A `Connection` is one attempt: a socket that connects and shakes hands step by step, without blocking. `dial` drives one
-while its caller waits. A `Dialer` drives many in an event loop, for channels: nobody waits there, because a call waits
-for its channel as it waits for a message, with its own deadline. So a `Dialer` has no time limit. It tries again as
-long as the peer may still answer, because a rank that computes, or is stopped, answers later.
+A `Connection` is one attempt: a socket that connects and runs the handshake step by step, without blocking. `dial`
+drives one connection while its caller waits. A `Dialer` drives many in an event loop, for channels. No thread waits for
+it, because a call waits for its channel as it waits for a message, with its own deadline. So a `Dialer` has no time
+limit: it tries again as long as the peer may still answer, because a rank that computes or is stopped answers later.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from unisono.transports.links.listener import Addresses
 
 _PAUSE_S = 0.001
 _REDIAL_PAUSE_S = 0.01
-# An acceptor that is out of descriptors or at its limit drops connections in silence. A dialer that has heard nothing
-# for so long tries again; the time doubles up to the second value.
+# An acceptor that lacks descriptors, or is at its limit of handshakes, drops connections without an answer. A dialer
+# that gets no answer for the first time tries again. The time doubles with each attempt, up to the second value.
 _PATIENCE_S = (5.0, 60.0)
 
 
 @record
 class Target:
-    """Whom to connect to, and what for.
+    """The rank to connect to, and the use of the connection.
 
     Attributes:
         peer: the rank that must answer.
-        addresses: where it can be reached.
-        use_unix: whether to take the Unix socket, which needs an equal `Addresses.host_id`, or TCP.
-        purpose: what the connection is for.
-        communicator, lane: what it will serve; 0 where they have no meaning.
+        addresses: the addresses of its listener.
+        use_unix: whether to connect to its Unix socket, which needs an equal `Addresses.host_id`, instead of TCP.
+        purpose: the use of the connection.
+        communicator, lane: the communicator and the lane that it will carry; 0 where they have no meaning.
     """
 
     peer: int
@@ -55,8 +55,8 @@ class Target:
 
 
 @record
-class Caller:
-    """Who connects: a rank of a job, in one generation of its membership, and the key by which it proves that."""
+class DialingRank:
+    """The rank that connects: its job, the generation of its membership, and the key that it proves to hold."""
 
     key: bytes
     job: bytes
@@ -65,31 +65,31 @@ class Caller:
 
 
 class Connection:
-    """One attempt to connect and shake hands, which never blocks.
+    """One attempt to connect and to run the handshake. It never blocks.
 
     Attributes:
-        sock: the socket, non-blocking; `advance` wants to be called when it can be read, or, before the connection
-            stands (`is_connecting`), when it can be written.
+        sock: the nonblocking socket. Call `advance` when it can be written while `is_connecting`, and later when it can
+            be read.
 
     Raises:
-        BlockingIOError: the Unix socket of the peer has too many connections in its queue.
-        UnisonoError: as `advance`.
+        BlockingIOError: the queue of the peer's Unix socket is full.
+        UnisonoError: the same errors as `advance`.
     """
 
-    def __init__(self, caller: Caller, target: Target) -> None:
+    def __init__(self, caller: DialingRank, target: Target) -> None:
         self._caller, self._target = caller, target
         hello = Hello(
             caller.job, caller.epoch, caller.rank, target.peer, target.purpose, target.communicator, target.lane
         )
         self._handshake = DialerHandshake(caller.key, hello)
         self.is_connecting = True
-        where: Any
-        family, where = _place_of(target)
+        address: Any
+        family, address = _address_of(target)
         try:
             self.sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         except OSError as error:
             raise self._error(error) from error
-        code = self.sock.connect_ex(where)
+        code = self.sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             self.sock.close()
             if code == errno.EAGAIN:
@@ -98,11 +98,13 @@ class Connection:
             raise self._error(failure) from failure
 
     def advance(self) -> Hello | None:
-        """Do what can be done now; return the peer's hello, as agreed, once all is done. The socket blocks then.
+        """Advance as far as is possible now; return the peer's agreed HELLO once the handshake is complete, else None.
+
+        After that the socket blocks.
 
         Raises:
-            PeerLostError: nobody listens there, or the peer closed the connection.
-            TransportUnavailableError: the peer cannot be reached from here, or is not the one that is wanted.
+            PeerLostError: nobody listens at the address, or the peer closed the connection.
+            TransportUnavailableError: this rank cannot reach the peer, or another process answers there.
         """
         try:
             return self._advance()
@@ -112,7 +114,7 @@ class Connection:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Give up."""
+        """Close the socket."""
         self.sock.close()
 
     def _advance(self) -> Hello | None:
@@ -125,33 +127,33 @@ class Connection:
         while not self._handshake.done:
             data = self.sock.recv(self._handshake.needed)
             if not data:
-                raise ConnectionResetError("it closed the connection during the hello")
+                raise ConnectionResetError("it closed the connection during the handshake")
             if reply := self._handshake.receive(data):
                 self.sock.sendall(reply)  # a new connection has room for these few bytes
         prepare(self.sock)
         return self._handshake.agreed
 
     def _error(self, error: OSError | HandshakeError) -> UnisonoError:
-        place = _shown(self._target)
+        peer = _shown(self._target)
         facts: dict[str, Any] = {"rank": self._caller.rank, "peer": self._target.peer}
         if isinstance(error, HandshakeError):
-            return TransportUnavailableError(f"{place} refused: {error.message}", **facts)
+            return TransportUnavailableError(f"{peer} refused: {error.message}", **facts)
         if isinstance(error, ConnectionError):
-            return PeerLostError(f"{place} is gone: {error.strerror or error}", **facts)
-        return unavailable(f"{place} cannot be reached by rank {self._caller.rank}", error, **facts)
+            return PeerLostError(f"{peer} is gone: {error.strerror or error}", **facts)
+        return unavailable(f"{peer} cannot be reached by rank {self._caller.rank}", error, **facts)
 
 
-def dial(caller: Caller, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
-    """Connect to a rank; return the blocking socket and the peer's hello, as agreed.
+def dial(caller: DialingRank, target: Target, timeout_s: float) -> tuple[socket.socket, Hello]:
+    """Connect to a rank; return the blocking socket and the peer's agreed HELLO.
 
     Args:
         caller: this rank.
         target: the rank that must answer.
-        timeout_s: seconds for all of it.
+        timeout_s: seconds until the handshake must be complete.
 
     Raises:
         CollectiveTimeoutError: the peer did not answer in time.
-        PeerLostError, TransportUnavailableError: as `Connection.advance`.
+        PeerLostError, TransportUnavailableError: for the reasons of `Connection.advance`.
     """
     deadline = Deadline(timeout_s)
     try:
@@ -172,12 +174,12 @@ class Dialer:
     """Connects to other ranks in an event loop, until `close`.
 
     Args:
-        loop: where it runs.
+        loop: the event loop.
         caller: this rank.
-        gives_up: called before another attempt; True if nobody needs the connection any more.
+        gives_up: called before each further attempt; returns True if the connection is not needed any more.
     """
 
-    def __init__(self, loop: EventLoop, caller: Caller, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, loop: EventLoop, caller: DialingRank, gives_up: Callable[[], bool]) -> None:
         self._loop = loop
         self._caller = caller
         self._gives_up = gives_up
@@ -187,7 +189,7 @@ class Dialer:
     def dial(
         self, target: Target, on_connected: Callable[[socket.socket], None], on_error: Callable[[UnisonoError], None]
     ) -> None:
-        """Connect, in the background, as often as it takes. From any thread.
+        """Connect in the background, with as many attempts as it takes. Any thread may call this.
 
         Args:
             target: the rank that must answer.
@@ -198,7 +200,7 @@ class Dialer:
         self._loop.submit(partial(self._begin, _Attempts(target, on_connected, on_error)))
 
     def close(self) -> None:
-        """Give up all that is under way. In the loop's thread."""
+        """Drop all connections whose handshake is not complete. Called in the loop's thread."""
         self._closed = True
         for connection in list(self._connections):
             self._drop(connection)
@@ -241,7 +243,7 @@ class Dialer:
             self._begin(attempts)
 
     def _failed(self, attempts: _Attempts, error: UnisonoError) -> None:
-        """Try again if the peer dropped the connection, which one that is busy does; a dead one refuses it."""
+        """Try again if the peer dropped the connection, which a busy peer does. A dead peer refuses it."""
         dropped = isinstance(error, PeerLostError) and not isinstance(error.__cause__, ConnectionRefusedError)
         if dropped and not self._gives_up():
             self._loop.call_after(_REDIAL_PAUSE_S, partial(self._begin, attempts))
@@ -265,13 +267,13 @@ class _Attempts:
         self._patience_s, self._longest_s = _PATIENCE_S
 
     def next_patience_s(self) -> float:
-        """Return how long the next attempt may be silent."""
+        """Return the seconds after which the next attempt counts as dropped."""
         patience_s = self._patience_s
         self._patience_s = min(2 * patience_s, self._longest_s)
         return patience_s
 
 
-def _begun(caller: Caller, target: Target, deadline: Deadline) -> Connection:
+def _begun(caller: DialingRank, target: Target, deadline: Deadline) -> Connection:
     while True:
         try:
             return Connection(caller, target)
@@ -280,7 +282,7 @@ def _begun(caller: Caller, target: Target, deadline: Deadline) -> Connection:
 
 
 def _next(connection: Connection, deadline: Deadline) -> Hello | None:
-    """Wait until the connection can advance, and let it."""
+    """Wait until the connection can advance, and advance it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLOUT if connection.is_connecting else select.POLLIN)
     poll.poll(1e3 * deadline.remaining_s())
@@ -288,7 +290,7 @@ def _next(connection: Connection, deadline: Deadline) -> Hello | None:
     return connection.advance()
 
 
-def _place_of(target: Target) -> tuple[socket.AddressFamily, Any]:
+def _address_of(target: Target) -> tuple[socket.AddressFamily, Any]:
     if target.use_unix:
         return socket.AF_UNIX, "\0" + target.addresses.unix
     host = target.addresses.tcp_host
@@ -297,5 +299,5 @@ def _place_of(target: Target) -> tuple[socket.AddressFamily, Any]:
 
 def _shown(target: Target) -> str:
     addresses = target.addresses
-    where = f"unix:{addresses.unix}" if target.use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
-    return f"rank {target.peer} at {where}"
+    address = f"unix:{addresses.unix}" if target.use_unix else f"{addresses.tcp_host} port {addresses.tcp_port}"
+    return f"rank {target.peer} at {address}"

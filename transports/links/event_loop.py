@@ -1,4 +1,4 @@
-"""A thread that waits on sockets and timers and runs their callbacks: what the listener and the store server share."""
+"""`EventLoop`: a thread that waits for sockets and timers, and runs their callbacks. Listeners and stores use it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _log = log.get(__name__)
 class EventLoop:
     """One daemon thread over one selector.
 
-    Callbacks run in that thread and must not block; one that raises is logged, and the loop goes on. `watch`, `unwatch`
-    and `call_after` belong to that thread (or to the time before `start`); `submit` and `close` to any other.
+    Callbacks run in that thread and must not block. If one raises, the error is logged and the loop continues. `watch`,
+    `unwatch` and `call_after` may be called in that thread, or before `start`. `submit` and `close` may be called in
+    any thread.
 
     Args:
-        name: of the thread.
-        on_failure: called in the thread with the error if the loop itself fails. It tells those who wait for the loop,
-            because nothing is served after that.
+        name: the name of the thread.
+        on_failure: called in the thread with the error if the loop itself fails. It must notify everybody who waits for
+            the loop, because the loop serves nothing after that.
     """
 
     def __init__(self, name: str, on_failure: Callable[[Exception], None]) -> None:
@@ -51,11 +52,11 @@ class EventLoop:
         os.set_blocking(waker, False)
         self.watch(self._wakened, self._drain)
         self._running = True
-        self._is_alone = False  # Nobody waits for the end of the thread.
+        self._closes_itself = False  # no other thread waits for the end of this one
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread; raises RuntimeError if there can be no more threads."""
+        """Start the thread; raises RuntimeError if the system allows no more threads."""
         try:
             self._thread.start()
         except BaseException:
@@ -63,9 +64,9 @@ class EventLoop:
             raise
 
     def watch(self, sock: socket.socket | FileIO | int, callback: Callback, *, writable: bool = False) -> None:
-        """Call `callback` whenever `sock`, a socket or a descriptor, can be read; replaces an earlier watch.
+        """Call `callback` whenever `sock` can be read, and if `writable`, also when it can be written.
 
-        If `writable`, it is also called when the socket can be written.
+        `sock` is a socket or a descriptor. An earlier watch of it is replaced.
         """
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writable else 0)
         if sock in self._selector.get_map():
@@ -78,17 +79,17 @@ class EventLoop:
         self._selector.unregister(sock)
 
     def call_after(self, seconds: float, callback: Callback) -> None:
-        """Call `callback` once so many seconds have passed."""
+        """Call `callback` once, after `seconds`."""
         insort(self._timers, (time.monotonic() + seconds, next(self._serial), callback))
 
     def submit(self, callback: Callback) -> None:
-        """Call `callback` soon, in the loop's thread; never, if that is closed. It takes no lock, for finalizers."""
+        """Call `callback` soon, in the loop's thread, unless the loop is closed. It takes no lock, for finalizers."""
         self._submitted.append(callback)
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            self._waker.write(b"\0")  # which does nothing if the thread has been woken often enough
+        with contextlib.suppress(OSError, ValueError):  # the loop is closed
+            self._waker.write(b"\0")  # does nothing if the pipe is full, as the thread wakes up then anyway
 
     def fail(self, error: Exception) -> None:
-        """End the loop because of an error, of which those who wait are to hear. In a callback."""
+        """End the loop with an error and pass it to `on_failure`. Only callbacks call this."""
         self._running = False
         self._guard(partial(self._on_failure, error))
         _log.warning("thread %s has ended: %s", self._thread.name, error)
@@ -96,8 +97,8 @@ class EventLoop:
     def close(self, finish: Callback) -> None:
         """Call `finish` as the last callback, and end the thread.
 
-        The caller waits for the end of the thread. A callback cannot: for it, `finish` is called at once, and the
-        thread ends when the callback has returned.
+        Another thread waits here for the end of the loop's thread. A callback cannot wait: `finish` is then called at
+        once, and the thread ends when the callback has returned.
         """
 
         def stop() -> None:
@@ -105,12 +106,12 @@ class EventLoop:
             finish()
 
         if threading.current_thread() is self._thread:
-            self._is_alone = True
+            self._closes_itself = True
             stop()
         else:
             self.submit(stop)
             self._thread.join()
-            self._run_submitted()  # what a loop that has failed did not come to
+            self._run_submitted()  # a loop that has failed has not run them
             self._close_descriptors()
 
     def _run(self) -> None:
@@ -121,10 +122,10 @@ class EventLoop:
                 while self._timers and self._timers[0][0] <= time.monotonic():
                     self._guard(self._timers.pop(0)[2])
                 self._run_submitted()
-        except Exception as error:  # noqa: BLE001 - such as a selector that the kernel refuses memory
+        except Exception as error:  # noqa: BLE001 - such as no memory for the selector
             _log.exception("thread %s: its event loop failed", self._thread.name)
             self.fail(error)
-        if self._is_alone:
+        if self._closes_itself:
             self._close_descriptors()
 
     def _run_submitted(self) -> None:
@@ -132,7 +133,7 @@ class EventLoop:
             self._guard(self._submitted.popleft())
 
     def _close_descriptors(self) -> None:
-        self._timers.clear()  # which hold objects that hold this one
+        self._timers.clear()  # they refer to objects that refer to this one
         self._selector.close()
         self._waker.close()
         self._wakened.close()

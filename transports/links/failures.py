@@ -1,4 +1,4 @@
-"""The failures of a job, which the native core numbers, and the errors that they are raised as."""
+"""Maps the failure numbers of the native core to error classes, and back."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def failure_of(control: _core.Control) -> UnisonoError:
 
 
 def kind_of(error: Exception) -> int:
-    """Return the number of the kind of an error, for `Control.fail`; one that has none is an internal one."""
-    return next((kind for kind, known in ERRORS.items() if isinstance(error, known)), INTERNAL)
+    """Return the failure number of an error, for `Control.fail`; `INTERNAL` for an error of any other class."""
+    return next((kind for kind, error_class in ERRORS.items() if isinstance(error, error_class)), INTERNAL)

@@ -1,4 +1,4 @@
-"""The hello: how two processes of one job prove to each other who they are, before anything else is read.
+"""The handshake: two processes prove to each other that they hold the key of the job, before they read anything else.
 
     dialer                                                     acceptor
        HELLO                                             →
@@ -6,11 +6,12 @@
        HMAC(key, "dialer" ‖ both hellos)                 →
                                                          ←     READY
 
-Every message has a fixed size, so nothing that a stranger sends is a length. Each proof covers both hellos with both
-nonces and its sender's role: a recorded proof is worthless in another session, and one reflected to its maker has the
-wrong role. The layout of HELLO is the same in every wire version, so that any two versions can name the disagreement.
+Every message has a fixed size, so no length comes from a stranger. Each proof covers both HELLOs, with both nonces, and
+the role of its sender. So a recorded proof is worthless in another connection, and a proof that is sent back to its
+author has the wrong role. The layout of HELLO is the same in every wire version, so any two versions can say how they
+disagree.
 
-Nothing here touches a socket (the model is h11): bytes go into `receive`, bytes to send come out.
+Nothing here touches a socket (the model is h11): `receive` takes received bytes and returns the bytes to send.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from unisono.errors import InternalError, TransportUnavailableError, UsageError
 from unisono.records import record
 
 WIRE_VERSIONS = (1, 1)
-"""The first and the last wire version that this build speaks."""
+"""The first and the last wire version of this build."""
 
 FEATURES = 0
-"""The optional features of the wire that this build speaks, one bit each; none is defined yet."""
+"""The optional features of this build on the wire, one bit each; none is defined yet."""
 
 KEY_NBYTES = 32
 JOB_NBYTES = 16
 NO_RANK = 0xFFFF_FFFF
-"""Stands for the rank of a process that has none: a store, and its clients."""
+"""The rank of a process that has none: a store, or one of its clients."""
 
 _MAGIC = b"UNIS"
 _NONCE_NBYTES = 32
@@ -46,7 +47,7 @@ _READY = b"\x01"
 
 
 class Purpose(enum.IntEnum):
-    """What a connection is for."""
+    """The use of a connection, on the wire."""
 
     CONTROL = 0
     SHM = 1
@@ -59,10 +60,10 @@ class Purpose(enum.IntEnum):
 
 
 class HandshakeError(TransportUnavailableError):
-    """The other side is not what it should be; the connection must be closed.
+    """The handshake has failed; the connection must be closed.
 
     Attributes:
-        reply: bytes to send before closing, so that an honest peer learns what is wrong; may be empty.
+        reply: bytes to send before closing, so that an honest peer learns the reason; may be empty.
     """
 
     def __init__(self, message: str, reply: bytes = b"") -> None:
@@ -72,15 +73,15 @@ class HandshakeError(TransportUnavailableError):
 
 @record
 class Hello:
-    """One side's introduction.
+    """The HELLO message of one side.
 
     Attributes:
-        job: 16 bytes that tell one job from another; not secret.
+        job: the id of the job, 16 bytes; not secret.
         epoch: the generation of the job's membership.
         sender, receiver: ranks in the job, or `NO_RANK`.
-        purpose: what the connection is for.
-        communicator, lane: what it will carry; 0 where they have no meaning.
-        versions: first and last wire version; equal once agreed.
+        purpose: the use of the connection.
+        communicator, lane: the communicator and the lane that it will carry; 0 where they have no meaning.
+        versions: first and last wire version; equal once both sides have agreed.
         features: feature bits.
         nonce: 32 bytes, fresh for every hello.
     """
@@ -111,7 +112,7 @@ class Hello:
         """Return the hello in `message`, which has `HELLO_NBYTES` bytes.
 
         Raises:
-            HandshakeError: it is not a hello of Unisono.
+            HandshakeError: the message is not a HELLO of Unisono.
         """
         magic, first, last, features, job, epoch, sender, receiver, purpose, communicator, lane, nonce = _LAYOUT.unpack(
             message
@@ -119,24 +120,24 @@ class Hello:
         if magic != _MAGIC:
             raise HandshakeError("not a hello of Unisono")
         try:
-            known = Purpose(purpose)
+            use = Purpose(purpose)
         except ValueError:
             raise HandshakeError(f"unknown purpose {purpose}") from None
-        return cls(job, epoch, sender, receiver, known, communicator, lane, (first, last), features, nonce)
+        return cls(job, epoch, sender, receiver, use, communicator, lane, (first, last), features, nonce)
 
 
 HELLO_NBYTES = _LAYOUT.size
 
 
 @record
-class Endpoint:
-    """Who an acceptor is, and whom it admits.
+class Admission:
+    """The identity of an acceptor, and the connections that it admits.
 
     Attributes:
-        job, epoch, rank: its own; a hello must be addressed to them.
+        job, epoch, rank: those of the acceptor; a HELLO must be addressed to them.
         senders: the ranks that it admits.
         purposes: the purposes that it serves.
-        versions, features: what it speaks.
+        versions, features: the wire versions and features that it offers.
     """
 
     job: bytes
@@ -148,7 +149,7 @@ class Endpoint:
     features: int = FEATURES
 
     def objection(self, hello: Hello) -> str | None:
-        """Return why a connection that opens with `hello` is refused, or None."""
+        """Return the reason why a connection with this HELLO is refused, or None."""
         checks = (
             (hello.job == self.job, "it is of another job"),
             (common_version(self.versions, hello.versions), _no_common_version(self.versions, hello.versions)),
@@ -157,10 +158,10 @@ class Endpoint:
             (hello.sender in self.senders, f"rank {hello.sender} is not admitted"),
             (hello.purpose in self.purposes, f"purpose {hello.purpose.name} is not served"),
         )
-        return next((reason for right, reason in checks if not right), None)
+        return next((reason for is_right, reason in checks if not is_right), None)
 
     def answer(self, hello: Hello, nonce: bytes) -> Hello:
-        """Return the answer to `hello`: its version and features are the agreed ones, or its own if none is common."""
+        """Return the HELLO that answers `hello`: with the agreed version, or with all versions if none is common."""
         version = common_version(self.versions, hello.versions)
         return dataclasses.replace(
             hello,
@@ -198,18 +199,18 @@ class _Handshake:
 
     @property
     def needed(self) -> int:
-        """The number of bytes wanted next; never read more, since what follows the handshake is not its own."""
+        """The number of bytes to read next. Never read more: the bytes after the handshake are not part of it."""
         return self._stages[0][0] - len(self._received) if self._stages else 0
 
     @property
     def agreed(self) -> Hello:
-        """The other side's hello, with the version and the features that both agreed on. Only when `done`."""
+        """The HELLO of the other side, with the agreed version and features. Only when `done`."""
         if self._agreed is None or not self.done:
             raise InternalError("the handshake is not complete")
         return self._agreed
 
     def receive(self, data: bytes) -> bytes:
-        """Take what has arrived, at most `needed` bytes (none: the connection ended); return what must be sent.
+        """Accept received bytes, at most `needed`, and return the bytes to send. No bytes mean the end of the stream.
 
         Raises:
             HandshakeError: the handshake has failed, now or before; send its `reply` and close the connection.
@@ -222,7 +223,7 @@ class _Handshake:
 
     def _advance(self, data: bytes) -> bytes:
         if not data:
-            raise HandshakeError("the connection ended during the hello")
+            raise HandshakeError("the connection ended during the handshake")
         if len(data) > self.needed:
             raise HandshakeError("more bytes than the hello has")
         self._received += data
@@ -237,11 +238,11 @@ class _Handshake:
 
 
 class DialerHandshake(_Handshake):
-    """The side that connects.
+    """The handshake of the side that connects.
 
     Args:
         key: the job's key, 32 bytes.
-        hello: whom it is and whom it wants; `opening` is the message to send first.
+        hello: the HELLO to send first; `opening` holds its bytes.
     """
 
     def __init__(self, key: bytes, hello: Hello) -> None:
@@ -260,17 +261,17 @@ class DialerHandshake(_Handshake):
         return _proof(self._key, b"dialer", transcript)
 
     def _check(self, answer: Hello) -> None:
-        mine = self._hello
+        hello = self._hello
         first, last = answer.versions
-        if first != last or not mine.versions[0] <= first <= mine.versions[1]:
-            raise HandshakeError(_no_common_version(mine.versions, answer.versions))
-        if answer.features & ~mine.features:
+        if first != last or not hello.versions[0] <= first <= hello.versions[1]:
+            raise HandshakeError(_no_common_version(hello.versions, answer.versions))
+        if answer.features & ~hello.features:
             raise HandshakeError("the acceptor chose features that were not offered")
-        wanted = dataclasses.replace(mine, sender=mine.receiver, receiver=mine.sender)
+        expected = dataclasses.replace(hello, sender=hello.receiver, receiver=hello.sender)
         for name in ("job", "epoch", "sender", "receiver", "purpose", "communicator", "lane"):
-            here, there = getattr(wanted, name), getattr(answer, name)
+            here, there = getattr(expected, name), getattr(answer, name)
             if here != there:
-                raise HandshakeError(f"the acceptor answers as {name} {there!r}, wanted was {here!r}")
+                raise HandshakeError(f"the acceptor answers as {name} {there!r}, expected was {here!r}")
 
     def _on_ready(self, message: bytes) -> bytes:
         if message != _READY:
@@ -279,30 +280,30 @@ class DialerHandshake(_Handshake):
 
 
 class AcceptorHandshake(_Handshake):
-    """The side that is connected to.
+    """The handshake of the side that accepts.
 
     Args:
         key: the job's key, 32 bytes.
-        endpoint: who it is and whom it admits.
-        nonce: 32 bytes; only tests give it, to repeat a session.
+        admission: the identity of the acceptor, and the connections that it admits.
+        nonce: 32 bytes; only tests pass it, to repeat a handshake.
     """
 
-    def __init__(self, key: bytes, endpoint: Endpoint, nonce: bytes | None = None) -> None:
+    def __init__(self, key: bytes, admission: Admission, nonce: bytes | None = None) -> None:
         super().__init__([(HELLO_NBYTES, self._on_hello), (_PROOF_NBYTES, self._on_proof)])
         self._key = key
-        self._endpoint = endpoint
+        self._admission = admission
         self._nonce = nonce or os.urandom(_NONCE_NBYTES)
         self._expected_proof = b""
 
     def _on_hello(self, message: bytes) -> bytes:
         hello = Hello.unpack(message)
-        answer = self._endpoint.answer(hello, self._nonce)
+        answer = self._admission.answer(hello, self._nonce)
         transcript = message + answer.pack()
         reply = answer.pack() + _proof(self._key, b"acceptor", transcript)
-        objection = self._endpoint.objection(hello)
+        objection = self._admission.objection(hello)
         if objection:
-            # A process of this job is told what differs; one of another job learns nothing.
-            raise HandshakeError(objection, reply if hello.job == self._endpoint.job else b"")
+            # A process of this job learns the reason; a process of another job learns nothing.
+            raise HandshakeError(objection, reply if hello.job == self._admission.job else b"")
         self._agreed = dataclasses.replace(hello, versions=answer.versions, features=answer.features)
         self._expected_proof = _proof(self._key, b"dialer", transcript)
         return reply

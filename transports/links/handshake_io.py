@@ -1,7 +1,7 @@
-"""The hello over real sockets: a doorkeeper for the side that accepts, `greet` for the side that dials.
+"""The handshake over sockets: `HandshakeServer` for the side that accepts, `greet` for the side that dials.
 
-Strangers are expected at the door: whatever they send or do not send costs them their connection, costs this process
-a bounded amount of memory for at most five seconds, and has no other effect than a line in the debug log.
+Anybody may connect. A connection that does not complete the handshake is closed after five seconds at most. Until then
+it takes a bounded amount of memory, and its only other effect is a line in the debug log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.deadlines import Deadline
 from unisono.forks import closed_in_child
 from unisono.transports.host.system_limits import is_exhausted
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import AcceptorHandshake, DialerHandshake, Endpoint, HandshakeError, Hello
+from unisono.transports.links.handshake import AcceptorHandshake, Admission, DialerHandshake, HandshakeError, Hello
 
 HANDSHAKE_TIMEOUT_S = 5.0
 BACKLOG = 4096
@@ -33,13 +33,13 @@ Admit = Callable[[Hello, socket.socket], None]
 
 
 class Acceptor:
-    """Accepts connections in an event loop, which fails if there is no descriptor for them for seconds.
+    """Accepts connections in an event loop. The loop fails if accepting lacks descriptors for 2 seconds.
 
     Args:
-        loop: where it runs.
-        listening: where connections come; it stays the caller's to close.
-        take: called in the loop's thread with each connection, which it then owns and which does not block.
-        free_one: frees a descriptor, if it can, and returns whether it has.
+        loop: the event loop.
+        listening: the listening socket; the caller closes it.
+        take: called in the loop's thread with each connection, which is nonblocking and which it then owns.
+        free_one: closes a descriptor, if it can, and returns whether it has.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Acceptor:
         self._take(closed_in_child(sock))
 
     def _starve(self, error: OSError) -> None:
-        """Give other threads a moment to close something; after some time, let those who wait know that none did."""
+        """Give other threads a moment to close a descriptor; after `_STARVED_S` seconds in vain, fail the loop."""
         self._starved = self._starved or Deadline(_STARVED_S)
         if self._starved.has_passed():
             self._loop.fail(error)
@@ -80,31 +80,31 @@ class Acceptor:
 
 
 class HandshakeServer:
-    """Accepts connections in an event loop and admits those that complete the hello.
+    """Accepts connections in an event loop and admits those that complete the handshake.
 
     Args:
-        loop: where it runs.
+        loop: the event loop.
         key: the job's key.
-        endpoint: who this process is and whom it admits.
-        limit: the number of connections that may be at their hello at once; one more drops the oldest.
-        admit: called in the loop's thread with the peer's hello (as agreed) and its blocking socket, which it then
+        admission: the identity of this process, and the connections that it admits.
+        limit: the number of handshakes that may run at once; one more connection drops the oldest.
+        admit: called in the loop's thread with the agreed HELLO of the peer and its blocking socket, which it then
             owns. If it raises, the socket is closed and the error logged.
     """
 
-    def __init__(self, loop: EventLoop, key: bytes, endpoint: Endpoint, limit: int, admit: Admit) -> None:
+    def __init__(self, loop: EventLoop, key: bytes, admission: Admission, limit: int, admit: Admit) -> None:
         self._loop = loop
         self._key = key
-        self._endpoint = endpoint
+        self._admission = admission
         self._limit = limit
         self._admit = admit
         self._pending: dict[socket.socket, AcceptorHandshake] = {}
 
     def watch(self, listening: socket.socket) -> None:
-        """Accept connections on `listening`, which stays the caller's to close."""
+        """Accept connections on `listening`, which the caller closes."""
         Acceptor(self._loop, listening, self._accept, self._drop_oldest)
 
     def close(self) -> None:
-        """Drop all connections that are still at their hello."""
+        """Drop all connections whose handshake is not complete."""
         for sock in list(self._pending):
             self._drop(sock, "the listener is closed")
 
@@ -115,16 +115,16 @@ class HandshakeServer:
             return
         if len(self._pending) >= self._limit:
             self._drop_oldest()
-        handshake = AcceptorHandshake(self._key, self._endpoint)
+        handshake = AcceptorHandshake(self._key, self._admission)
         self._pending[sock] = handshake
         self._loop.watch(sock, partial(self._receive, sock, handshake))
-        self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no hello in time"))
+        self._loop.call_after(HANDSHAKE_TIMEOUT_S, partial(self._drop, sock, "no handshake in time"))
 
     def _receive(self, sock: socket.socket, handshake: AcceptorHandshake) -> None:
         if sock not in self._pending:  # dropped by an earlier callback of the same wake-up
             return
         try:
-            # A fresh connection has room for these few bytes; one that has not is refused like any other stranger.
+            # A new connection has room for these few bytes. If it has none, it is dropped like a stranger.
             _send_at_once(sock, handshake.receive(sock.recv(handshake.needed)))
         except HandshakeError as error:
             self._drop(sock, error.message, error.reply)
@@ -148,7 +148,7 @@ class HandshakeServer:
         oldest = next(iter(self._pending), None)
         if oldest is None:
             return False
-        self._drop(oldest, "too many connections at their hello")
+        self._drop(oldest, "too many handshakes at once")
         return True
 
     def _drop(self, sock: socket.socket, reason: str, reply: bytes = b"") -> None:
@@ -158,17 +158,17 @@ class HandshakeServer:
         try:
             _send_at_once(sock, reply)
         except OSError as error:
-            _log.debug("could not say so: %s", error)
+            _log.debug("could not send the reason: %s", error)
         self._loop.unwatch(sock)
         sock.close()
 
 
 def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -> Hello:
-    """Say hello on a connected socket; return the acceptor's hello, as agreed, and leave the socket blocking.
+    """Run the dialer's handshake on a connected socket, which blocks afterwards; return the acceptor's agreed HELLO.
 
     Raises:
-        HandshakeError: the acceptor is not the one that is wanted.
-        ConnectionError: it closed the connection.
+        HandshakeError: the acceptor is another process than expected.
+        ConnectionError: the acceptor closed the connection.
         TimeoutError: `deadline` has passed.
     """
     reply = handshake.opening
@@ -177,14 +177,14 @@ def greet(sock: socket.socket, handshake: DialerHandshake, deadline: Deadline) -
         sock.sendall(reply)
         data = sock.recv(handshake.needed)
         if not data:
-            raise ConnectionResetError("it closed the connection during the hello")
+            raise ConnectionResetError("it closed the connection during the handshake")
         reply = handshake.receive(data)
     prepare(sock)
     return handshake.agreed
 
 
 def prepare(sock: socket.socket) -> None:
-    """Make `sock` blocking, without a timeout and without delay of small messages."""
+    """Make `sock` blocking, without a timeout, and send small messages at once."""
     sock.settimeout(None)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

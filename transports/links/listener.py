@@ -1,7 +1,7 @@
-"""Where a rank can be reached: its addresses, and the sockets on which it listens.
+"""The listener of a rank: the sockets on which it accepts connections, and their addresses.
 
-A rank listens on an abstract Unix socket for ranks of its own host and on a TCP socket for all others. Abstract names
-live in the kernel alone, so nothing is left on disk after a SIGKILL. Every connection starts with the hello.
+A rank listens on an abstract Unix socket for ranks of its own host, and on a TCP socket for all others. An abstract
+name exists only in the kernel, so no file remains after a SIGKILL. Every connection starts with the handshake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.forks import closed_in_child
 from unisono.records import record
 from unisono.transports.host.bind_address import SETTING, address_for
 from unisono.transports.links.event_loop import Callback, EventLoop
-from unisono.transports.links.handshake import Endpoint, Purpose
+from unisono.transports.links.handshake import Admission, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Admit, HandshakeServer
 
 _PENDING_LIMIT = 64
@@ -25,14 +25,14 @@ _PENDING_PER_RANK = 4
 
 @record
 class Addresses:
-    """Where a rank can be reached.
+    """The addresses of the listener of a rank.
 
     Attributes:
-        host_id: equal on two ranks exactly if `unix` connects them and they can share memory (`transports.locality`).
+        host_id: equal on two ranks exactly if `unix` connects them and they can share memory (`host_discovery.py`).
         unix: name of the abstract Unix socket, without the leading NUL; empty if there is none.
         tcp_host: numeric IP address.
         tcp_port: port.
-        pid: process id, as the process itself sees it.
+        pid: the process id, in the pid namespace of the rank.
     """
 
     host_id: str
@@ -46,8 +46,8 @@ class Listener:
     """Accepts the connections of a rank, in a thread of its own, from construction to `close`.
 
     Attributes:
-        addresses: where other ranks connect to.
-        loop: the event loop of the thread, for connections that this rank opens itself.
+        addresses: the addresses to which other ranks connect.
+        loop: the event loop of the thread; this rank also opens its own connections there.
 
     Args:
         key: the job's key, 32 bytes.
@@ -55,15 +55,15 @@ class Listener:
         epoch: the generation of the job's membership.
         rank: this rank.
         size: the number of ranks.
-        bind_address: where the other ranks can reach this one, as `interfaces.address_for` takes it.
-        host_id: see `Addresses`.
-        use_unix: whether ranks of this host may come by the Unix socket; where the system has none, all come by TCP.
-        deliver: called in the listener's thread with the peer's hello (as agreed) and the blocking socket, which it
-            then owns. It must not block; if it raises, the socket is closed and the error logged.
-        on_failure: called in that thread with an error after which it accepts no more connections.
+        bind_address: the address to listen on, in a form that `bind_address.address_for` accepts.
+        host_id: the value of `Addresses.host_id`.
+        use_unix: whether to listen on a Unix socket too. It is False where ranks can share no memory.
+        deliver: called in the listener's thread with the peer's agreed HELLO and its blocking socket, which it then
+            owns. It must not block. If it raises, the socket is closed and the error logged.
+        on_failure: called in that thread with the error after which the listener accepts no more connections.
 
     Raises:
-        UsageError: `bind_address` cannot be listened on, or stands for no particular interface.
+        UsageError: the listener cannot listen on `bind_address`, or the address means no particular interface.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Listener:
         name = f"unisono-{os.urandom(16).hex()}" if use_unix else ""
         self.addresses = Addresses(host_id, name, tcp_host, tcp_port, os.getpid())
         others = frozenset(range(size)) - {rank}
-        endpoint = Endpoint(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
-        # All ranks may dial at once, over several lanes; that alone must not look like a crowd of strangers.
+        admission = Admission(job, epoch, rank, others, frozenset(Purpose) - {Purpose.STORE, Purpose.HOST})
+        # All ranks may dial at once, over several lanes. The limit must admit them, and still bound strangers.
         limit = _PENDING_LIMIT + _PENDING_PER_RANK * size
         self._closing = threading.Lock()
         self._closed = False
@@ -95,23 +95,23 @@ class Listener:
             if use_unix:
                 self._listening.append(_listen_unix(name))
             self.loop = EventLoop(f"unisono-listener-{rank}", self._break_down)
-            self._doorkeeper = HandshakeServer(self.loop, key, endpoint, limit, deliver)
+            self._handshakes = HandshakeServer(self.loop, key, admission, limit, deliver)
             for listening in self._listening:
-                self._doorkeeper.watch(listening)
+                self._handshakes.watch(listening)
             self.loop.start()
         except BaseException:
             self._refuse()
             raise
 
     def close(self, finish: Callback = lambda: None) -> None:
-        """Stop listening and end the thread; delivered sockets are not touched. May be called twice.
+        """Stop listening and end the thread. Delivered sockets stay open. May be called twice.
 
         Args:
             finish: called in the thread before it ends.
         """
 
         def stop() -> None:
-            self._doorkeeper.close()
+            self._handshakes.close()
             finish()
 
         with self._closing:
@@ -122,7 +122,7 @@ class Listener:
             self._refuse()
 
     def _break_down(self, error: Exception) -> None:
-        """Refuse whoever dials from now on, instead of leaving it without an answer."""
+        """Refuse later connections, so that ranks that dial get an error instead of no answer."""
         self._refuse()
         self._on_failure(error)
 
@@ -135,7 +135,9 @@ def _listen_tcp(bind_address: str) -> socket.socket:
     host = address_for(bind_address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not any(socket.inet_pton(family, host.partition("%")[0])):
-        raise UsageError(f"{SETTING}={bind_address!r} names no interface: give one that other ranks can connect to")
+        raise UsageError(
+            f"{SETTING}={bind_address!r} means no particular interface: name an address that other ranks can connect to"
+        )
     sock = closed_in_child(socket.socket(family, socket.SOCK_STREAM))
     try:
         sock.bind((host, 0))

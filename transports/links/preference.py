@@ -1,4 +1,4 @@
-"""Which transports are tried, in which order."""
+"""The transports that `transports=auto` means on this host, in order of preference."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 
 from unisono import log
 from unisono.errors import TransportUnavailableError
+from unisono.transports.host.bind_address import interface_of
 
 _log = log.get(log.NAME)
 
 _AUTO = ("shm", "tcp")
 _AUTO_WITH_UCX = ("shm", "ucx", "tcp")
 _UCX_BY_ITS_PACKAGE = ("ucx_core",)
-# Has an entry for each device for remote memory access.
+# The kernel lists the devices for remote memory access here.
 _DEVICES = "/sys/class/infiniband"
 
 
 def resolved(preference: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of transports that `preference` stands for on this host, or itself.
+    """Return the names of the transports that `preference` means on this host.
 
-    That is what ("auto",) is, and ("ucx_core",) for ("ucx",) where the native core cannot enter the UCX that there is.
+    ("auto",) becomes ("shm", "tcp"), with "ucx" between them if a device for remote memory access is present. ("ucx",)
+    becomes ("ucx_core",) if the native core cannot use the installed UCX. Anything else stays as it is.
     """
     if preference == ("ucx",):
         return _UCX_BY_ITS_PACKAGE if _ucx_cannot_be_entered() else preference
@@ -36,9 +38,26 @@ def _ucx_cannot_be_entered() -> bool:
     except library.NotEnteredError as error:
         _log.warning("%s", error.message)
         return True
-    except TransportUnavailableError:  # the ranks say so when they want to use it
+    except TransportUnavailableError:  # the error is raised later, when a rank opens its first channel
         pass
     return False
+
+
+def tcp_interface_of_ucx(preference: tuple[str, ...], hosts: int, tcp_host: str) -> str:
+    """Return the network interface on which UCX may listen for TCP; empty if it must not.
+
+    TCP of UCX does not ask who connects. So UCX may use it only if nothing else reaches other hosts: Unisono's own TCP
+    is not among the transports, and this host has no device for remote memory access. On a single host UCX needs no
+    TCP, and no other host reaches loopback.
+
+    Args:
+        preference: the names of the transports.
+        hosts: the number of hosts of the job.
+        tcp_host: the address on which this rank listens for TCP.
+    """
+    if hosts == 1 or "ucx" not in preference or "tcp" in preference or has_remote_memory_access():
+        return ""
+    return interface_of(tcp_host)
 
 
 def has_remote_memory_access() -> bool:

@@ -1,68 +1,68 @@
-"""What two ranks do with the socket that joins them: pass memory and doorbells over it, and find its other end dead."""
+"""Passes shared memory and doorbells over the socket between two ranks, and detects that its other end has died."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 
 from unisono.deadlines import LONGEST_WAIT_S
 from unisono.transports import _core
+from unisono.transports.host.sealed_memory import sealed_memory
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PASS_TIMEOUT_S = 5.0
 _DESCRIPTORS = 3
-# As many may be missed until the other end is lost.
+# The other end is lost after so many missed heartbeats.
 _HEARTBEATS = 4
-# The longest period that the kernel takes.
+# The longest period that the kernel allows.
 _LONGEST_PERIOD_S = 32_767
 
 
 def share_memory(sock: socket.socket) -> tuple[int, int, int]:
-    """Make sealed memory for a channel, this side's doorbell and the other's; pass and return their descriptors."""
+    """Create the memory of a channel and a doorbell for each side, pass them to the peer, and return the descriptors.
+
+    The result is the memory, the doorbell of this side, and the doorbell of the peer.
+    """
     flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    made: list[int] = []
+    descriptors: list[int] = []
     try:
-        made.append(os.memfd_create("unisono-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.ftruncate(made[0], _core.SHM_NBYTES)
-        fcntl.fcntl(made[0], fcntl.F_ADD_SEALS, _SEALS)
-        made.append(os.eventfd(0, flags))
-        made.append(os.eventfd(0, flags))
-        # A peer that has left the communicator has ended its calls, and the channel finds out if one needs it still.
+        descriptors.append(sealed_memory("unisono-channel", _core.SHM_NBYTES))
+        descriptors.append(os.eventfd(0, flags))
+        descriptors.append(os.eventfd(0, flags))
+        # The peer may have left the communicator already. If a call still needs it, the channel detects that later.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(sock, [b"\0"], made)
-    except OSError:  # such as the limit of descriptors
-        for descriptor in made:
+            socket.send_fds(sock, [b"\0"], descriptors)
+    except OSError:  # for example at the limit of open files
+        for descriptor in descriptors:
             os.close(descriptor)
         raise
-    memory, bell, peer_bell = made
+    memory, bell, peer_bell = descriptors
     return memory, bell, peer_bell
 
 
 def take_shared_memory(sock: socket.socket) -> tuple[int, int, int]:
-    """Return the descriptors that the dialling side passes right after the hello, in its order."""
+    """Return the memory, the peer's doorbell and this side's doorbell, which the dialler passes after the handshake."""
     sock.settimeout(_PASS_TIMEOUT_S)
     _, descriptors, flags, _ = socket.recv_fds(sock, 1, _DESCRIPTORS)
     if len(descriptors) != _DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)
-        if flags & socket.MSG_CTRUNC:  # this process has no room for more
+        if flags & socket.MSG_CTRUNC:  # this process is at its limit of open files
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        raise OSError(f"{len(descriptors)} descriptors were passed for a channel, not {_DESCRIPTORS}")
+        raise OSError(f"the peer passed {len(descriptors)} descriptors for a channel instead of {_DESCRIPTORS}")
     memory, peer_bell, bell = descriptors
     return memory, peer_bell, bell
 
 
 def watch(sock: socket.socket, timeout_s: float) -> None:
-    """Let the kernels of both ends exchange heartbeats, and end the connection when there are none for `timeout_s`."""
+    """Let the kernels of both ends exchange heartbeats; the connection ends after `timeout_s` without one."""
     timeout_s = min(timeout_s, LONGEST_WAIT_S)
     period_s = min(max(1, int(timeout_s / _HEARTBEATS)), _LONGEST_PERIOD_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period_s)
-    # Of what is under way when the other end falls silent, too.
+    # The same limit for data that is sent but not acknowledged when the other end falls silent.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1e3))
 
 
@@ -74,5 +74,5 @@ def process_descriptor(sock: socket.socket) -> int:
     pid = int.from_bytes(credentials[:4], "little")
     try:
         return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # another pid namespace, or no pidfd_open: the end of the link will tell
+    except (OSError, AttributeError):  # another pid namespace, or no pidfd_open: then the end of the link must suffice
         return -1

@@ -1,15 +1,18 @@
-"""How ranks agree, after a loss, on who is left of them: the survivors.
+"""The agreement of the surviving ranks after a loss: which ranks go on, and where they meet. `shrink()` uses it.
 
-Theory of operation. Every rank knows the roster, and its listener answers as long as its process lives and has not left
-the job. A rank that wants to go on looks for a leader: it dials the members in their order, and the first that answers,
-or itself, is the one. A leader looks who else is there, again and again, until all that answer have come to it; then it
-says who they are. If it finds that a member before it answers, it sends its followers away and goes there itself, and
-whoever loses its leader looks for one anew; so all that can reach each other end with the same one. A link ends when a
-process does, and nobody waits for a rank without looking at its link, or longer than the caller allows.
+Theory of operation. Every rank knows the roster. A listener answers as long as its process lives and has not left the
+job. A rank that calls `shrink()` looks for a leader: it dials the members in their order, and the first one that
+answers is its leader. If it reaches itself first, it leads.
 
-What follows, a store that the leader serves and the usual rendezvous there, is watched by it too: if a rank dies before
-all have met, the leader makes the store fail for all, and they begin again. Only where a network falls into parts can
-two leaders find members, of its own part each; there the parts go on separately, as nobody in them can know.
+The leader probes the absent members again and again, until every member that answers has connected to it. Then it sends
+the verdict to its followers. If a member before the leader answers, the leader closes the links to its followers and
+follows that member. A follower that loses its leader starts again. So all ranks that can reach each other end with the
+same leader. A link ends when its process does. No rank waits for another without watching its link, or longer than the
+caller allows.
+
+The survivors then meet at a store of the leader, in a usual rendezvous. The leader watches its followers meanwhile. If
+one dies before all have met, the leader makes the store fail for all, and they start again. If the network falls into
+parts, every part can find a leader of its own. Then the parts go on separately, because no rank can know of the others.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ from unisono.transports.links.handshake import Hello
 
 _log = log.get(log.NAME)
 
-# What a survivor dials for, said in the hello as its lane.
-_TO_FOLLOW, _TO_LOOK = 0, 1
-# How long a member may take to answer the hello; one whose host is gone says nothing.
+# Why a survivor dials; the HELLO carries it in its field `lane`.
+_TO_FOLLOW, _TO_PROBE = 0, 1
+# How long a member may take to complete the handshake; a member whose host is down never answers.
 _ANSWER_S = 5.0
 _GRACE_S = 2.0
 _PROBES = 32
@@ -49,7 +52,7 @@ Dial = Callable[[int, int, int, float], socket.socket]
 
 
 class Verdict(NamedTuple):
-    """Who goes on, by their ranks in the job; in which epoch; and the URL of the store where they meet."""
+    """The agreed ranks of the job that go on, the epoch of the new job, and the URL of its store."""
 
     members: tuple[int, ...]
     epoch: int
@@ -57,7 +60,7 @@ class Verdict(NamedTuple):
 
 
 class Arrivals:
-    """The ranks that have come to this one, as to their leader, and have not been received yet; by communicator."""
+    """The connections of ranks that want to follow this rank, by communicator, until `take` returns them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -65,9 +68,9 @@ class Arrivals:
         self._over: set[int] = set()
 
     def admit(self, hello: Hello, sock: socket.socket) -> None:
-        """Take over the connection of a survivor; does not block."""
-        if hello.lane == _TO_LOOK:
-            sock.close()  # that it was answered is all it was to find out
+        """Take over the connection of a survivor, without blocking."""
+        if hello.lane == _TO_PROBE:
+            sock.close()  # the probe asked only whether this rank answers
             return
         with self._changed:
             if hello.communicator not in self._over:
@@ -75,30 +78,30 @@ class Arrivals:
                 self._waiting[hello.communicator][hello.sender] = sock
                 self._changed.notify_all()
             else:
-                _say(sock, {"error": _WENT_ON})
+                _send(sock, {"error": _WENT_ON})
                 before = sock
         if before is not None:
             before.close()
 
     def take(self, communicator: int, timeout_s: float) -> dict[int, socket.socket]:
-        """Return those that have come since the last time, waiting up to `timeout_s` seconds for one."""
+        """Return the new connections, by rank; wait up to `timeout_s` seconds for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting.get(communicator)), timeout_s)
             return self._waiting.pop(communicator, {})
 
     def end(self, communicator: int) -> None:
-        """From now on, tell those that come that it is too late."""
+        """Refuse all followers from now on: they come too late."""
         with self._changed:
             self._over.add(communicator)
             late = self._waiting.pop(communicator, {})
         for sock in late.values():
-            _say(sock, {"error": _WENT_ON})
+            _send(sock, {"error": _WENT_ON})
             sock.close()
 
     def close(self) -> None:
-        """Send all away."""
+        """Close all connections."""
         with self._changed:
-            waiting = [sock for of_one in self._waiting.values() for sock in of_one.values()]
+            waiting = [sock for followers in self._waiting.values() for sock in followers.values()]
             self._waiting.clear()
         for sock in waiting:
             sock.close()
@@ -108,13 +111,13 @@ class Search:
     """One rank's search for the survivors of a communicator.
 
     Args:
-        me: this rank, in the job, as are all ranks here.
-        communicator: its id.
+        me: the number of this rank in the job. All ranks here are numbers in the job.
+        communicator: the id of the communicator.
         members: all its ranks, in its order.
-        epoch: the highest that this rank has been in.
-        arrivals: who comes to this rank.
+        epoch: the highest epoch that this rank has been in.
+        arrivals: the connections of followers to this rank.
         dial: connects to a member.
-        serve: starts a store and returns its URL; called by the leader.
+        serve: starts a store and returns its URL; only the leader calls it.
     """
 
     def __init__(
@@ -134,13 +137,13 @@ class Search:
         self._arrivals = arrivals
         self._dial = dial
         self._serve = serve
-        self._links: dict[int, socket.socket] = {}  # to the leader; or the leader's, to its followers
+        self._links: dict[int, socket.socket] = {}  # to the leader, or from the leader to its followers
 
     def agree(self, deadline: Deadline) -> Verdict:
-        """Return what the leader says, once all survivors have come to it.
+        """Return the verdict of the leader, once all survivors are connected to it.
 
         Raises:
-            RendezvousError: members that live did not come until `deadline`.
+            RendezvousError: members that live did not connect before `deadline`.
         """
         while True:
             for candidate in self._members:
@@ -152,7 +155,7 @@ class Search:
 
     @contextlib.contextmanager
     def watch(self, lost: Callable[[str], None]) -> Iterator[None]:
-        """While this is open, the leader calls `lost` with what to say if one of its followers dies."""
+        """Watch the followers during the block: if one dies, the leader calls `lost` with a message."""
         stop, wake = map(closed_in_child, socket.socketpair())
         watcher = threading.Thread(target=self._watch, args=(stop, lost), name="unisono-survivors", daemon=True)
         watcher.start()
@@ -174,17 +177,18 @@ class Search:
         self._links.clear()
 
     def _follow(self, candidate: int, deadline: Deadline) -> Verdict | None:
-        """Go to `candidate`, and return what it says in the end; None if it is not there, or goes before that."""
+        """Follow `candidate` and return its verdict; None if it does not answer, or closes the link before."""
         link = self._reach(candidate, _TO_FOLLOW)
         if link is None:
             return None
         with contextlib.ExitStack() as closing:
             closing.callback(link.close)
             try:
-                _say(link, {"epoch": self._epoch})
-                answer = _hear(link, Deadline(deadline.left_s() + _GRACE_S))  # a leader gives up before, and says why
+                _send(link, {"epoch": self._epoch})
+                # The leader gives up first, and says why.
+                answer = _receive(link, Deadline(deadline.left_s() + _GRACE_S))
             except TimeoutError:
-                raise RendezvousError(f"rank {candidate} lives, but has not called shrink() in time") from None
+                raise RendezvousError(f"rank {candidate} is alive, but did not call shrink() in time") from None
             except (OSError, ValueError):
                 return None
             if "error" in answer:
@@ -195,11 +199,11 @@ class Search:
             return verdict
 
     def _lead(self, deadline: Deadline) -> Verdict | None:
-        """Wait until all that live have come, and tell them so; None if another is to lead."""
+        """Wait until every live member follows this rank, and send them the verdict; None if another rank must lead."""
         epochs = {self._me: self._epoch}
         pause, longest = _PAUSE_S
         while True:
-            self._receive(self._arrivals.take(self._communicator, pause), epochs)
+            self._add_followers(self._arrivals.take(self._communicator, pause), epochs)
             pause = min(2 * pause, longest)
             absent = [rank for rank in self._members if rank != self._me and rank not in self._links]
             alive = self._alive(absent)
@@ -210,22 +214,22 @@ class Search:
                 break
             if deadline.has_passed():
                 shown = ", ".join(str(rank) for rank in alive[:8])
-                error = f"rank(s) {shown} of the job live, but have not called shrink() in time"
-                self._tell({"error": error})
+                error = f"rank(s) {shown} of the job are alive, but did not call shrink() in time"
+                self._send_all({"error": error})
                 self.close()
                 raise RendezvousError(error)
         members = tuple(rank for rank in self._members if rank == self._me or rank in self._links)
         verdict = Verdict(members, max(epochs[rank] for rank in members) + 1, self._serve())
-        self._tell(verdict._asdict())
+        self._send_all(verdict._asdict())
         return verdict
 
-    def _receive(self, arrived: dict[int, socket.socket], epochs: dict[int, int]) -> None:
-        """Make those that have come followers, and let go of those that have gone."""
+    def _add_followers(self, connections: dict[int, socket.socket], epochs: dict[int, int]) -> None:
+        """Add new followers, and remove followers that have gone."""
         for rank in self._ended():
             self._links.pop(rank).close()
-        for rank, link in arrived.items():
+        for rank, link in connections.items():
             try:
-                epochs[rank] = int(_hear(link, Deadline(_ANSWER_S))["epoch"])
+                epochs[rank] = int(_receive(link, Deadline(_ANSWER_S))["epoch"])
             except (OSError, ValueError, KeyError):
                 link.close()
                 continue
@@ -234,7 +238,7 @@ class Search:
                 before.close()
 
     def _ended(self) -> list[int]:
-        """Return the followers whose link has ended; they say nothing until they are told something."""
+        """Return the followers whose link has ended: a follower sends nothing until it has the verdict."""
         poll = select.poll()
         ranks = {link.fileno(): rank for rank, link in self._links.items()}
         for descriptor in ranks:
@@ -242,7 +246,7 @@ class Search:
         return [ranks[descriptor] for descriptor, _ in poll.poll(0)]
 
     def _alive(self, ranks: Sequence[int]) -> list[int]:
-        """Return which of the ranks answer."""
+        """Return those of the ranks that answer a probe."""
         if not ranks:
             return []
         from concurrent.futures import ThreadPoolExecutor
@@ -251,7 +255,7 @@ class Search:
             return [rank for rank, answers in zip(ranks, threads.map(self._answers, ranks), strict=True) if answers]
 
     def _answers(self, rank: int) -> bool:
-        link = self._reach(rank, _TO_LOOK)
+        link = self._reach(rank, _TO_PROBE)
         if link is not None:
             link.close()
         return link is not None
@@ -263,12 +267,12 @@ class Search:
             _log.debug("rank %d does not answer: %s", rank, error.message)
             return None
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_all(self, message: dict[str, Any]) -> None:
         for link in self._links.values():
-            _say(link, message)
+            _send(link, message)
 
     def _watch(self, stop: socket.socket, lost: Callable[[str], None]) -> None:
-        """Look at the links until all have said that they have arrived, or `stop` ends."""
+        """Watch the links until every follower has sent that it has met the others, or `stop` ends."""
         watched = {link.fileno(): (rank, link) for rank, link in self._links.items()}
         while watched:
             poll = select.poll()
@@ -290,21 +294,21 @@ def _byte(link: socket.socket) -> bytes:
         return b""
 
 
-def _say(link: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message, unless the other side has gone, which its link shows in the end."""
+def _send(link: socket.socket, message: dict[str, Any]) -> None:
+    """Send a message; do nothing if the other side has gone, because the end of the link shows that later."""
     data = json.dumps(message).encode()
     with contextlib.suppress(OSError):
         link.settimeout(_ANSWER_S)
         link.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _hear(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
+def _receive(link: socket.socket, deadline: Deadline) -> dict[str, Any]:
     """Return the next message.
 
     Raises:
-        TimeoutError: there is none until `deadline`.
+        TimeoutError: no message arrived before `deadline`.
         OSError: the other side has gone.
-        ValueError: it is no message.
+        ValueError: the bytes are not a message.
     """
     (nbytes,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
     if nbytes > _MESSAGE_LIMIT:

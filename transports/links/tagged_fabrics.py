@@ -1,8 +1,8 @@
-"""The libraries of tagged messages of a rank (UCX and MPI), and how two ranks agree on a channel over one of them.
+"""The message libraries of a rank (UCX and MPI, together *fabrics*), and how two ranks agree on a channel over one.
 
-The dialling side has an authenticated socket to the other. It says where it is, in the words of the library, and the
-tag that it wants to be sent to; the other side answers the same of itself, or with the reason why it cannot. The socket
-then stays open: its end shows that the other rank has gone.
+Two ranks have an authenticated socket. The dialler sends its address, in the form of the library, and the tag on which
+it receives. The other rank answers with its own address and tag, or with the reason why it cannot use the library. The
+socket then stays open: when it ends, the other rank has gone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from unisono.errors import TransportUnavailableError
 from unisono.transports import _core
 from unisono.transports.contracts.call import MemoryType
 
-FABRICS = ("ucx", "mpi")
-
-# Whether it can be had, the tag, and the length of the address, or of the reason, that follows.
+# Whether the library is usable, the tag, and the length of the address (or else of the reason) that follows.
 _WORD = struct.Struct("!?QI")
 _MOST_NBYTES = 1 << 16
 
 
 class FabricError(TransportUnavailableError):
-    """A fabric cannot be used, by this rank or by the one that was dialled; another transport may be."""
+    """This rank or the dialled rank cannot use a fabric. Another transport may work."""
 
 
 class Proposal(NamedTuple):
-    """How a rank is reached by a fabric: its address and the tag that it listens to; or why it cannot be."""
+    """The address of a rank in a fabric and the tag on which it receives, or the reason why it cannot use it."""
 
     address: bytes
     tag: int
@@ -40,20 +38,20 @@ class Proposal(NamedTuple):
             raise FabricError(self.reason)
 
     def pack(self) -> bytes:
-        """Return the bytes that say it."""
+        """Return the proposal in its wire format."""
         text = self.reason.encode() if self.reason else self.address
         return _WORD.pack(not self.reason, self.tag, len(text)) + text
 
     @classmethod
     def received(cls, sock: socket.socket, received: bytearray) -> Proposal | None:
-        """Read from a socket that has something to read; return the proposal once it has come, and None before.
+        """Read from a socket that is readable; return the proposal once it is complete, and None before.
 
         Args:
             sock: the socket.
-            received: what has come so far, which grows.
+            received: the bytes received so far; the method appends to it.
 
         Raises:
-            OSError: the other side has gone, or what it says is no proposal.
+            OSError: the other side has gone, or sent no proposal.
         """
         needed = _WORD.size
         if len(received) >= needed:
@@ -64,18 +62,18 @@ class Proposal(NamedTuple):
         received += data
         if len(received) < _WORD.size or len(received) < _WORD.size + _text_nbytes(received):
             return None
-        can, tag, _ = _WORD.unpack_from(received)
+        is_usable, tag, _ = _WORD.unpack_from(received)
         text = bytes(received[_WORD.size :])
-        return cls(text, tag) if can else cls(b"", 0, text.decode("utf-8", "replace"))
+        return cls(text, tag) if is_usable else cls(b"", 0, text.decode("utf-8", "replace"))
 
 
 class Fabrics:
-    """Those of `names` that this rank can use.
+    """The fabrics among `names`, opened for this rank; if one cannot be opened, its reason is kept.
 
     Args:
-        names: of transports; others than fabrics are not looked at.
+        names: names of transports; all but fabrics are ignored.
         rank: this rank.
-        comm: the communicator of mpi4py by which the ranks have met, or None.
+        comm: the communicator of mpi4py on which the ranks have met, or None.
         interface: the network interface on which UCX may listen for TCP; empty if it must not.
     """
 
@@ -87,11 +85,10 @@ class Fabrics:
         self._rank = rank
         self._messengers: dict[str, _core.Messenger] = {}
         self._reasons: dict[str, str] = {}
-        for name in FABRICS:
-            if name not in names:
-                continue
+        fabrics = {name: opener for name, opener in openers.items() if name in names}
+        for name, opener in fabrics.items():
             try:
-                self._messengers[name] = openers[name]()
+                self._messengers[name] = opener()
             except TransportUnavailableError as error:
                 self._reasons[name] = error.message
 
@@ -106,23 +103,23 @@ class Fabrics:
         """Return the messenger of a fabric.
 
         Raises:
-            FabricError: this rank has none; it says why.
+            FabricError: this rank cannot use the fabric; the message says why.
         """
         if obstacle := self.obstacle(name):
             raise FabricError(obstacle)
         return self._messengers[name]
 
-    def knows(self, name: str, memory: MemoryType) -> bool:
-        """Return whether a transport is a fabric of this rank that carries such memory."""
+    def carries(self, name: str, memory: MemoryType) -> bool:
+        """Return whether the transport is a fabric of this rank that carries `memory`."""
         return name in self._messengers and self._messengers[name].knows(memory)
 
     def propose(self, name: str, theirs: Proposal | None = None) -> Proposal:
-        """Return how this rank is reached for one channel by a fabric; or why it is not.
+        """Return the proposal of this rank for one channel over a fabric.
 
         Args:
             name: the fabric.
-            theirs: what the rank that has dialled proposes. This rank tries to reach it, so that the other rank learns
-                of a failure, and can try its next transport.
+            theirs: the proposal of the rank that has dialled, or None if this rank dials. This rank tries to reach that
+                address, so the other rank learns of a failure and can try its next transport.
         """
         if obstacle := self.obstacle(name):
             return Proposal(b"", 0, obstacle)
@@ -134,11 +131,11 @@ class Fabrics:
         return Proposal(self._address(name), self._messengers[name].reserve())
 
     def _address(self, name: str) -> bytes:
-        # Ranks of MPI know each other by their numbers.
+        # In MPI a rank number is the address.
         return struct.pack("=i", self._rank) if name == "mpi" else self._messengers[name].address()
 
 
-# What is not used is not loaded.
+# These import on demand, as most jobs need neither library.
 def _open_ucx(interface: str) -> _core.Messenger:
     from unisono.transports.ucx import library
 
@@ -154,5 +151,5 @@ def _open_mpi(comm: Any) -> _core.Messenger:
 def _text_nbytes(received: bytearray) -> int:
     nbytes: int = _WORD.unpack_from(received)[2]
     if nbytes > _MOST_NBYTES:
-        raise OSError(f"an address of {nbytes} bytes cannot be")
+        raise OSError(f"a proposal claims {nbytes} bytes, and at most {_MOST_NBYTES} are allowed")
     return nbytes

@@ -1,4 +1,4 @@
-"""A message transport around another one, for those that change a part of what it does."""
+"""`DelegatingTransport`: the base of message transports that wrap another one and change a part of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.transport import Identity, MessageTransport, Request, Traffic
 
 
-class ForwardedTransport:
-    """What a `MessageTransport` has, by that of `inner`, which it owns; `subgroup` is left to those who derive."""
+class DelegatingTransport:
+    """A `MessageTransport` that passes every call to `inner`, which it owns. Subclasses define `subgroup`."""
 
     def __init__(self, inner: MessageTransport) -> None:
         self.name, self.rank, self.size, self.members = inner.name, inner.rank, inner.size, inner.members

@@ -1,9 +1,9 @@
-"""Faults on purpose: a message transport that delays, reorders, drops and repeats messages, by a seed.
+"""`FaultyTransport`: delays, reorders, drops and duplicates messages at random, for tests.
 
-Wrap the transport of each rank, `FaultyTransport(inner, Faults(seed=7, delay=0.3))`, to see what a program makes of a
-bad network. Time is counted in calls of `progress`, not in seconds, and every rank draws from its own sequence, so that
-a fault depends on the seed and on the messages that the rank sends, not on the clock. Flags and accesses to mapped
-memory may be late, as messages are, but not lost or repeated.
+Wrap the transport of each rank, `FaultyTransport(inner, Faults(seed=7, delay=0.3))`, to see how a program behaves on a
+bad network. Delays are counted in calls of `progress`, not in seconds, and every rank draws from its own random
+sequence. So faults depend on the seed and on the messages that the rank sends, and not on the clock. Flags and accesses
+to mapped memory may be delayed too, but are never lost or repeated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from unisono.algorithms.ir.plan import Span
 from unisono.errors import UsageError
 from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.transport import Identity, MappedTransport, MessageTransport, Request
-from unisono.transports.message.delegating import ForwardedTransport
+from unisono.transports.message.delegating import DelegatingTransport
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What befalls the messages that a rank sends; the probabilities are per message.
+    """The faults of the messages that a rank sends. Probabilities are per message.
 
     Attributes:
-        seed: of the random sequence, of which each rank has its own.
-        delay: probability that a message, a flag or an access is held back, for 1 to `max_hold` calls of `progress`;
-            those that come later overtake it.
-        max_hold: the longest that a message is held back.
-        drop: probability that a message is lost. Its sender does not notice; its receiver waits in vain.
-        duplicate: probability that a message is sent twice, which a transport must refuse.
+        seed: the seed of the random sequences; each rank has a sequence of its own.
+        delay: probability that a message, a flag or an access is held back for 1 to `max_hold` calls of `progress`.
+            Later messages overtake it.
+        max_hold: the largest number of calls of `progress` that a message is held back.
+        drop: probability that a message is lost. The sender does not notice, and the receiver waits until its deadline.
+        duplicate: probability that a message is sent twice. A transport must refuse the second one.
     """
 
     seed: int
@@ -47,8 +47,8 @@ class Faults:
             raise UsageError(f"max_hold must be at least 1; got {self.max_hold!r}")
 
 
-class FaultyTransport(ForwardedTransport):
-    """A `MessageTransport` that carries messages by `inner`, with `faults`. It owns `inner` and closes it."""
+class FaultyTransport(DelegatingTransport):
+    """A `MessageTransport` that carries messages over `inner`, which it owns, and adds `faults`."""
 
     def __init__(self, inner: MessageTransport, faults: Faults) -> None:
         super().__init__(inner)
@@ -56,13 +56,13 @@ class FaultyTransport(ForwardedTransport):
         self._faults = faults
         self._random = random.Random(f"{faults.seed}/{inner.rank}")
         self._held: list[_Held] = []
-        self.mapped = None if inner.mapped is None else FaultyMemory(inner.mapped, self._perhaps_late)
+        self.mapped = None if inner.mapped is None else FaultyMemory(inner.mapped, self._post_or_hold)
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> FaultyTransport:
         return FaultyTransport(self._inner.subgroup(ranks, number), self._faults)
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        # One draw for each kind of fault and message, so that turning one kind off leaves the others where they were.
+        # Every message draws once for each kind of fault, so turning one kind off does not move the others.
         drop, duplicate, delay = (self._random.random() for _ in range(3))
         hold = self._random.randint(1, self._faults.max_hold)
         if drop < self._faults.drop:
@@ -88,11 +88,11 @@ class FaultyTransport(ForwardedTransport):
         self._held.clear()
         super().close()
 
-    def _perhaps_late(self, post: Callable[[], Request]) -> Request:
+    def _post_or_hold(self, post: Callable[[], Request]) -> Request:
         return self._post(post, self._random.random(), self._random.randint(1, self._faults.max_hold))
 
     def _post(self, post: Callable[[], Request], delay: float, hold: int) -> Request:
-        """Post at once or, if `delay` was drawn low, after `hold` calls of `progress`."""
+        """Post after `hold` calls of `progress` if `delay` is below the probability of a delay; otherwise at once."""
         if delay >= self._faults.delay:
             return post()
         held = _Held(hold, post)
@@ -101,25 +101,25 @@ class FaultyTransport(ForwardedTransport):
 
 
 class FaultyMemory:
-    """A `MappedTransport` by `inner`, in which `perhaps_late` posts what a rank does to others."""
+    """A `MappedTransport` over `inner` that passes every access to a peer to `post_or_hold`, which may delay it."""
 
-    def __init__(self, inner: MappedTransport, perhaps_late: Callable[[Callable[[], Request]], Request]) -> None:
+    def __init__(self, inner: MappedTransport, post_or_hold: Callable[[Callable[[], Request]], Request]) -> None:
         self.publish, self.withdraw, self.wait = inner.publish, inner.withdraw, inner.wait
         self._inner = inner
-        self._perhaps_late = perhaps_late
+        self._post_or_hold = post_or_hold
 
     def read(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        return self._perhaps_late(partial(self._inner.read, peer, sequence, span, segment, pieces))
+        return self._post_or_hold(partial(self._inner.read, peer, sequence, span, segment, pieces))
 
     def write(self, peer: int, sequence: int, span: Span, segment: int, pieces: Sequence[memoryview]) -> Request:
-        return self._perhaps_late(partial(self._inner.write, peer, sequence, span, segment, pieces))
+        return self._post_or_hold(partial(self._inner.write, peer, sequence, span, segment, pieces))
 
     def signal(self, peer: int, identity: Identity) -> Request:
-        return self._perhaps_late(partial(self._inner.signal, peer, identity))
+        return self._post_or_hold(partial(self._inner.signal, peer, identity))
 
 
 class _Lost:
-    """The request of a message that has been dropped."""
+    """The request of a message that was dropped; it pretends to be done."""
 
     def done(self) -> bool:
         return True
@@ -127,7 +127,7 @@ class _Lost:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What is posted after so many more calls of `progress`, and then the request of the inner transport."""
+    """A request that is posted after `hold` more calls of `progress`; from then on it stands for `posted`."""
 
     hold: int
     post: Callable[[], Request]

@@ -1,24 +1,27 @@
-"""A message transport over anything that carries frames: who has links that move bytes needs nothing more.
+"""`FramedTransport`: a complete message transport over links that only carry frames.
+
+Used by: authors of transports, who write `FrameLinks` and get the rest; `ucx/python_links.py`.
 
 Theory of operation
 -------------------
-Links carry whole frames between two ranks, in order. A frame is a header of fixed size, what the message is of (its
-signature, as JSON) and its bytes. All communicators of a job use the same links; the header says for which one a frame
-is. What comes for a communicator that is not there yet is kept for it, and what comes for one that is closed is
-dropped.
+Links carry whole frames between two ranks, in order. A frame is a header of fixed size, the signature of the message as
+JSON, and the payload. All communicators of a job share the links, and the header names the communicator. A frame for a
+communicator that does not exist yet is kept until it is made. A frame for a closed communicator is dropped.
 
-A frame that finds its receive is copied into it; another one waits, by its identity, however many there are, so that a
-sender is done as soon as the links have taken its message. Whoever fails tells all ranks why, and whoever leaves tells
-those that it leaves; a link that ends without a word is a rank that has left all of them.
+If the receive of a message is posted, the payload is copied into it. Otherwise the message waits under its identity.
+The number of waiting messages has no limit, so a sender is done as soon as the links have taken its frame.
 
-What ranks call is compared in the messages alone: ranks that disagree and exchange none are found by their time limit.
+A rank that fails sends its error to all ranks. A rank that closes a communicator sends LEFT to its members. If the
+links of a rank end without a frame, that rank counts as having left all communicators.
+
+Signatures are compared only when a message arrives. Ranks that disagree but exchange no message run into their time
+limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,91 +32,91 @@ from typing import Any, Protocol
 from unisono import errors
 from unisono.errors import AbortedError, InternalError, MismatchError, PeerLostError, UnisonoError, UsageError
 from unisono.transports.contracts.call import Argument, Signature
+from unisono.transports.contracts.communicator_id import communicator_id
 from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Request, Traffic
-from unisono.transports.message.plugin_loading import Bootstrap
+from unisono.transports.message.plugin import Bootstrap
 
 _HEADER = struct.Struct("!BQQiqiI")  # kind, communicator, the identity, bytes of the signature or of the error
 _MESSAGE, _LEFT, _FAILED = range(3)
 _WORLD = 0
-_NOWHERE = Identity(0, 0, 0, 0)
-_MOST_TOLD = 4000
+_NO_IDENTITY = Identity(0, 0, 0, 0)
+_LONGEST_ERROR = 4000  # characters of an error that other ranks receive
 
 
 class FrameLinks(Protocol):
-    """Carries frames between ranks of a job, each of which has one. Every call but `close` is nonblocking."""
+    """One rank's links to the other ranks of the job, which carry frames. No method but `close` may block."""
 
     name: str
 
     def send(self, peer: int, parts: Sequence[memoryview]) -> Request:
-        """Send the concatenation of `parts` to rank `peer` as one frame, after those sent before.
+        """Send the concatenation of `parts` to rank `peer` as one frame, after the frames sent before.
 
-        The memory of `parts` is read until the request is done: the bytes are then out of reach of the caller, and come
-        to `peer` if it lives, even if this rank closes its links. To a rank that has gone, nothing is sent.
+        The links read the memory of `parts` until the request is done. From then on the caller may change it, and the
+        frame arrives if `peer` lives, even if this rank closes its links. A frame to a peer that has gone is dropped.
         """
 
     def receive(self) -> Iterable[tuple[int, memoryview]]:
-        """Return what has arrived: frames, each with the rank that sent it, in its order. They are the caller's.
+        """Return the frames that have arrived, each with its sender, and in the order of the sender.
 
-        Whatever waits to be sent goes on, as far as it can.
+        The frames belong to the caller. The method also sends what the links can take of the frames that wait.
         """
 
     def ended(self, peer: int) -> bool:
-        """Return whether `peer` has gone, and `receive` has returned all that came from it."""
+        """Return whether `peer` has gone and `receive` has returned all its frames."""
 
     def close(self) -> None:
-        """Close the links, at once."""
+        """Close the links without waiting for a peer."""
 
 
 class FramedTransport:
-    """A `MessageTransport` of all ranks over `links`, which it owns.
+    """A `MessageTransport` of all ranks of a job over `links`, which it owns.
 
     Args:
-        links: this rank's.
-        bootstrap: who this rank is.
+        links: the links of this rank.
+        bootstrap: the argument of the factory.
     """
 
     capabilities = Capabilities(kind="message", ordered=True, zero_copy=True)
     mapped: MappedTransport | None = None
 
     def __init__(self, links: FrameLinks, bootstrap: Bootstrap) -> None:
-        self._be(_Job(links), _WORLD, bootstrap.rank, bootstrap.members, tuple(range(bootstrap.size)))
+        self._join(_Job(links), _WORLD, bootstrap.rank, bootstrap.members, tuple(range(bootstrap.size)))
 
-    def _be(self, job: _Job, number: int, rank: int, members: tuple[int, ...], links: tuple[int, ...]) -> None:
-        """Be the communicator of a number; `links` are its ranks, by their numbers on the links."""
+    def _join(self, job: _Job, communicator: int, rank: int, members: tuple[int, ...], links: tuple[int, ...]) -> None:
+        """Initialise this object as one communicator of `job`; `links` maps its ranks to their numbers on the links."""
         self.name = job.links.name
         self.rank, self.size, self.members = rank, len(members), members
-        self._job, self._number, self._links = job, number, links
-        self._ranks = {link: its_rank for its_rank, link in enumerate(links)}
+        self._job, self._communicator, self._links = job, communicator, links
+        self._ranks = {link: peer for peer, link in enumerate(links)}
         self._channels: dict[tuple[int, int], _Channel] = {}
-        self._left: set[int] = set()
+        self._departed: set[int] = set()
         self._traffic: dict[int, Traffic] = {}
-        job.add(number, self)
+        job.add(communicator, self)
 
     @property
     def links(self) -> FrameLinks:
-        """The links of this rank, which all its communicators share."""
+        """The links of this rank; all its communicators share them."""
         return self._job.links
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> FramedTransport:
-        made = object.__new__(FramedTransport)
-        facts = repr((self._number, ranks, number))
-        its_number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:8], "big")
-        members, links = (tuple(each[rank] for rank in ranks) for each in (self.members, self._links))
-        made._be(self._job, its_number, ranks.index(self.rank), members, links)
-        return made
+        subgroup = object.__new__(FramedTransport)
+        communicator = communicator_id(self._communicator, ranks, number)
+        members, links = (tuple(table[rank] for rank in ranks) for table in (self.members, self._links))
+        subgroup._join(self._job, communicator, ranks.index(self.rank), members, links)
+        return subgroup
 
     def announce(self, sequence: int, signature: Signature) -> None:
-        """Nothing is told: see above."""
+        """Do nothing: signatures are compared when messages arrive."""
 
     def absent(self, sequence: int) -> Collection[int]:
         return ()
 
     def post_send(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
-        sent = _Sent(self, peer, sum(piece.nbytes for piece in pieces))
+        send = _Send(self, peer, sum(piece.nbytes for piece in pieces))
         if self._job.error is None and not self.departed(peer):
-            head = memoryview(_framed(_MESSAGE, self._number, identity, _encoded(signature)))
-            sent.request = self._job.send(self._links[peer], [head, *pieces])
-        return sent
+            head = memoryview(_framed(_MESSAGE, self._communicator, identity, _encoded(signature)))
+            send.request = self._job.send(self._links[peer], [head, *pieces])
+        return send
 
     def post_recv(self, peer: int, identity: Identity, signature: Signature, pieces: Sequence[memoryview]) -> Request:
         receive = _Receive(self, peer, identity, signature, pieces)
@@ -128,11 +131,12 @@ class FramedTransport:
 
     def arrived(self, peer: int, lane: int) -> Collection[tuple[Identity, Signature]]:
         self._job.progress()
-        return [(at, message.signature) for at, message in self._channel(peer, lane).waiting.items()]
+        waiting = self._channel(peer, lane).waiting
+        return [(identity, message.signature) for identity, message in waiting.items()]
 
     def departed(self, peer: int) -> bool:
         self._job.progress()
-        return peer in self._left or self._job.links.ended(self._links[peer])
+        return peer in self._departed or self._job.links.ended(self._links[peer])
 
     def progress(self) -> None:
         self._job.progress()
@@ -145,7 +149,7 @@ class FramedTransport:
         self._job.fail(error)
 
     def close(self) -> None:
-        self._job.leave(self._number, self._links)
+        self._job.leave(self._communicator, self._links)
 
     def check(self) -> None:
         """Raise the error that ended the job, if one has."""
@@ -153,22 +157,23 @@ class FramedTransport:
             raise copy.copy(self._job.error)
 
     def lost(self, peer: int) -> PeerLostError:
-        """Return the error that `peer` has left."""
+        """Return the error that says that `peer` has left."""
         name, me = self.members[peer], self.members[self.rank]
         return PeerLostError(f"rank {name} left while rank {me} still needed it", peer=name)
 
-    def count(self, peer: int, **more: int) -> None:
-        """Add to the counters of `peer`."""
-        now = self._traffic.get(peer, Traffic(self.name))
-        self._traffic[peer] = replace(now, **{name: getattr(now, name) + number for name, number in more.items()})
+    def count(self, peer: int, **increments: int) -> None:
+        """Add `increments` to the counters of `peer`."""
+        traffic = self._traffic.get(peer, Traffic(self.name))
+        sums = {name: getattr(traffic, name) + increment for name, increment in increments.items()}
+        self._traffic[peer] = replace(traffic, **sums)
 
     def take(self, link: int, message: _Arrived | None) -> None:
-        """Take a message of a rank, by its number on the links; None says that it has left."""
+        """Accept a message of the rank with number `link` on the links; None means that this rank has left."""
         if link not in self._ranks:
-            raise InternalError(f"{self.name}: a rank sent to a communicator that it is not in")
+            raise InternalError(f"{self.name}: a rank sent a message to a communicator that it does not belong to")
         peer = self._ranks[link]
         if message is None:
-            self._left.add(peer)
+            self._departed.add(peer)
             return
         channel = self._channel(peer, message.identity.lane)
         if message.identity in channel.waiting:
@@ -180,7 +185,7 @@ class FramedTransport:
             self._deliver(message, receive)
 
     def forget(self) -> None:
-        """Drop what is pending; its memory is not touched any more."""
+        """Drop all pending receives and waiting messages; the memory of the receives is not written any more."""
         self._channels.clear()
 
     def _channel(self, peer: int, lane: int) -> _Channel:
@@ -190,15 +195,15 @@ class FramedTransport:
         peer, me = self.members[receive.peer], self.members[self.rank]
         expected = sum(piece.nbytes for piece in receive.pieces)
         if message.signature.digest != receive.signature.digest:
-            mine, other = str(receive.signature), str(message.signature)
-            if mine == other:
-                mine += f" by {receive.signature.algorithm} in {receive.signature.segments} segments"
-                other += f" by {message.signature.algorithm} in {message.signature.segments} segments"
-            self._job.fail(MismatchError(f"rank {me} called {mine} where rank {peer} called {other}", peer=peer))
+            ours, theirs = str(receive.signature), str(message.signature)
+            if ours == theirs:
+                ours += f" by {receive.signature.algorithm} in {receive.signature.segments} segments"
+                theirs += f" by {message.signature.algorithm} in {message.signature.segments} segments"
+            self._job.fail(MismatchError(f"rank {me} called {ours} where rank {peer} called {theirs}", peer=peer))
             return
         if message.payload.nbytes != expected:
-            what = f"rank {peer} sent {message.payload.nbytes} bytes where rank {me} expected {expected}"
-            self._job.fail(MismatchError(f"{what}, both in {receive.signature}", peer=peer))
+            lengths = f"rank {peer} sent {message.payload.nbytes} bytes where rank {me} expected {expected}"
+            self._job.fail(MismatchError(f"{lengths}, both in {receive.signature}", peer=peer))
             return
         start = 0
         for piece in receive.pieces:
@@ -209,7 +214,7 @@ class FramedTransport:
 
 
 class _Job:
-    """What the communicators of a rank share: the links, and their end."""
+    """The state that all communicators of a rank share: the links, and the error that ended them."""
 
     def __init__(self, links: FrameLinks) -> None:
         self.links = links
@@ -218,57 +223,57 @@ class _Job:
         self._early: dict[int, list[tuple[int, _Arrived | None]]] = {}
         self._closed: set[int] = set()
         self._peers: set[int] = set()
-        self._told: list[Request] = []  # what need not be waited for
+        self._notices: list[Request] = []  # FAILED and LEFT frames on their way; nobody waits for them
 
-    def add(self, number: int, transport: FramedTransport) -> None:
-        """Add a communicator, and give it what has come for it."""
-        self._transports[number] = transport
+    def add(self, communicator: int, transport: FramedTransport) -> None:
+        """Add a communicator, and hand it the frames that arrived before it was made."""
+        self._transports[communicator] = transport
         self._peers |= set(transport._ranks) - {transport._links[transport.rank]}
-        for frame in self._early.pop(number, ()):
+        for frame in self._early.pop(communicator, ()):
             transport.take(*frame)
 
     def send(self, link: int, parts: Sequence[memoryview]) -> Request:
         """Post a frame; raises `UsageError` if the links return no request."""
         request = self.links.send(link, [part.cast("B") for part in parts if part.nbytes])
         if not callable(getattr(request, "done", None)):
-            must = "it must return an object whose done() says whether the memory of the parts is free again"
-            raise UsageError(f"{self.links.name}: send() returned {request!r}: {must}")
+            rule = "it must return an object whose done() says whether the memory of the parts is free again"
+            raise UsageError(f"{self.links.name}: send() returned {request!r}: {rule}")
         return request
 
     def progress(self) -> None:
-        """Take what has arrived."""
+        """Handle all frames that have arrived."""
         if not self._transports:
             return
-        for each in self._arrived():
+        for arrival in self._arrivals():
             try:
-                self._take(*self._checked(each))
+                self._take(*self._checked(arrival))
             except UnisonoError as error:
                 self.fail(error)
             except (struct.error, ValueError, TypeError, KeyError) as error:
-                self.fail(InternalError(f"{self.links.name}: a rank sent what is no frame: {error}"))
-        self._told = [request for request in self._told if not request.done()]
+                self.fail(InternalError(f"{self.links.name}: a rank sent a malformed frame: {error}"))
+        self._notices = [request for request in self._notices if not request.done()]
 
-    def _arrived(self) -> Iterable[object]:
-        """Return what the links have received; nothing, and the job fails, if that cannot be iterated over."""
-        arrived: object = self.links.receive()
-        if isinstance(arrived, Iterable):
-            return arrived
-        self.fail(self._wrong(f"receive() returned {arrived!r}"))
+    def _arrivals(self) -> Iterable[object]:
+        """Return the result of `FrameLinks.receive`; if it is not iterable, fail the job and return nothing."""
+        arrivals: object = self.links.receive()
+        if isinstance(arrivals, Iterable):
+            return arrivals
+        self.fail(self._misuse(f"receive() returned {arrivals!r}"))
         return ()
 
-    def _checked(self, arrived: object) -> tuple[int, memoryview]:
-        """Return the sender and the frame; raises `UsageError` if the links gave something else."""
-        match arrived:
+    def _checked(self, arrival: object) -> tuple[int, memoryview]:
+        """Return the sender and the frame; raises `UsageError` if the links returned something else."""
+        match arrival:
             case (int(link), memoryview() as frame):
                 return link, frame
-        kinds = [type(part).__name__ for part in arrived] if isinstance(arrived, tuple) else type(arrived).__name__
-        raise self._wrong(f"receive() gave {kinds}")
+        types = [type(part).__name__ for part in arrival] if isinstance(arrival, tuple) else type(arrival).__name__
+        raise self._misuse(f"receive() yielded {types}")
 
-    def _wrong(self, problem: str) -> UsageError:
-        return UsageError(f"{self.links.name}: {problem}: it must give pairs of the sender's rank and a memoryview")
+    def _misuse(self, problem: str) -> UsageError:
+        return UsageError(f"{self.links.name}: {problem}: it must yield pairs of the sender's rank and a memoryview")
 
     def fail(self, error: Exception, *, tell: bool = True) -> None:
-        """End all communicators with `error`, unless they have ended before; tell the other ranks."""
+        """End all communicators with `error`, unless they have ended before; `tell` the other ranks."""
         if self.error is not None:
             return
         self.error = error
@@ -276,40 +281,41 @@ class _Job:
             transport.forget()
         for link in self._peers if tell else ():
             text = error.message if isinstance(error, UnisonoError) else str(error)
-            told = [type(error).__name__, text[:_MOST_TOLD], getattr(error, "peer", None)]
-            self._tell(link, _framed(_FAILED, _WORLD, _NOWHERE, json.dumps(told).encode()))
+            report = [type(error).__name__, text[:_LONGEST_ERROR], getattr(error, "peer", None)]
+            self._notify(link, _framed(_FAILED, _WORLD, _NO_IDENTITY, json.dumps(report).encode()))
 
-    def leave(self, number: int, links: Sequence[int]) -> None:
-        """Close a communicator; with the last of them, the links."""
-        transport = self._transports.pop(number, None)
+    def leave(self, communicator: int, links: Sequence[int]) -> None:
+        """Close a communicator; the last one to be closed also closes the links."""
+        transport = self._transports.pop(communicator, None)
         if transport is None:
             return
-        self._closed.add(number)
+        self._closed.add(communicator)
         for link in set(links) - {links[transport.rank]}:
-            self._tell(link, _framed(_LEFT, number, _NOWHERE, b""))
+            self._notify(link, _framed(_LEFT, communicator, _NO_IDENTITY, b""))
         if not self._transports:
             self.links.close()
 
-    def _tell(self, link: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError, UsageError):  # it has gone; or the links break their contract, told before
-            self._told.append(self.send(link, [memoryview(frame)]))
+    def _notify(self, link: int, frame: bytes) -> None:
+        # OSError: the peer has gone. UsageError: the links break their contract, which an earlier error has said.
+        with contextlib.suppress(OSError, UsageError):
+            self._notices.append(self.send(link, [memoryview(frame)]))
 
     def _take(self, link: int, frame: memoryview) -> None:
-        kind, number, *identity, nbytes = _HEADER.unpack_from(frame)
+        kind, communicator, *identity, nbytes = _HEADER.unpack_from(frame)
         text, payload = frame[_HEADER.size : _HEADER.size + nbytes], frame[_HEADER.size + nbytes :]
         if kind == _FAILED:
             self.fail(_error_of(*json.loads(bytes(text))), tell=False)
             return
         message = _Arrived(Identity(*identity), _decoded(bytes(text)), payload) if kind == _MESSAGE else None
-        if number in self._transports:
-            self._transports[number].take(link, message)
-        elif number not in self._closed and self.error is None:
-            self._early.setdefault(number, []).append((link, message))
+        if communicator in self._transports:
+            self._transports[communicator].take(link, message)
+        elif communicator not in self._closed and self.error is None:
+            self._early.setdefault(communicator, []).append((link, message))
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """A message as it has come."""
+    """A message that has arrived."""
 
     identity: Identity
     signature: Signature
@@ -318,15 +324,15 @@ class _Arrived:
 
 @dataclass(slots=True)
 class _Channel:
-    """The messages of a lane that have not met their receives, and the other way round."""
+    """The unmatched messages and receives between this rank and one peer on one lane."""
 
     waiting: dict[Identity, _Arrived] = field(default_factory=dict)
     expected: dict[Identity, _Receive] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
-    """A posted message of `nbytes`; without a request, it was not sent."""
+class _Send:
+    """The request of a posted message of `nbytes`; its `request` is None if nothing was sent."""
 
     transport: FramedTransport
     peer: int
@@ -337,18 +343,18 @@ class _Sent:
     def done(self) -> bool:
         if not self.complete:
             self.transport.check()
-            gone = self.transport.departed(self.peer)
+            has_departed = self.transport.departed(self.peer)
             if self.request is not None and self.request.done():
                 self.complete = True
                 self.transport.count(self.peer, sent_messages=1, sent_nbytes=self.nbytes)
-            elif gone:
+            elif has_departed:
                 raise self.transport.lost(self.peer)
         return self.complete
 
 
 @dataclass(slots=True, eq=False)
 class _Receive:
-    """A posted receive."""
+    """The request of a posted receive."""
 
     transport: FramedTransport
     peer: int
@@ -359,16 +365,16 @@ class _Receive:
 
     def done(self) -> bool:
         if not self.complete:
-            gone = self.transport.departed(self.peer)  # what it sent before it left has been taken then
+            has_departed = self.transport.departed(self.peer)  # this also takes what the peer sent before it left
             if not self.complete:
                 self.transport.check()
-                if gone:
+                if has_departed:
                     raise self.transport.lost(self.peer)
         return self.complete
 
 
-def _framed(kind: int, number: int, identity: Identity, text: bytes) -> bytes:
-    return _HEADER.pack(kind, number, *identity, len(text)) + text
+def _framed(kind: int, communicator: int, identity: Identity, text: bytes) -> bytes:
+    return _HEADER.pack(kind, communicator, *identity, len(text)) + text
 
 
 @lru_cache(maxsize=1024)
@@ -389,7 +395,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _error_of(kind: str, text: str, peer: int | None) -> UnisonoError:
-    """Return the error that another rank has told; of a kind that is not known here, an abort."""
-    made = getattr(errors, kind, AbortedError)
-    is_ours = isinstance(made, type) and issubclass(made, UnisonoError)
-    return (made if is_ours else AbortedError)(text, peer=peer)
+    """Return the error that another rank has sent; an `AbortedError` if this rank has no error class `kind`."""
+    error_class = getattr(errors, kind, AbortedError)
+    is_ours = isinstance(error_class, type) and issubclass(error_class, UnisonoError)
+    return (error_class if is_ours else AbortedError)(text, peer=peer)

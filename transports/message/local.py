@@ -1,19 +1,18 @@
 """The `local` transport: the ranks of a job as threads of one process.
 
-Theory of operation
--------------------
-The ranks of a communicator share a `LocalNetwork`; one lock guards everything in all networks of a job. For every
-(source, destination, lane) a network has a channel, where messages and receives meet by identity. A message that finds
-its receive is delivered at once, by one copy from the sender's memory into the receiver's. One that does not waits
-there; as long as the channel has credit it is copied, so that its sender is done with it. With capacity 0 every message
-is a rendezvous.
+Theory of operation ------------------- The ranks of a communicator share a `LocalNetwork`. One lock guards the state of
+all networks of a job. A network has a channel for every (source, destination, lane), which matches messages and
+receives by identity. If the receive is posted, the message is copied at once from the sender's memory into the
+receiver's. Otherwise it waits in the channel. While the channel has credit, a waiting message is copied into a buffer,
+so that its sender is done. With capacity 0 every sender waits for its receiver.
 
-The network also sees what each rank calls (`announce`), as a control link would, and fails on all ranks as soon as two
-of them disagree. After the first error nothing moves any more in any network of the job: the memory of pending messages
-is not touched again.
+The network also compares the calls of the ranks (`announce`), as a control link would, and fails on all ranks as soon
+as two of them disagree. After the first error no network of the job copies anything: the memory of pending messages is
+not touched again.
 
-Threads share memory as it is, so it is mapped too: the network knows what each rank has published, and the flags that
-have been raised and not been seen. A copy is made at once; flags that are due are all that keeps it right.
+Threads share their memory, so the transport also maps memory. The network stores what each rank has published, and the
+flags that were raised and not yet waited for. It copies at once and does not check the order of accesses: the flags of
+the plan must do that.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from unisono.errors import InternalError, MismatchError, PeerLostError
 from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.transport import Capabilities, Identity, MappedTransport, Published, Request, Traffic
 
-# How many identities a channel remembers in order to refuse a message that comes twice.
+# The number of identities that a channel remembers, to refuse a message that is sent twice.
 _DUPLICATE_WINDOW = 4096
 
 
@@ -41,9 +40,10 @@ class LocalNetwork:
 
     Args:
         size: number of ranks.
-        capacity: number of messages that are buffered per lane from one rank to another; 0 makes each a rendezvous.
-        parent: the network of which it is a subgroup, if it is one.
-        members: the numbers of its ranks in the job, then.
+        capacity: number of messages that are buffered per lane from one rank to another. With 0, a send is done only
+            when its receive is posted.
+        parent: the network of the parent communicator, or None for all ranks of the job.
+        members: the numbers of the ranks in the job; by default 0 to size − 1.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LocalNetwork:
         return self._job.error
 
     def subgroup(self, ranks: tuple[int, ...], number: int) -> LocalNetwork:
-        """Return the `number`-th network of these ranks, in this order; the first who asks makes it."""
+        """Return the `number`-th network of these ranks, in this order; the first rank that asks creates it."""
         with self._lock:
             if (ranks, number) not in self._subgroups:
                 members = tuple(self.members[rank] for rank in ranks)
@@ -77,7 +77,7 @@ class LocalNetwork:
             return self._subgroups[ranks, number]
 
     def announce(self, rank: int, sequence: int, signature: Signature) -> None:
-        """Compare the call of `rank` with what the others called; forget it when all have called the same."""
+        """Compare the call of `rank` with the same call of the other ranks, until all have announced it."""
         with self._lock:
             if self._error is not None:
                 return
@@ -89,13 +89,13 @@ class LocalNetwork:
                 del self._calls[sequence]
 
     def absent(self, sequence: int) -> Collection[int]:
-        """Return the ranks that have not announced a call that others have."""
+        """Return the ranks that have not announced call `sequence`, if another rank has."""
         with self._lock:
             call = self._calls.get(sequence)
             return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
-        """Put a message into its channel."""
+        """Post a message in its channel."""
         message = _Message(self, source, dest, signature, pieces)
         with self._lock:
             channel = self._channel(source, dest, identity.lane)
@@ -112,7 +112,7 @@ class LocalNetwork:
         return message
 
     def receive(self, source: int, dest: int, identity: Identity, signature: Signature, pieces: _Pieces) -> Request:
-        """Take a message from its channel, or expect it there."""
+        """Receive a message from its channel, now or when it is sent."""
         receive = _Message(self, dest, source, signature, pieces)
         with self._lock:
             if self._error is not None:
@@ -128,7 +128,7 @@ class LocalNetwork:
         return receive
 
     def arrived(self, source: int, dest: int, lane: int) -> Collection[tuple[Identity, Signature]]:
-        """Return what waits in a channel."""
+        """Return the messages that wait in a channel."""
         with self._lock:
             waiting = self._channel(source, dest, lane).waiting
             return [(identity, message.signature) for identity, message in waiting.items()]
@@ -139,7 +139,7 @@ class LocalNetwork:
             return rank in self._closed
 
     def publish(self, rank: int, sequence: int, memory: Published) -> None:
-        """Let all ranks use the memory of `rank`."""
+        """Let the other ranks use the memory of `rank`."""
         with self._lock:
             if self._error is None:
                 self._published[rank, sequence] = memory
@@ -150,7 +150,7 @@ class LocalNetwork:
             self._published.pop((rank, sequence), None)
 
     def access(self, access: _Access) -> Request:
-        """Copy out of, or into, the memory of a peer."""
+        """Copy from or to the memory of a peer."""
         with self._lock:
             if self._error is None and access.peer not in self._closed:
                 self._copy_mapped(access)
@@ -163,7 +163,7 @@ class LocalNetwork:
                 self._flags.add((source, dest, identity))
 
     def sees(self, flag: _Flag) -> bool:
-        """Return whether a flag has been raised, and lower it; raise what keeps it from ever being so."""
+        """Return whether a flag has been raised, and lower it; raise the error if it never will be."""
         key = flag.peer, flag.rank, flag.identity
         with self._lock:
             if key not in self._flags:
@@ -173,13 +173,13 @@ class LocalNetwork:
             return True
 
     def check(self) -> None:
-        """Raise the error that ended the network, if one has."""
+        """Raise the error that ended the network, if there is one."""
         with self._lock:
             if self._error is not None:
                 raise copy.copy(self._error)
 
     def is_done(self, message: _Message | _Access) -> bool:
-        """Return whether a message, a receive or an access is done; raise what keeps it from ever being so."""
+        """Return whether a message, a receive or an access is done; raise the error if it never will be."""
         with self._lock:
             if not message.complete:
                 self._check_present(message.rank, message.peer)
@@ -200,13 +200,13 @@ class LocalNetwork:
         self._flags.clear()
 
     def close(self, rank: int) -> None:
-        """Withdraw what `rank` has not sent and not received yet; messages that are buffered stay deliverable."""
+        """Drop the receives of `rank` and its messages that are not buffered; buffered messages can still arrive."""
         with self._lock:
             self._closed.add(rank)
-            self._published = {at: memory for at, memory in self._published.items() if at[0] != rank}
+            self._published = {key: memory for key, memory in self._published.items() if key[0] != rank}
             for (source, dest, _), channel in self._channels.items():
                 if source == rank:
-                    channel.waiting = {at: message for at, message in channel.waiting.items() if message.buffered}
+                    channel.waiting = {key: message for key, message in channel.waiting.items() if message.buffered}
                 if dest == rank:
                     channel.expected.clear()
 
@@ -219,7 +219,7 @@ class LocalNetwork:
         return self._channels.setdefault((source, dest, lane), _Channel(self._capacity))
 
     def _check_present(self, rank: int, peer: int) -> None:
-        """Raise the error that ended the network, or that `peer` has left, which `rank` still needs."""
+        """Raise the error that ended the network, or a `PeerLostError` if `peer` has left, which `rank` waits for."""
         self.check()
         if peer in self._closed:
             raise PeerLostError(f"{self._name(peer)} left while {self._name(rank)} still needed it")
@@ -228,28 +228,29 @@ class LocalNetwork:
         return f"rank {self.members[rank]}"
 
     def _mismatch(self, rank: int, call: Signature, other_rank: int, other_call: Signature) -> MismatchError:
-        """Return the error that two ranks disagree, with what tells their calls apart."""
-        mine, other = str(call), str(other_call)
-        if mine == other:
-            mine += f" by {call.algorithm} in {call.segments} segments"
-            other += f" by {other_call.algorithm} in {other_call.segments} segments"
+        """Return the error that says how the calls of two ranks differ."""
+        text, other_text = str(call), str(other_call)
+        if text == other_text:
+            text += f" by {call.algorithm} in {call.segments} segments"
+            other_text += f" by {other_call.algorithm} in {other_call.segments} segments"
         return MismatchError(
-            f"{self._name(rank)} called {mine} where {self._name(other_rank)} called {other}", peer=self.members[rank]
+            f"{self._name(rank)} called {text} where {self._name(other_rank)} called {other_text}",
+            peer=self.members[rank],
         )
 
     def _copy_mapped(self, access: _Access) -> None:
-        """Carry out an access, if the memory is published and as long as what it is copied from or to."""
-        what = f"{self._name(access.rank)} uses {access.span} of {self._name(access.peer)}"
+        """Carry out an access; fail the job if the memory is not published or has another length than `pieces`."""
+        text = f"{self._name(access.rank)} uses {access.span} of {self._name(access.peer)}"
         memory = self._published.get((access.peer, access.sequence))
         if memory is None:
-            self.fail(InternalError(f"{what}, which is not published: the plan does not order this by flags"))
+            self.fail(InternalError(f"{text}, which is not published: the plan does not order this by flags"))
             return
         locate = memory.bytes_to_write if access.writes else memory.bytes_to_read
         pieces = locate(access.span, access.segment)
         mapped, own = _nbytes(pieces), _nbytes(access.pieces)
         if mapped != own:
             self.fail(
-                MismatchError(f"{what}, which has {mapped} bytes instead of {own}", peer=self.members[access.peer])
+                MismatchError(f"{text}, which has {mapped} bytes instead of {own}", peer=self.members[access.peer])
             )
             return
         source, target = (access.pieces, pieces) if access.writes else (pieces, access.pieces)
@@ -265,8 +266,8 @@ class LocalNetwork:
             self.fail(self._mismatch(message.rank, message.signature, receive.rank, receive.signature))
             return
         if sent != expected:
-            what = f"{self._name(message.rank)} sent {sent} bytes where {self._name(receive.rank)} expected {expected}"
-            self.fail(MismatchError(f"{what}, both in {message.signature}", peer=self.members[message.rank]))
+            text = f"{self._name(message.rank)} sent {sent} bytes where {self._name(receive.rank)} expected {expected}"
+            self.fail(MismatchError(f"{text}, both in {message.signature}", peer=self.members[message.rank]))
             return
         _copy(receive.pieces, message.pieces)
         self._complete(message)
@@ -274,7 +275,7 @@ class LocalNetwork:
         self._count(receive.rank, receive.peer, received_messages=1, received_nbytes=sent)
 
     def _buffer(self, channel: _Channel) -> None:
-        """Copy the messages that have waited longest, as far as there is credit, so that their senders are done."""
+        """Copy the oldest waiting messages into buffers while there is credit, so that their senders are done."""
         for message in channel.waiting.values():
             if channel.credit == 0:
                 return
@@ -285,19 +286,19 @@ class LocalNetwork:
                 self._complete(message)
 
     def _complete(self, message: _Message) -> None:
-        """Let the sender of `message` go on, the first time that this is asked for."""
+        """Mark `message` as sent and count it, if that has not been done before."""
         if not message.complete:
             message.complete = True
             self._count(message.rank, message.peer, sent_messages=1, sent_nbytes=message.nbytes)
 
-    def _count(self, rank: int, peer: int, **more: int) -> None:
-        now = self._traffic[rank].get(peer, Traffic(LocalTransport.name))
-        added = {counter: getattr(now, counter) + number for counter, number in more.items()}
-        self._traffic[rank][peer] = replace(now, **added)
+    def _count(self, rank: int, peer: int, **increments: int) -> None:
+        traffic = self._traffic[rank].get(peer, Traffic(LocalTransport.name))
+        sums = {counter: getattr(traffic, counter) + increment for counter, increment in increments.items()}
+        self._traffic[rank][peer] = replace(traffic, **sums)
 
 
 class LocalTransport:
-    """The end of a `LocalNetwork` at one rank: a `MessageTransport`. Its calls may come from one thread at a time."""
+    """The `MessageTransport` of one rank of a `LocalNetwork`. Only one thread at a time may call it."""
 
     name = "local"
     capabilities = Capabilities(kind="message", ordered=True, zero_copy=True)
@@ -344,7 +345,7 @@ class LocalTransport:
 
 
 class LocalMemory:
-    """The memory of the other ranks of a `LocalNetwork`, as one of them sees it: a `MappedTransport`."""
+    """The `MappedTransport` of one rank of a `LocalNetwork`."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
@@ -375,7 +376,7 @@ _Pieces = Sequence[memoryview]
 
 @dataclass(slots=True)
 class _Job:
-    """What the networks of all communicators of a job share: a lock, and their end."""
+    """The state that all networks of a job share: a lock, and the error that ended them."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     networks: list[LocalNetwork] = field(default_factory=list)
@@ -384,7 +385,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Announced:
-    """A call that some ranks have made: the first of them, what it called, and who they are."""
+    """A call that only some `ranks` have announced: the `first` of them, and its signature."""
 
     first: int
     signature: Signature
@@ -393,7 +394,7 @@ class _Announced:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A posted message, or a posted receive: the request of `rank`, to or from `peer`."""
+    """The request of `rank` for a message to `peer`, or for a receive from `peer`."""
 
     network: LocalNetwork
     rank: int
@@ -413,7 +414,7 @@ class _Message:
 
 @dataclass(slots=True, eq=False)
 class _Access:
-    """A copy by `rank` out of a span of the memory of `peer`, or into it if it `writes`; from or to `pieces`."""
+    """The request of `rank` to copy a span of the memory of `peer` into `pieces`; the other way if it `writes`."""
 
     network: LocalNetwork
     rank: int
@@ -443,7 +444,7 @@ class _Flag:
 
 
 class _Raised:
-    """The request of a flag: to raise it is all there is to do."""
+    """The request of a flag that has been raised; it is always done."""
 
     def done(self) -> bool:
         return True
@@ -454,7 +455,7 @@ _RAISED = _Raised()
 
 @dataclass(slots=True)
 class _Channel:
-    """The messages of one lane from one rank to another that have not met their receives, and the other way round."""
+    """The unmatched messages and receives of one lane from one rank to another."""
 
     credit: int
     waiting: dict[Identity, _Message] = field(default_factory=dict)
@@ -462,7 +463,7 @@ class _Channel:
     recent: OrderedDict[Identity, None] = field(default_factory=OrderedDict)
 
     def is_new(self, identity: Identity) -> bool:
-        """Remember `identity`; return whether it was not among the last that the channel has seen."""
+        """Remember `identity`; return False if it is among the last that the channel has seen."""
         if identity in self.recent:
             return False
         self.recent[identity] = None

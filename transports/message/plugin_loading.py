@@ -1,17 +1,16 @@
-"""What a transport of a third party is given to open itself, and how it is found and opened."""
+"""Finds the factory of a plugin transport, calls it, and checks its result."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 from unisono.entry_points import entry_points
 from unisono.errors import TransportUnavailableError, UnisonoError, UsageError
 from unisono.options import TRANSPORTS_GROUP, installed_transports
 from unisono.transports.contracts.transport import MessageTransport
+from unisono.transports.message.plugin import Bootstrap, Factory
 
-# What whoever gets a transport may call, and read.
+# The members of `MessageTransport`.
 _METHODS = (
     *("subgroup", "announce", "absent", "post_send", "post_recv", "arrived", "departed"),
     *("progress", "traffic", "abort", "close"),
@@ -19,34 +18,8 @@ _METHODS = (
 _ATTRIBUTES = ("name", "rank", "size", "capabilities", "mapped", "members")
 
 
-class Bootstrap(NamedTuple):
-    """What a factory of a transport is given.
-
-    Attributes:
-        rank, size: this rank, and the number of ranks.
-        members: the number in the job of each rank.
-        exchange: tells every rank some bytes and returns what all have told, by rank. It blocks until all have, or
-            raises at the deadline; all ranks call it equally often. What it carries is authenticated.
-        deadline: when the transport must be open, by `time.monotonic`.
-    """
-
-    rank: int
-    size: int
-    members: tuple[int, ...]
-    exchange: Callable[[bytes], list[bytes]]
-    deadline: float
-
-    @property
-    def remaining_s(self) -> float:
-        """The seconds that are left; 0 if none are."""
-        return max(0.0, self.deadline - time.monotonic())
-
-
-Factory = Callable[[Bootstrap], MessageTransport]
-
-
 def _open_ucx(bootstrap: Bootstrap) -> MessageTransport:
-    from unisono.transports.ucx import python_links  # what is not used is not loaded
+    from unisono.transports.ucx import python_links  # loaded only where it is used
 
     return python_links.open_links(bootstrap)
 
@@ -55,49 +28,49 @@ _OURS: dict[str, Factory] = {"ucx_core": _open_ucx}
 
 
 def factory_of(name: str) -> Factory:
-    """Return the factory of a transport that carries all messages: ours, or an installed one.
+    """Return the factory of a transport that carries all messages of a job: one of Unisono's, or an installed one.
 
     Raises:
-        UsageError: there is none of this name.
-        TransportUnavailableError: it cannot be imported.
+        UsageError: there is no transport of this name.
+        TransportUnavailableError: the factory cannot be imported.
     """
     if name in _OURS:
         return _OURS[name]
-    found = next((each for each in entry_points(group=TRANSPORTS_GROUP) if each.name == name), None)
-    if found is None:
-        there = ", ".join(installed_transports()) or "none"
-        raise UsageError(f"no installed package has a transport {name!r}: there is {there}")
+    entry_point = next((entry for entry in entry_points(group=TRANSPORTS_GROUP) if entry.name == name), None)
+    if entry_point is None:
+        installed = ", ".join(installed_transports()) or "none"
+        raise UsageError(f"no installed package has a transport {name!r}; installed transports: {installed}")
     try:
-        return cast("Factory", found.load())
+        return cast("Factory", entry_point.load())
     except Exception as error:
-        raise _unusable(name, f"cannot be imported from {found.value!r}", error) from error
+        raise _unusable(name, f"cannot be imported from {entry_point.value!r}", error) from error
 
 
 def open_transport(name: str, factory: Factory, bootstrap: Bootstrap) -> MessageTransport:
-    """Return the transport that a factory makes.
+    """Return the transport that a factory opens for one rank. An error of Unisono that the factory raises passes.
 
     Raises:
-        TransportUnavailableError: it raises, or returns what is no transport for this rank; so does an error of Unisono
-            that it lets through, as what it is.
+        TransportUnavailableError: the factory raises another error, or returns no transport for this rank.
     """
     try:
-        made = factory(bootstrap)
+        transport = factory(bootstrap)
     except UnisonoError:
         raise
     except Exception as error:
         raise _unusable(name, "cannot be opened", error) from error
-    lacks = [each for each in (*_METHODS, *_ATTRIBUTES) if not hasattr(made, each)]
-    if lacks:
+    missing = [member for member in (*_METHODS, *_ATTRIBUTES) if not hasattr(transport, member)]
+    if missing:
         raise TransportUnavailableError(
-            f"transport {name!r} cannot be used: its factory returned {made!r}, which lacks {', '.join(lacks)}"
+            f"transport {name!r} cannot be used: its factory returned {transport!r}, which lacks {', '.join(missing)}"
         )
-    wanted, found = bootstrap[:3], (made.rank, made.size, tuple(made.members))
-    if found != wanted:
+    expected, actual = bootstrap[:3], (transport.rank, transport.size, tuple(transport.members))
+    if actual != expected:
         raise TransportUnavailableError(
-            f"transport {name!r} cannot be used: it is for (rank, size, members) {found}, wanted was {wanted}"
+            f"transport {name!r} cannot be used: its factory returned one for (rank, size, members) {actual} "
+            f"instead of {expected}"
         )
-    return made
+    return transport
 
 
-def _unusable(name: str, how: str, error: Exception) -> TransportUnavailableError:
-    return TransportUnavailableError(f"transport {name!r} {how}: {type(error).__name__}: {error}")
+def _unusable(name: str, problem: str, error: Exception) -> TransportUnavailableError:
+    return TransportUnavailableError(f"transport {name!r} {problem}: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""A message transport of a third party in a job: with the job's control links, which know what it may not notice.
+"""`SupervisedTransport`: adds the failure detection of the job's control links to a plugin transport.
 
-A rank that dies, or a host that falls silent, is found by the control links, and then is an error of every call; and an
-error that this transport meets is told by them to all ranks, whether or not the transport itself gets it across.
+The control links detect a rank that dies or a host that falls silent. Every later call then raises that error, even if
+the plugin has noticed nothing. They also carry an error of the plugin to all ranks, even if the plugin itself cannot.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from unisono.errors import UnisonoError
 from unisono.transports import _core
 from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.links.failures import failure_of, kind_of
-from unisono.transports.message.delegating import ForwardedTransport
+from unisono.transports.message.delegating import DelegatingTransport
 
 
-class WatchedTransport(ForwardedTransport):
-    """A `MessageTransport` that carries messages by `inner`, which it owns, and hears of failures by `control`."""
+class SupervisedTransport(DelegatingTransport):
+    """A `MessageTransport` that carries messages over `inner`, which it owns, and learns of failures from `control`."""
 
     def __init__(self, inner: MessageTransport, control: _core.Control) -> None:
         super().__init__(inner)
         self._control = control
 
-    def subgroup(self, ranks: tuple[int, ...], number: int) -> WatchedTransport:
-        return WatchedTransport(self._inner.subgroup(ranks, number), self._control)
+    def subgroup(self, ranks: tuple[int, ...], number: int) -> SupervisedTransport:
+        return SupervisedTransport(self._inner.subgroup(ranks, number), self._control)
 
     def progress(self) -> None:
         super().progress()

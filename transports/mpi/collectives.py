@@ -1,16 +1,17 @@
-"""MPI's own collectives as calls of ours: `mpi.native`.
+"""Runs calls by MPI's own collectives: the algorithm `mpi.native`.
 
-Theory of operation. A call begins with an agreement: a barrier of ours that carries the call's signature. So a rank
-that calls something else, stays away or has died is found out as in any other call, before MPI is asked for anything;
-and MPI's operations begin in the same order on all ranks, as it demands. Then follows MPI's nonblocking operation; it
-is looked at again and again, and between that the communicator's failure flag and the deadline: what MPI would wait for
-in vain is left to itself, with its memory, which is kept for as long as the process lives.
+Theory of operation. A call begins with an agreement, which is a barrier of Unisono that carries the signature of the
+call. So Unisono detects a rank that makes another call, stays away or has died as in any other call, before MPI is
+called. Also, all ranks start the operations of MPI in the same order, which MPI requires. Then this rank starts the
+nonblocking operation of MPI. It tests the operation again and again, and between the tests checks the failure flag of
+the communicator and the deadline. If MPI would wait for ever, the rank gives the operation up, and keeps its memory as
+long as the process lives.
 
-Calls that go on by themselves are looked at by a thread, where MPI was initialised for several (MPI_THREAD_MULTIPLE);
-otherwise they make progress when the program looks at them.
+A thread tests the calls that go on in the background if MPI was initialised for several threads (MPI_THREAD_MULTIPLE).
+Otherwise they make progress when the program polls them.
 
-Some of the ranks have MPI's collectives as well, where it was initialised for several threads. MPI makes a communicator
-of them by a call that blocks, so that a thread makes that call, when the first operation has been agreed on.
+A communicator of some of the ranks has MPI's collectives only if MPI was initialised for several threads. MPI makes its
+communicator by a blocking call, so a thread makes that call, when the first operation has been agreed on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unisono.algorithms.ir.contracts import CONTRACTS
+from unisono.deadlines import Deadline
 from unisono.dtypes import DType
 from unisono.errors import UnisonoError, UsageError
 from unisono.operations import Combine, Lower, Op
@@ -37,12 +39,12 @@ from unisono.transports.contracts.executor import Operation
 from unisono.transports.executors.call_memory import arrays_of
 from unisono.transports.mpi.library import Comm, LateComm, give_up
 
-# Longer ones would need counts of 64 bits, which not every library has.
+# Longer messages would need 64-bit counts, which not every library has.
 _NBYTES_END = 1 << 31
-# How often a wait looks before it lets others have the core for a while each time, and how long that is.
-_EAGER_LOOKS = 20_000
+# A wait polls so often without a pause, and then sleeps for `_PAUSE_S` after each poll.
+_EAGER_POLLS = 20_000
 _PAUSE_S = 0.00005
-_LOOKS_BETWEEN_CHECKS = 64
+_TESTS_BETWEEN_CHECKS = 64
 
 _TYPES = {
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -52,7 +54,7 @@ _TYPES = {
     "complex64": "C_FLOAT_COMPLEX",
     "complex128": "C_DOUBLE_COMPLEX",
 }
-# What is only moved goes as something of its size.
+# Elements that are not reduced travel as another type of the same size.
 _MOVED: dict[int, tuple[Any, str]] = {
     1: (np.uint8, "UINT8_T"),
     2: (np.uint16, "UINT16_T"),
@@ -61,8 +63,8 @@ _MOVED: dict[int, tuple[Any, str]] = {
     16: (np.complex128, "C_DOUBLE_COMPLEX"),
 }
 _ARITHMETIC = frozenset({"integer", "float", "complex"})
-# How states are combined → MPI's name of it, and the kinds of dtype for which it means the same. What MPI makes of NaN
-# in a minimum or a maximum is not said.
+# Combination → its name in MPI, and the kinds of dtype for which both mean the same. MPI does not define minimum and
+# maximum of NaN, so these are for integers only.
 _OPERATIONS: dict[Combine, tuple[str, frozenset[str]]] = {
     Combine.SUM: ("SUM", _ARITHMETIC),
     Combine.PROD: ("PROD", _ARITHMETIC),
@@ -78,7 +80,7 @@ _OPERATIONS: dict[Combine, tuple[str, frozenset[str]]] = {
 
 
 def refusal(collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], arrays: int, size: int) -> str | None:
-    """Return why MPI does not carry out such a call, or None; the same on all ranks."""
+    """Return the reason why MPI cannot carry out such a call, or None. The result is equal on all ranks."""
     if arrays > 1:
         return "takes one array at a time"
     if nbytes >= _NBYTES_END:
@@ -95,18 +97,18 @@ def refusal(collective: str, nbytes: int, reduced: Sequence[tuple[DType, Op]], a
 
 
 class _Bound(NamedTuple):
-    """A call as MPI takes it, once there is a communicator: its buffers are None where this rank has none."""
+    """The arguments of an operation of MPI. A buffer is None if this rank has none."""
 
     comm: Any
     source: Any
     target: Any
     op: Any
     root: int
-    varying: tuple[Sequence[int], Sequence[int]] | None  # the counts of what is sent and received
+    varying: tuple[Sequence[int], Sequence[int]] | None  # the counts that this rank sends and receives, by rank
 
 
 def _vector(buffer: Any, counts: Sequence[int]) -> Any:
-    """Return a buffer that is cut into shares of so many elements."""
+    """Return a buffer that is cut into shares of `counts` elements."""
     if buffer is None:
         return None
     array, kind = buffer
@@ -166,7 +168,7 @@ _BEGIN: dict[str, Callable[[_Bound], Any]] = {
 
 
 class Failures(Protocol):
-    """How an operation learns of failures of the communicator, and makes them, each by the text that it is to have."""
+    """Checks for failures of the communicator, and fails it with a text."""
 
     def check_now(self, operation: str, /) -> None:
         """Raise the failure, if there is one."""
@@ -185,15 +187,15 @@ class Failures(Protocol):
 
 
 class MpiCollectives:
-    """MPI's collectives over a communicator of mpi4py that is used for nothing else, and what is under way in it.
+    """MPI's collectives over a communicator of mpi4py that Unisono alone uses, and the operations in progress on it.
 
     Args:
         comm: the communicator of all ranks of the job.
-        ranks: those that this is for, in their order; not given for all.
-        tag: of these ranks, the same on all of them, and of no others in which one of them is.
+        ranks: the ranks of this communicator, in order; empty for all ranks of the job.
+        tag: a tag that is equal on these ranks, and that no other communicator with one of these ranks has.
 
     Attributes:
-        refusal: says what it does not carry out.
+        refusal: returns the reason why MPI cannot carry out a call.
     """
 
     def __init__(self, comm: Any, ranks: Sequence[int] = (), tag: int = 0) -> None:
@@ -212,10 +214,10 @@ class MpiCollectives:
         self._own_thread: bool = level == self._mpi.THREAD_MULTIPLE
 
     def subgroup(self, ranks: Sequence[int], communicator: int) -> MpiCollectives | None:
-        """Return those of some of the ranks of the job, or None where MPI has not been initialised for several threads.
+        """Return MPI's collectives of some ranks, or None if MPI was not initialised for several threads.
 
         Args:
-            ranks: by their numbers in the job.
+            ranks: the ranks, by their numbers in the job.
             communicator: the id of their communicator.
         """
         if not self._own_thread:
@@ -223,12 +225,12 @@ class MpiCollectives:
         return MpiCollectives(self._world, ranks, communicator % self._world.Get_attr(self._mpi.TAG_UB))
 
     def usage(self) -> Sequence[tuple[Call, Usage]]:
-        """Return how often each call has been carried out to its end."""
+        """Return how often each call has run to its end."""
         with self._lock:
             return list(self._used.values())
 
     def count(self, call: Call, seconds: float) -> None:
-        """Count a call that has ended; with the lock."""
+        """Count a call that has ended. The caller holds the lock."""
         before = self._used.get(id(call), (call, Usage(0, 0, 0.0)))[1]
         self._used[id(call)] = call, Usage(before.calls + 1, before.timed + 1, before.seconds + seconds)
 
@@ -238,11 +240,11 @@ class MpiCollectives:
         """Start a call; `agree` starts the barrier that carries its signature.
 
         Raises:
-            UsageError: MPI was initialised for the main thread alone, and this is another; nothing has been sent.
+            UsageError: MPI was initialised for the main thread only, and this is another one. Nothing has been sent.
         """
         if not self._any_thread and not self._mpi.Is_thread_main():
             raise UsageError(
-                "MPI was initialised for its main thread alone: call mpi.native there, or initialise with "
+                "MPI was initialised for its main thread alone: call mpi.native there, or initialise MPI with "
                 "MPI.THREAD_MULTIPLE"
             )
         bound = self._bind(call, source, target)
@@ -252,7 +254,7 @@ class MpiCollectives:
         return operation
 
     def close(self) -> bool:
-        """End; return whether something was under way."""
+        """Give up all operations; return whether one had not ended well."""
         with self._lock:
             unfinished = [*self._waiting, *self._going_on]
             self._waiting.clear()
@@ -266,16 +268,16 @@ class MpiCollectives:
         return any(not operation.ended_well() for operation in unfinished)
 
     def comm(self) -> Any | None:
-        """Return the communicator, or None as long as it is being made; raises what MPI does."""
+        """Return the communicator of MPI, or None while it is being made; raises the error of MPI if that fails."""
         return self._comm.get()
 
     def advance(self) -> None:
-        """Begin what has been agreed on, in its order; with the lock."""
+        """Start the operations that have been agreed on, in order. The caller holds the lock."""
         while self._waiting and self._waiting[0].begin():
             self._waiting.popleft()
 
     def let_go_on(self, operation: MpiOperation) -> None:
-        """Have an operation looked at by a thread of its own, where MPI allows that."""
+        """Let a thread poll an operation, if MPI was initialised for several threads."""
         if not self._own_thread:
             return
         with self._lock:
@@ -298,31 +300,31 @@ class MpiCollectives:
         if not call.extents:
             return _Bound(None, None, None, None, 0, None)
         extent = call.extents[0]
-        given = _first(source, extent.dtype, contract.has_input(self._rank, plan.root))
-        wanted = _first(target, extent.dtype, contract.has_output(self._rank, plan.root))
-        if given is not None and wanted is not None and np.may_share_memory(given, wanted):
-            given = given.copy()  # MPI has an option for it, which all ranks would have to give, or none
-        if wanted is not None and plan.collective == "exscan" and self._rank == 0:
-            wanted = np.empty_like(wanted)  # whose contents MPI leaves open
+        send = _first(source, extent.dtype, contract.has_input(self._rank, plan.root))
+        recv = _first(target, extent.dtype, contract.has_output(self._rank, plan.root))
+        if send is not None and recv is not None and np.may_share_memory(send, recv):
+            send = send.copy()  # MPI_IN_PLACE would have to be used on all ranks or on none
+        if recv is not None and plan.collective == "exscan" and self._rank == 0:
+            recv = np.empty_like(recv)  # MPI leaves the result of rank 0 undefined; the caller's array stays
         if extent.op is None:
             view, name = _MOVED[extent.dtype.itemsize]
-            given, wanted = (None if array is None else array.view(view) for array in (given, wanted))
+            send, recv = (None if array is None else array.view(view) for array in (send, recv))
             op = None
         else:
             name, op = _TYPES[extent.dtype.name], getattr(self._mpi, _OPERATIONS[extent.op.combine][0])
         kind = getattr(self._mpi, name)
-        return _Bound(None, _buffer(given, kind), _buffer(wanted, kind), op, plan.root, _counts(call))
+        return _Bound(None, _buffer(send, kind), _buffer(recv, kind), op, plan.root, _counts(call))
 
 
 def _buffer(array: AnyArray | None, kind: Any) -> list[Any] | None:
     return None if array is None else [array, kind]
 
 
-def _first(operand: Operand, dtype: DType, present: bool) -> AnyArray | None:
-    if not present:
+def _first(operand: Operand, dtype: DType, is_present: bool) -> AnyArray | None:
+    if not is_present:
         return None
-    found = next(iter(arrays_of(operand)), None)
-    return np.empty(0, dtype.name if dtype.name in _TYPES else f"V{dtype.itemsize}") if found is None else found
+    array = next(iter(arrays_of(operand)), None)
+    return np.empty(0, dtype.name if dtype.name in _TYPES else f"V{dtype.itemsize}") if array is None else array
 
 
 def _counts(call: Call) -> tuple[Sequence[int], Sequence[int]] | None:
@@ -331,7 +333,7 @@ def _counts(call: Call) -> tuple[Sequence[int], Sequence[int]] | None:
 
 
 class MpiOperation:
-    """A call of `mpi.native`; see `Operation`."""
+    """The `Operation` of a call by `mpi.native`."""
 
     def __init__(
         self,
@@ -349,47 +351,48 @@ class MpiOperation:
         self._failures = failures
         self._began = time.perf_counter()
         self._request: Any = None
-        self._deadline = float("inf")
+        self._deadline = Deadline(float("inf"))
         self._limit_s = 0.0
-        self._looks = 0
+        self._tests = 0
         self._done = False
         self._error: UnisonoError | None = None
 
     def begin(self) -> bool:
-        """Begin in MPI, if it has been agreed on; return whether what comes after may begin. With the lock."""
+        """Start the operation in MPI if all ranks have agreed on it; return whether the next one may start.
+
+        The caller holds the lock.
+        """
         try:
             if self._request is None and self._error is None:
                 if not self._agreement.poll():
                     return False
-                comm = self._ask_mpi(self._collectives.comm)
+                comm = self._call_mpi(self._collectives.comm)
                 if comm is None:
                     return False
                 begin = partial(_BEGIN[self._call.plan.collective], self._bound._replace(comm=comm))
-                self._request = self._ask_mpi(begin)
+                self._request = self._call_mpi(begin)
         except UnisonoError as error:
             self._fail(error)
         return True
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         with self._collectives._lock:
             if not self._done and self._error is None:
                 self._collectives.advance()
-                self._look()
+                self._test()
             if self._error is not None:
                 raise self._error
             return self._done
 
     def wait(self, timeout_s: float) -> None:
-        """See `Operation.wait`."""
         self._set_deadline(timeout_s)
-        looks = 0
+        polls = 0
         try:
             if self._request is None and self._error is None and self._is_next():
                 self._agreement.wait(timeout_s)
             while not self.poll():
-                looks += 1
-                if looks < _EAGER_LOOKS:
+                polls += 1
+                if polls < _EAGER_POLLS:
                     os.sched_yield()
                 else:
                     time.sleep(_PAUSE_S)
@@ -398,29 +401,26 @@ class MpiOperation:
             raise
 
     def go_on(self, timeout_s: float) -> None:
-        """See `Operation.go_on`."""
         self._set_deadline(timeout_s)
         self._agreement.go_on(timeout_s)
         self._collectives.let_go_on(self)
 
     def ended(self) -> bool:
-        """See `Operation.ended`."""
         try:
             return self.poll()
         except UnisonoError:
             return True
 
     def abort(self, reason: str) -> None:
-        """See `Operation.abort`."""
         self._failures.abort(reason)
 
     def leave(self) -> None:
-        """Let go of it: MPI may go on with its memory."""
+        """Give the operation up, and keep its memory, which MPI may still use."""
         if not self._done and self._request is not None:
             give_up(self._request, self._bound)
 
     def ended_well(self) -> bool:
-        """Return whether it has ended, and well."""
+        """Return whether the operation has ended without an error."""
         return self._done
 
     def _is_next(self) -> bool:
@@ -428,36 +428,36 @@ class MpiOperation:
             return bool(self._collectives._waiting) and self._collectives._waiting[0] is self
 
     def _set_deadline(self, timeout_s: float) -> None:
-        self._limit_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+        self._limit_s, self._deadline = timeout_s, Deadline(timeout_s)
 
-    def _look(self) -> None:
+    def _test(self) -> None:
         try:
-            if self._request is not None and self._ask_mpi(self._request.Test):
+            if self._request is not None and self._call_mpi(self._request.Test):
                 self._done = True
                 self._collectives.count(self._call, time.perf_counter() - self._began)
                 return
-            self._looks += 1
-            if self._looks % _LOOKS_BETWEEN_CHECKS == 0 or self._request is None:
+            self._tests += 1
+            if self._tests % _TESTS_BETWEEN_CHECKS == 0 or self._request is None:
                 self._failures.check_now(self._name)
-                if time.monotonic() >= self._deadline:
+                if self._deadline.has_passed():
                     self._failures.time_out(f"{self._name} by MPI has not ended within {self._limit_s:g} s")
                     self._failures.check_now(self._name)
         except UnisonoError as error:
             self._fail(error)
 
-    def _ask_mpi(self, ask: Callable[[], Any]) -> Any:
-        """Return what MPI says; its errors become failures of the communicator, which are raised.
+    def _call_mpi(self, function: Callable[[], Any]) -> Any:
+        """Return the result of a function of MPI. Its errors become failures of the communicator, which are raised.
 
-        MPI reduces in the thread that asks, so that its floating-point environment must be the same on all ranks.
+        MPI reduces in the calling thread, so the floating-point environment must be the same on all ranks.
         """
         mpi = self._collectives._mpi
         try:
             with _core.DefaultFloatEnvironment():
-                return ask()
+                return function()
         except mpi.Exception as error:
             lost = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_REVOKED", None))
-            blame = self._failures.lose if error.Get_error_class() in lost else self._failures.break_down
-            blame(f"MPI failed in {self._name}: {error}")
+            fail = self._failures.lose if error.Get_error_class() in lost else self._failures.break_down
+            fail(f"MPI failed in {self._name}: {error}")
             self._failures.check_now(self._name)
             raise
 

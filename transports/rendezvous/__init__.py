@@ -1,4 +1,12 @@
-"""How the ranks of a job find each other: stores, and the roster that the ranks agree on through them."""
+"""The rendezvous of the ranks of a job: stores, and the roster on which the ranks agree through them.
+
+`stores.py`       the contract of a store, and helpers
+`tcp_store.py`    ``tcp://host:port``: a server in one process, and its clients
+`file_store.py`   ``file:///path``: a folder that all ranks see
+`torch_store.py`  ``torch://host:port``, and stores of torch.distributed that a program passes
+`roster.py`       the exchange of entries, and the roster
+`mpi.py`          the rendezvous over a communicator of mpi4py, without a store
+"""
 
 from __future__ import annotations
 
@@ -10,20 +18,20 @@ from unisono.errors import UsageError
 from unisono.transports.rendezvous.stores import PrefixStore, Store
 from unisono.transports.rendezvous.tcp_store import TcpStore
 
-# The number of the latest meeting of this process at a store as a rank of a job, from 0. Every rank meets there equally
-# often, so that a program that calls `init` twice does not read the values of the first time in the second.
+# (URL, job, rank) → the number of the latest rendezvous, from 0. Every rank counts alike, so a program that calls
+# `init` twice does not read the values of the first rendezvous in the second.
 _openings: dict[tuple[str, bytes, int], int] = {}
-# Of those that were used last; a process that goes from store to store comes back to few.
+# Only the most recently used entries are kept.
 _MOST_OPENINGS = 1024
 
 
 def next_prefix(url: str, *, rank: int, job: bytes) -> str:
-    """Return what all keys of one meeting of `job` at `url` begin with.
+    """Return the prefix of all keys of the next rendezvous of `job` at `url`.
 
-    The n-th call for a rank returns the same as the n-th call for any other rank.
+    The n-th call for a rank returns the same prefix as the n-th call for any other rank.
     """
-    scheme, _, place = url.partition("://")
-    run = "".join(place.partition("/")[1:]) if scheme == "torch" else ""
+    scheme, _, address = url.partition("://")
+    run = "".join(address.partition("/")[1:]) if scheme == "torch" else ""
     number = _openings.pop((url, job, rank), -1) + 1
     _openings[url, job, rank] = number
     if len(_openings) > _MOST_OPENINGS:
@@ -32,18 +40,18 @@ def next_prefix(url: str, *, rank: int, job: bytes) -> str:
 
 
 def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_s: float) -> Store:
-    """Open the store at `url` for one meeting of `job`.
+    """Open the store at `url` for one rendezvous of `job`.
 
     Args:
         url: ``tcp://host:port``, ``file:///path`` or, under torchrun, ``torch://host:port/run/restart``.
-        prefix: that of the meeting, by `next_prefix`.
-        key: the job's key, 32 bytes, or None if the store itself must hand it over.
+        prefix: the prefix of the rendezvous, from `next_prefix`.
+        key: the job's key, 32 bytes, or None if rank 0 passes it through the store.
         job: the job's id, 16 bytes.
         timeout_s: seconds to wait until the store can be reached.
 
     Raises:
         UsageError: the URL cannot be used.
-        RendezvousError: the store cannot be used, or cannot be reached in time.
+        RendezvousError: the store cannot be used, or was not reached in time.
     """
     scheme = url.partition("://")[0]
     connect = _SCHEMES.get(scheme)
@@ -53,14 +61,15 @@ def open_store(url: str, prefix: str, *, key: bytes | None, job: bytes, timeout_
     return PrefixStore(connect(url, prefix, key, job, timeout_s), prefix)
 
 
-def given_store(store: Any, rank: int) -> Store:
-    """Return a store of torch.distributed that the program has, as one of ours, for the values of one job alone.
+def torch_store_of(store: Any, rank: int) -> Store:
+    """Return a `Store` over a store of torch.distributed that the program has passed.
 
-    The n-th opening by a rank sees what other ranks set in their n-th opening, whichever processes open it.
+    Its keys have a prefix for each opening. So the n-th opening by a rank shares values with the n-th opening by every
+    other rank, in any process, and with no other.
 
     Raises:
-        UsageError: it is none.
-        RendezvousError: it cannot be used.
+        UsageError: `store` is not a store of torch.distributed.
+        RendezvousError: the store cannot be used.
     """
     if not all(hasattr(store, name) for name in ("compare_set", "check", "add")):
         raise UsageError(f"store must be a URL or a store of torch.distributed, not {store!r}")
@@ -71,7 +80,7 @@ def given_store(store: Any, rank: int) -> Store:
 
 
 def store_of_process_group(rank: int, size: int) -> Any | None:
-    """Return the store of torch's process group in this process, if it has one of these ranks; otherwise None."""
+    """Return the store of torch's default process group if it has this rank and size; otherwise None."""
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
@@ -87,7 +96,9 @@ def host_and_port(url: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
-        raise UsageError(f"the store {url!r} cannot be used: it must name a host and a port, as tcp://127.0.0.1:29400")
+        raise UsageError(
+            f"the store {url!r} cannot be used: it must name a host and a port, such as tcp://127.0.0.1:29400"
+        )
     return host, int(port)
 
 

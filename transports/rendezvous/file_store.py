@@ -1,11 +1,11 @@
-"""The store behind ``file:///path``: a folder that all ranks see, one file per key.
+"""The store at ``file:///path``: a folder that all ranks see, with one file per key.
 
-The files lie in a folder of their own inside `path`, and are opened relative to its descriptor: nothing else in `path`
-is ever touched, and whoever replaces a name on the way changes nothing for those who have opened it.
+The files are in a folder of their own inside `path`, and are opened relative to the descriptor of that folder. So the
+store touches nothing else in `path`, and a process that replaces a folder on the way changes nothing for open stores.
 
 Every open store holds a shared lock on one of the files, which the kernel releases even after a SIGKILL. A rank that
-can make its lock exclusive is alone. On opening, what lies in the folder is then left from a job that died, and is
-removed; on closing, this was the last rank, and everything is removed.
+can make its lock exclusive is the only one. When it opens the store, any files are from a job that died, and are
+removed. When it closes the store, it is the last rank, and removes everything.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from unisono.transports.rendezvous.stores import VALUE_LIMIT_NBYTES, already_set
 
 _FOLDER = "unisono.store"
 _LOCK = "lock"
-# A value, or the draft of one. Other files are not ours to remove.
+# The name of a value, or of a value that is being written. The store removes no other files.
 _VALUE = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{16})?")
-# Content of the lock: the job has made `path` too.
-_MADE = b"made"
+# The content of the lock file if the job has created `path` itself.
+_CREATED = b"made"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -46,7 +46,7 @@ class _Descriptor:
 
 
 class FileStore:
-    """A store in the folder `path`, which is made (0700) if it does not exist; `Store` says what its methods do.
+    """A `Store` in the folder `path`, which is created (0700) if it does not exist.
 
     Raises:
         RendezvousError: the folder cannot be used, belongs to another user, or others can write in it.
@@ -55,7 +55,7 @@ class FileStore:
     def __init__(self, path: str) -> None:
         self._path, self._inner = path, os.path.join(path, _FOLDER)
         self._closed = False
-        self._names: set[str] = set()  # of what this client has set
+        self._names: set[str] = set()  # the file names of the values that this client has set
         try:
             folder, lock = self._enter()
             self._folder, self._lock = closed_in_child(_Descriptor(folder)), closed_in_child(_Descriptor(lock))
@@ -65,7 +65,6 @@ class FileStore:
             raise RendezvousError(f"the store {path} cannot be used: {error.strerror or error}") from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         check_value(value)
         name = _name(key)
         draft = f"{name}.{os.urandom(8).hex()}"
@@ -74,25 +73,22 @@ class FileStore:
                 raise already_set(key)
             with open(os.open(draft, _OPEN_DRAFT, 0o600, dir_fd=self._folder.number), "wb") as file:
                 file.write(value)
-            # Nobody ever sees a part of the value.
+            # The rename makes the value appear as a whole.
             os.rename(draft, name, src_dir_fd=self._folder.number, dst_dir_fd=self._folder.number)
         except OSError as error:
-            raise RendezvousError(f"the store {self._path} is gone: {error.strerror or error}") from error
+            raise RendezvousError(f"the store {self._path} cannot be written: {error.strerror or error}") from error
         self._names.add(name)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         return poll(partial(self._read, _name(key)), key, timeout_s)
 
     def clear(self) -> None:
-        """See `Store.clear`."""
         for name in self._names:
-            with contextlib.suppress(OSError):  # the last rank has removed it, or the folder is out of reach
+            with contextlib.suppress(OSError):  # the last rank has removed it, or the folder cannot be reached
                 os.unlink(name, dir_fd=self._folder.number)
         self._names.clear()
 
     def close(self) -> None:
-        """See `Store.close`. The last rank removes what the store has made."""
         if self._closed:
             return
         self._closed = True
@@ -103,9 +99,9 @@ class FileStore:
         self._folder.close()
 
     def _enter(self) -> tuple[int, int]:
-        """Return the descriptors of the folder and of the lock, which is locked."""
+        """Return the descriptors of the folder and of the lock file, which is locked."""
         while True:
-            is_made = self._make()
+            is_created = self._create()
             with contextlib.suppress(FileNotFoundError):  # the last rank of another job has just removed a folder
                 folder = self._open()
                 try:
@@ -113,12 +109,12 @@ class FileStore:
                 except BaseException:
                     os.close(folder)
                     raise
-                if is_made:
-                    os.write(lock, _MADE)
+                if is_created:
+                    os.write(lock, _CREATED)
                 return folder, lock
 
     def _open(self) -> int:
-        """Return the descriptor of the folder inside the given one, which is made if there is none."""
+        """Return the descriptor of the store's folder inside `path`; create that folder if it does not exist."""
         outer = _opened_folder(self._path, self._path)
         try:
             with contextlib.suppress(FileExistsError):
@@ -127,8 +123,8 @@ class FileStore:
         finally:
             os.close(outer)
 
-    def _make(self) -> bool:
-        """Make the folder if there is none, and return whether it was made here."""
+    def _create(self) -> bool:
+        """Create `path` if it does not exist, and return whether this call has created it."""
         try:
             os.mkdir(self._path, 0o700)
             return True
@@ -146,7 +142,7 @@ class FileStore:
         try:
             with open(os.open(name, _OPEN_VALUE, dir_fd=self._folder.number), "rb") as file:
                 _check_owner(file.fileno(), f"a value in the store {self._path}")
-                nbytes = os.fstat(file.fileno()).st_size  # a value cut from a larger buffer would keep a mapping
+                nbytes = os.fstat(file.fileno()).st_size  # a short value in a large buffer would keep all its memory
                 value = file.read(min(nbytes, VALUE_LIMIT_NBYTES) + 1)
         except FileNotFoundError:
             return None
@@ -155,11 +151,11 @@ class FileStore:
 
     def _remove_everything(self) -> None:
         with contextlib.suppress(OSError):  # another job has begun to use the folder, or its owner has removed it
-            is_made = os.pread(self._lock.number, len(_MADE), 0) == _MADE
+            is_created = os.pread(self._lock.number, len(_CREATED), 0) == _CREATED
             _remove_values(self._folder.number)
             os.unlink(_LOCK, dir_fd=self._folder.number)
             os.rmdir(self._inner)
-            if is_made:
+            if is_created:
                 os.rmdir(self._path)
 
 
@@ -171,14 +167,14 @@ def _opened_folder(path: str, name: str, parent: int | None = None) -> int:
     """Return the descriptor of the folder `path`, which is `name` in `parent`.
 
     Raises:
-        RendezvousError: it is no folder, belongs to another user, or others can write in it.
+        RendezvousError: it is not a folder, belongs to another user, or others can write in it.
         OSError: it cannot be opened.
     """
     try:
         descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
     except NotADirectoryError:
         is_link = stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-        hint = ", but a symbolic link: name the folder that it leads to" if is_link else ""
+        hint = ", but a symbolic link: name its target instead" if is_link else ""
         raise RendezvousError(f"the store {path} is not a folder{hint}") from None
     try:
         _check_owner(descriptor, f"the store {path}")
@@ -198,7 +194,7 @@ def _check_owner(descriptor: int, what: str) -> None:
 
 
 def _locked(folder: int) -> int:
-    """Return the descriptor of the lock in a folder, locked; raises FileNotFoundError if it is removed meanwhile."""
+    """Return the descriptor of a folder's lock file, locked; raises FileNotFoundError if it is removed meanwhile."""
     lock = os.open(_LOCK, _OPEN_LOCK, 0o600, dir_fd=folder)
     try:
         try:

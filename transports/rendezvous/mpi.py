@@ -1,7 +1,7 @@
-"""Meeting by MPI: a key from rank 0 by a broadcast, and the roster by an allgather; no server and no store.
+"""The rendezvous by MPI: rank 0 broadcasts the key, and an allgather collects the roster. It needs no server or store.
 
-All operations are nonblocking ones of MPI on a communicator of our own, so that a rank that never comes costs the
-others their time limit and not more. The key passes over MPI's own network, which docs/security.md states as a trust.
+All operations are nonblocking operations of MPI on a duplicated communicator. So if a rank never comes, the others fail
+at their time limit. The key travels over MPI's network, and docs/security.md states that trust.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unisono.transports.mpi.library import complete, duplicate, free
 from unisono.transports.rendezvous.roster import Member, Roster, Setting, entry_of, roster_of, roster_record
 
 
-class MpiMeeting:
-    """The ranks of a communicator of mpi4py, which all make the same calls here in the same order.
+class MpiRendezvous:
+    """The rendezvous of the ranks of a communicator of mpi4py. All ranks make the same calls in the same order.
 
     Args:
-        comm: an intracommunicator; it is duplicated.
+        comm: an intracommunicator, which is duplicated.
         timeout_s: seconds to wait for the others.
 
     Attributes:
@@ -32,7 +32,7 @@ class MpiMeeting:
         key: the job's key, from rank 0.
 
     Raises:
-        RendezvousError: the others did not come in time, or MPI failed.
+        RendezvousError: the other ranks did not come in time, or MPI failed.
     """
 
     def __init__(self, comm: Any, timeout_s: float) -> None:
@@ -44,14 +44,14 @@ class MpiMeeting:
         self.key = key.tobytes()
 
     def join(self, me: Member, timeout_s: float, settings: Mapping[str, Setting]) -> Roster:
-        """Return the roster, equal on all ranks; the settings are adopted from rank 0, as by `roster.join`.
+        """Return the roster, equal on all ranks, with the settings of rank 0.
 
         Raises:
-            RendezvousError: the others did not come in time, or run other versions; or MPI failed.
+            RendezvousError: the other ranks did not come in time or run other versions, or MPI failed.
         """
         deadline = Deadline(timeout_s)
-        mine = {"entry": entry_of(me, self._size).decode(), "settings": dict(settings)}
-        entry = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        record = {"entry": entry_of(me, self._size).decode(), "settings": dict(settings)}
+        entry = np.frombuffer(json.dumps(record).encode(), np.uint8)
         lengths = np.zeros(self._size, np.int32)
         length = np.array([entry.size], np.int32)
         complete(self.comm.Iallgather(length, lengths), deadline, length, lengths)
@@ -60,21 +60,21 @@ class MpiMeeting:
         complete(self.comm.Iallgatherv(entry, counted), deadline, entry, counted)
         texts = np.split(entries, np.cumsum(lengths)[:-1])
         records = [json.loads(text.tobytes()) for text in texts]
-        record = roster_record([each["entry"].encode() for each in records], records[0]["settings"])
-        return roster_of(record, self._size)
+        roster = roster_record([record["entry"].encode() for record in records], records[0]["settings"])
+        return roster_of(roster, self._size)
 
     def collectives(self) -> MpiCollectives:
         """Return MPI's own collectives over the duplicate."""
         return MpiCollectives(self.comm)
 
     def end(self) -> None:
-        """Do nothing: the key was in no place that others could look into, and the duplicate stays in use."""
+        """Do nothing: no value remains anywhere that must be removed, and the duplicate stays in use."""
 
     def give_up(self, reason: str) -> None:
-        """Do nothing: the others wait in operations of MPI, and give up at their time limit."""
+        """Do nothing: the others wait in operations of MPI until their time limit."""
 
     def close(self) -> None:
-        """Free the duplicate, of which nothing may be in use. May be called twice."""
+        """Free the duplicate, on which no operation may be pending. May be called twice."""
         comm, self.comm = self.comm, None
         if comm is not None:
             free(comm)

@@ -1,8 +1,8 @@
-"""The roster: who the ranks are and where they listen, and the settings of rank 0, the same on every rank.
+"""The roster: all ranks with their addresses, cores and hosts, and the settings of rank 0. It is equal on every rank.
 
-Each rank puts its own entry into the store. The entries are collected by a binomial tree of ranks, each of which puts
-those that it has got into the store as one value, and rank 0 publishes all of them; everyone reads that. So a rank asks
-the store at most 3 + log2(ranks) times, and half of them twice.
+Each rank puts its own entry into the store. A binomial tree of ranks collects the entries: each inner rank reads the
+entries below it and puts them into the store as one value. Rank 0 publishes the roster, which every rank reads. So a
+rank makes at most 3 + log2(ranks) requests to the store, and half of the ranks make only two.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Member:
     """One rank of a job.
 
     Attributes:
-        rank: its rank.
-        addresses: where it can be reached.
-        cores: the cores that it may run on, as a mask in hexadecimal.
-        surroundings: where it is, to say why another rank shares no memory with it.
+        rank: its number in the job.
+        addresses: the addresses of its listener.
+        cores: the mask of the cores that it may run on, in hexadecimal.
+        surroundings: its machine, user and namespaces, to explain why another rank shares no memory with it.
     """
 
     rank: int
@@ -49,11 +49,11 @@ class Member:
 
 @record
 class Roster:
-    """What all ranks know after `join`.
+    """The result of `join`, equal on all ranks.
 
     Attributes:
-        members: by rank.
-        settings: what rank 0 passed to `join`; every rank adopts them, so that all choose alike.
+        members: all ranks, in order.
+        settings: the settings that rank 0 passed to `join`. Every rank adopts them, so that all make the same choices.
     """
 
     members: tuple[Member, ...]
@@ -66,17 +66,17 @@ def join(
     """Meet the other ranks in `store`; return the roster, equal on all ranks.
 
     Args:
-        store: seen by all ranks, and by no other job.
+        store: a store that all ranks use, and no other job.
         rank: this rank.
         size: the number of ranks.
-        me: what the others are told of this rank.
+        me: the entry of this rank.
         timeout_s: seconds to wait for the others.
-        settings: adopted from rank 0; what other ranks pass is not looked at.
+        settings: the settings of the job; those of rank 0 hold, and those of other ranks are ignored.
 
     Raises:
-        RendezvousError: ranks did not arrive in time, run another version of Unisono or were started as one of another
-            number (the message names them), two processes claim one rank, the store failed, or it holds what no rank
-            has written.
+        RendezvousError: ranks did not arrive in time, run another version of Unisono, or were started with another
+            `size` (the message names them). Or two processes claim one rank, the store failed, or its values are not
+            those of ranks.
     """
     deadline = Deadline(timeout_s)
     entry = entry_of(me, size)
@@ -88,15 +88,15 @@ def join(
     if rank == 0:
         _publish(store, size, entries, timeout_s, settings)
     elif len(entries) > 1:
-        store.set(_part(rank), _encode([each.decode() for each in entries]))
+        store.set(_part(rank), _encode([text.decode() for text in entries]))
     return _read_roster(store, size, deadline, timeout_s)
 
 
 def _gather(store: Store, rank: int, size: int, own: bytes, deadline: Deadline) -> list[bytes]:
-    """Return the entries of the ranks of whom `rank` is the first in the binomial tree, in their order.
+    """Return the entries of the subtree of `rank` in the binomial tree, in the order of ranks.
 
     Raises:
-        StoreTimeoutError: one of them was not there at `deadline`.
+        StoreTimeoutError: an entry was not in the store at `deadline`.
     """
     entries = [own]
     step = 1
@@ -110,7 +110,7 @@ def _gather(store: Store, rank: int, size: int, own: bytes, deadline: Deadline) 
 
 
 def _span(rank: int, size: int) -> int:
-    """Return the number of ranks of whom `rank`, which is not 0, is the first in the binomial tree."""
+    """Return the number of ranks in the subtree of `rank`, which is not 0, in the binomial tree."""
     return min(rank & -rank, size - rank)
 
 
@@ -128,19 +128,19 @@ def _publish(
         store.set(_ROSTER, _encode(roster_record(entries, settings)))
         return
     missing = [rank for rank in range(size) if not has_arrived(store, rank)]
-    if not missing:  # one has died since, of whom others were to be heard
+    if not missing:  # an inner rank has set its entry and died before it passed on the entries of its subtree
         silent = [rank for rank in range(1, size) if _span(rank, size) > 1 and not _is_set(store, _part(rank))]
         missing = sorted(silent, key=lambda rank: _span(rank, size))[:1] or [0]
-    # The others wait for the roster: this tells them as well, now and in the same words.
+    # The others wait for the roster, so this gives them the same error at once.
     error = _did_not_arrive(missing, size, timeout_s)
     store.set(_ROSTER, _encode({"error": error.message}))
     raise error
 
 
 def give_up(store: Store, rank: int, size: int, reason: str) -> None:
-    """Tell the others in `store` that this rank does not come, and why; they raise that instead of waiting for it.
+    """Put into `store` that this rank does not join, and why. The others raise that instead of waiting for it.
 
-    What this rank has told them before stays.
+    Values that this rank has set before stay.
     """
     error = _encode({"error": reason})
     values = {_ROSTER: error} if rank == 0 else {_entry(rank): error, _part(rank): _encode([error.decode()])}
@@ -150,20 +150,20 @@ def give_up(store: Store, rank: int, size: int, reason: str) -> None:
 
 
 def entry_of(me: Member, size: int) -> bytes:
-    """Return what a rank, which was started as one of `size`, tells the others of itself."""
+    """Return the entry of a rank that was started as one of `size` ranks."""
     return _encode({"terms": _terms(size), "member": dataclasses.asdict(me)})
 
 
 def roster_record(entries: Sequence[bytes], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return what all ranks are to read: the roster, made of their entries, or an error for all of them."""
+    """Return the record that all ranks read: the roster made of their entries, or an error for all of them."""
     records = [_decode(entry) for entry in entries]
     failed = (record["error"] for record in records if isinstance(record, dict) and "error" in record)
     if (error := next(failed, None)) is not None:
         return {"error": str(error)}
     terms = [record.get("terms") if isinstance(record, dict) else None for record in records]
-    for rank, its_terms in enumerate(terms):
-        if its_terms != terms[0]:
-            return {"error": f"rank {rank} runs {its_terms}, and rank 0 {terms[0]}: all ranks must run the same"}
+    for rank, other in enumerate(terms):
+        if other != terms[0]:
+            return {"error": f"rank {rank} runs {other}, and rank 0 {terms[0]}: all ranks must run the same"}
     members = [record.get("member") if isinstance(record, dict) else None for record in records]
     return {"members": members, "settings": dict(settings)}
 
@@ -178,34 +178,34 @@ def _read_roster(store: Store, size: int, deadline: Deadline, timeout_s: float) 
         record = _decode(store.get(_ROSTER, deadline.left_s()))
     except StoreTimeoutError:
         missing = [rank for rank in range(size) if not has_arrived(store, rank)]
-        # If all entries are there, rank 0 has died after its own: it is the one that is needed and not there.
+        # If all entries are in the store, rank 0 has died after it had set its own.
         raise _did_not_arrive(missing or [0], size, timeout_s) from None
     return roster_of(record, size)
 
 
 def roster_of(record: object, size: int) -> Roster:
-    """Return the roster of so many ranks in what `roster_record` made of their entries.
+    """Return the roster of `size` ranks from the record of `roster_record`.
 
     Raises:
-        RendezvousError: it is an error, or nothing that ranks have made.
+        RendezvousError: the record is an error, or is malformed.
     """
     if isinstance(record, dict) and isinstance(record.get("error"), str):
         raise RendezvousError(record["error"])
-    found = _fields(record, {"members": list, "settings": dict})
-    members = tuple(_member(entry, rank) for rank, entry in enumerate(found["members"]))
+    fields = _fields(record, {"members": list, "settings": dict})
+    members = tuple(_member(entry, rank) for rank, entry in enumerate(fields["members"]))
     if len(members) != size:
-        raise _malformed(f"{len(members)} members, this rank was started as one of {size}")
-    if not all(isinstance(value, str | int | float) for value in found["settings"].values()):
+        raise _malformed(f"it has {len(members)} members, but this rank was started as one of {size}")
+    if not all(isinstance(value, str | int | float) for value in fields["settings"].values()):
         raise _malformed("a setting is neither text nor a number")
     _check_reachable(members)
-    return Roster(members, found["settings"])
+    return Roster(members, fields["settings"])
 
 
 def _check_reachable(members: Sequence[Member]) -> None:
-    """Raise the error of ranks that are on several networks, where one listens for its own alone."""
+    """Raise `RendezvousError` if the ranks are on several networks and one listens on loopback only."""
     first = members[0]
-    strangers = (each for each in members if each.addresses.host_id != first.addresses.host_id)
-    away = next((each for each in strangers if _network(each) != _network(first)), None)
+    others = (member for member in members if member.addresses.host_id != first.addresses.host_id)
+    away = next((member for member in others if _network(member) != _network(first)), None)
     if away is None:
         return
     from ipaddress import ip_address
@@ -216,8 +216,8 @@ def _check_reachable(members: Sequence[Member]) -> None:
         why = first.surroundings.apart_from(away.surroundings)
         raise RendezvousError(
             f"ranks 0 and {away.rank} are apart ({why}), and {shown} can be reached from its own host only (it listens "
-            f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS, on all, to the network between the hosts, "
-            "as 10.0.0.0/8, or to an interface, as eth0"
+            f"on {hidden[0].addresses.tcp_host}): set UNISONO_BIND_ADDRESS on all ranks to the network between the "
+            "hosts, such as 10.0.0.0/8, or to an interface, such as eth0"
         )
 
 
@@ -253,18 +253,21 @@ def _did_not_arrive(missing: Sequence[int], size: int, timeout_s: float) -> Rend
 
 
 def _member(record: object, rank: int) -> Member:
-    found = _fields(record, {"rank": int, "addresses": dict, "cores": str, "surroundings": dict})
-    if found["rank"] != rank:
-        raise _malformed(f"rank {found['rank']!r} stands in place {rank}")
-    where = _fields(found["addresses"], {"host_id": str, "unix": str, "tcp_host": str, "tcp_port": int, "pid": int})
-    around = _fields(found["surroundings"], _SURROUNDINGS)
-    if any(isinstance(value, str) and len(value) > _TEXT_LIMIT for value in (*where.values(), *around.values())):
+    fields = _fields(record, {"rank": int, "addresses": dict, "cores": str, "surroundings": dict})
+    if fields["rank"] != rank:
+        raise _malformed(f"the entry at position {rank} is of rank {fields['rank']!r}")
+    addresses = _fields(
+        fields["addresses"], {"host_id": str, "unix": str, "tcp_host": str, "tcp_port": int, "pid": int}
+    )
+    surroundings = _fields(fields["surroundings"], _SURROUNDINGS)
+    texts = (value for value in (*addresses.values(), *surroundings.values()) if isinstance(value, str))
+    if any(len(text) > _TEXT_LIMIT for text in texts):
         raise _malformed(f"an address of rank {rank} is too long")
-    if not 0 < where["tcp_port"] < 1 << 16 or where["pid"] <= 0:
-        raise _malformed(f"rank {rank} has no such port or process")
-    if not is_numeric(where["tcp_host"]):
-        raise _malformed(f"rank {rank} has no such address")
-    return Member(rank, Addresses(**where), _mask(found["cores"], rank), Surroundings(**around))
+    if not 0 < addresses["tcp_port"] < 1 << 16 or addresses["pid"] <= 0:
+        raise _malformed(f"the port or the process id of rank {rank} is out of range")
+    if not is_numeric(addresses["tcp_host"]):
+        raise _malformed(f"the address of rank {rank} is not numeric")
+    return Member(rank, Addresses(**addresses), _mask(fields["cores"], rank), Surroundings(**surroundings))
 
 
 def _mask(text: str, rank: int) -> str:
@@ -275,13 +278,13 @@ def _mask(text: str, rank: int) -> str:
     return text
 
 
-def _fields(record: object, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return `record` if it is a mapping with exactly the fields of `kinds`, each of its type."""
-    if not isinstance(record, dict) or record.keys() != kinds.keys():
-        raise _malformed(f"an entry does not have the fields {', '.join(kinds)}")
-    for name, kind in kinds.items():
-        if type(record[name]) is not kind:
-            raise _malformed(f"{name} is not of type {kind.__name__}")
+def _fields(record: object, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return `record`, which must be a dict with exactly the fields of `types`, each of its type."""
+    if not isinstance(record, dict) or record.keys() != types.keys():
+        raise _malformed(f"an entry does not have the fields {', '.join(types)}")
+    for name, expected in types.items():
+        if type(record[name]) is not expected:
+            raise _malformed(f"{name} is not of type {expected.__name__}")
     return record
 
 

@@ -1,6 +1,7 @@
-"""A store: the one place that all ranks of a job know before they know each other.
+"""The contract of a store: the place where ranks exchange values before they know each other's addresses.
 
-It holds a few small values (addresses, the key where no launcher gave one, rank 0's settings) until all have read them.
+A store holds a few small values until all ranks have read them: addresses, the settings of rank 0, and the key if no
+launcher has passed one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _PAUSE_S = (0.0005, 0.02)
 
 
 class StoreTimeoutError(RendezvousError):
-    """The key was not set in time."""
+    """A key was not set in time."""
 
 
 class Store(Protocol):
-    """Values by key, seen by all ranks."""
+    """A table of values by key, which all ranks share. Each key is set at most once."""
 
     def set(self, key: str, value: bytes) -> None:
         """Set `key`, which must not have been set before, to `value`.
@@ -34,46 +35,42 @@ class Store(Protocol):
 
         Raises:
             UsageError: the key or the value is too long.
-            RendezvousError: the key has been set already, or the store is out of reach.
+            RendezvousError: the key has been set already, or the store cannot be reached.
         """
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait until `key` has been set, and return its value. A timeout of 0 looks once.
+        """Wait until `key` is set and return its value. With a timeout of 0, look once.
 
         Raises:
             UsageError: the key is too long.
-            StoreTimeoutError: it was not set within `timeout_s` seconds.
-            RendezvousError: the store has failed, or is out of reach.
+            StoreTimeoutError: the key was not set within `timeout_s` seconds.
+            RendezvousError: the store has failed, or cannot be reached.
         """
 
     def clear(self) -> None:
-        """Remove what this client has set, as all have read it, where others could read it later."""
+        """Remove the values of this client if others could read them later. Call it when all ranks have read them."""
 
     def close(self) -> None:
         """Leave the store. May be called twice."""
 
 
 class PrefixStore:
-    """A part of another store: puts `prefix` before each key. Closing it closes the other."""
+    """The part of another store whose keys begin with `prefix`. Closing it closes the other store."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         self._store.set(self._prefix + key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         return self._store.get(self._prefix + key, timeout_s)
 
     def clear(self) -> None:
-        """See `Store.clear`."""
         self._store.clear()
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store.close()
 
 
@@ -81,29 +78,29 @@ def encoded_key(key: str) -> bytes:
     """Return `key` in UTF-8; raises `UsageError` if it is too long."""
     encoded = key.encode()
     if not 0 < len(encoded) <= KEY_LIMIT_NBYTES:
-        raise UsageError(f"a key of a store has 1 to {KEY_LIMIT_NBYTES} bytes, this one has {len(encoded)}")
+        raise UsageError(f"a key of a store must have 1 to {KEY_LIMIT_NBYTES} bytes; this one has {len(encoded)}")
     return encoded
 
 
 def check_value(value: bytes) -> None:
     """Raise `UsageError` if `value` is too long."""
     if len(value) > VALUE_LIMIT_NBYTES:
-        raise UsageError(f"a value of a store has at most {VALUE_LIMIT_NBYTES} bytes, this one has {len(value)}")
+        raise UsageError(f"a value of a store must have at most {VALUE_LIMIT_NBYTES} bytes; this one has {len(value)}")
 
 
 def already_set(key: str) -> RendezvousError:
     """Return the error for a key that is set a second time."""
     return RendezvousError(
-        f"{key!r} is in the store already: two processes have the same rank, or two jobs the same store; give each "
-        "process a rank of its own, and each job a store"
+        f"{key!r} is in the store already: two processes have the same rank, or two jobs use the same store; give each "
+        "process a rank of its own, and each job a store of its own"
     )
 
 
 def poll(look: Callable[[], bytes | None], key: str, timeout_s: float) -> bytes:
-    """Call `look` until it finds the value of `key`, and return that; for stores that cannot tell when one is set.
+    """Call `look` until it returns the value of `key`, and return that. For stores that cannot notify their clients.
 
     Raises:
-        StoreTimeoutError: it has not found one within `timeout_s` seconds; it has looked at least once.
+        StoreTimeoutError: `look` returned None for `timeout_s` seconds. It was called at least once.
     """
     deadline = Deadline(timeout_s)
     pause, longest = _PAUSE_S

@@ -1,8 +1,9 @@
-"""The store behind ``tcp://host:port``: one server thread, and a client with one connection.
+"""The store at ``tcp://host:port``: a server with one thread, and clients with one connection each.
 
-A request is a header of fixed size, the key and the value; a reply is a status and a value. A client sends its next
-request after the reply to the last one. With a job key every client says the authenticated hello first. Without one the
-server listens on loopback only, where any process of this machine may use it: that trust is stated in docs/security.md.
+A request is a header of fixed size, the key and the value. A reply is a status and a value. A client sends its next
+request after the reply to the last one. With a job key every client starts with the authenticated handshake. Without a
+key the server listens on loopback only, where any process of this machine may use it. docs/security.md states that
+trust.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from unisono.forks import closed_in_child
 from unisono.transports.host.bind_address import lookup
 from unisono.transports.host.system_limits import unavailable
 from unisono.transports.links.event_loop import EventLoop
-from unisono.transports.links.handshake import NO_RANK, DialerHandshake, Endpoint, HandshakeError, Hello, Purpose
+from unisono.transports.links.handshake import NO_RANK, Admission, DialerHandshake, HandshakeError, Hello, Purpose
 from unisono.transports.links.handshake_io import BACKLOG, Acceptor, HandshakeServer, greet, prepare
 from unisono.transports.rendezvous.stores import (
     KEY_LIMIT_NBYTES,
@@ -57,11 +58,11 @@ class _Status(enum.IntEnum):
     NOT_SET = 1
     ALREADY_SET = 2
     FAILED = 3
-    ANOTHER_MEETING = 4
+    OTHER_RENDEZVOUS = 4
 
 
 class _Client:
-    """A connection of the server; `waiting_for` is the key of its unanswered GET, `ticket` counts its requests."""
+    """A client as the server sees it: `waiting_for` is the key of its pending GET, and `ticket` counts its requests."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -72,22 +73,22 @@ class _Client:
 
 
 class _ProtocolError(Exception):
-    """A client does not speak the protocol of the store."""
+    """A client broke the protocol of the store."""
 
 
 class StoreServer:
-    """Serves a store on `host`:`port` (0: a free one), from construction to `close`, in a thread of its own.
+    """Serves a store at `host`:`port` in a thread of its own, from construction to `close`.
 
     Args:
-        host: name or address to listen on; empty for all interfaces, with a key.
-        port: port to listen on, or 0 for any that is free; `url` tells which.
-        key: the job's key, 32 bytes, or None to serve everyone on loopback.
+        host: name or address to listen on. With a key it may be empty, for all interfaces.
+        port: port to listen on, or 0 for any free port, which `url` shows.
+        key: the job's key, 32 bytes, or None to serve any process on loopback.
         job: the job's id, 16 bytes.
-        prefix: of all keys that are served. A rank that asks for others wants a later meeting at the same address; it
-            is sent away, and comes again.
+        prefix: the prefix of all keys that are served. A client that asks for other keys belongs to a later rendezvous
+            at the same address. The server refuses it, and it tries again.
 
     Raises:
-        RendezvousError: the port is in use, or the address cannot be listened on.
+        RendezvousError: the port is in use, or the server cannot listen on the address.
         UsageError: `key` is None and `host` is not loopback.
     """
 
@@ -99,7 +100,7 @@ class StoreServer:
         self._clients: set[_Client] = set()
         self._served = 0
         self._failure: str | None = None
-        self._doorkeeper: HandshakeServer | None = None
+        self._handshakes: HandshakeServer | None = None
         self._closing = threading.Lock()
         self._closed = False
         try:
@@ -107,9 +108,9 @@ class StoreServer:
             if key is None:
                 Acceptor(self._loop, self._listening, self._accept)
             else:
-                endpoint = Endpoint(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
-                self._doorkeeper = HandshakeServer(self._loop, key, endpoint, _PENDING_LIMIT, self._admit)
-                self._doorkeeper.watch(self._listening)
+                admission = Admission(job, 0, NO_RANK, frozenset({NO_RANK}), frozenset({Purpose.STORE}))
+                self._handshakes = HandshakeServer(self._loop, key, admission, _PENDING_LIMIT, self._admit)
+                self._handshakes.watch(self._listening)
             self._loop.start()
         except BaseException:
             self._listening.close()
@@ -125,8 +126,9 @@ class StoreServer:
         """Stop serving; clients that still wait get `RendezvousError`. May be called twice.
 
         Args:
-            linger_s: seconds to go on until all clients have left by themselves, so that they can read the last values.
-            clients: how many come in all, of which some may still be on their way.
+            linger_s: the longest time, in seconds, to wait until all clients have left, so that they can read the last
+                values.
+            clients: the number of clients that will connect in all. Some may not have connected yet.
         """
         with self._closing:
             if self._closed:
@@ -139,8 +141,8 @@ class StoreServer:
             self._listening.close()
 
     def _finish(self) -> None:
-        if self._doorkeeper:
-            self._doorkeeper.close()
+        if self._handshakes:
+            self._handshakes.close()
         for client in list(self._clients):
             self._drop(client)
 
@@ -176,7 +178,7 @@ class StoreServer:
             client.sock.close()
 
     def _move(self, client: _Client) -> None:
-        """Read what there is to read, and write what can be written."""
+        """Send replies and read requests, as far as the socket allows now."""
         try:
             self._flush(client)
             data = client.sock.recv(_CHUNK_NBYTES)
@@ -208,7 +210,7 @@ class StoreServer:
         client.received.clear()
         client.ticket += 1
         if not key.startswith(self._prefix):
-            self._reply(client, _Status.ANOTHER_MEETING, b"")
+            self._reply(client, _Status.OTHER_RENDEZVOUS, b"")
         elif verb == _Verb.SET:
             self._set(client, key, value)
         else:
@@ -222,7 +224,7 @@ class StoreServer:
         else:
             self._values[key] = value
             self._reply(client, _Status.OK, b"")
-            for waiter in [one for one in self._clients if one.waiting_for == key]:
+            for waiter in [client for client in self._clients if client.waiting_for == key]:
                 self._reply(waiter, _Status.OK, value)
 
     def _get(self, client: _Client, key: bytes, timeout_ms: int) -> None:
@@ -261,20 +263,21 @@ class StoreServer:
 
 
 class TcpStore:
-    """A client of a `StoreServer`; `Store` says what its methods do. Threads take turns.
+    """A `Store` that is a client of a `StoreServer`. Its threads make requests one at a time.
 
     Args:
-        host: where the server listens; it may start later than the client.
-        port: its port.
+        host: the host of the server, which may start later than the client.
+        port: the port of the server.
         key: the job's key, or None if the server has none.
         job: the job's id, 16 bytes.
-        timeout_s: seconds to wait for the server. For as long from now on it may be slow to answer, too: a machine may
-            have many more ranks to start than cores.
-        prefix: of all keys that will be asked for. A server that serves another meeting is waited for to end.
-        is_served: whether the server is known to have started, so that nobody who listens is a failure at once.
+        timeout_s: seconds to wait for the server to start. During this time the client also tolerates slow replies,
+            because a machine may start many more ranks than it has cores.
+        prefix: the prefix of all keys that the client uses. If the server still serves another rendezvous, the client
+            waits for its end.
+        is_served: whether the server has certainly started. Then a refused connection is an error at once.
 
     Raises:
-        RendezvousError: there is no server, or it is one of another job.
+        RendezvousError: no server answers, or it belongs to another job.
     """
 
     def __init__(
@@ -288,19 +291,18 @@ class TcpStore:
         prefix: str = "",
         is_served: bool = False,
     ) -> None:
-        self._place = host, port
+        self._address = host, port
         self._url = _url(host, port)
         self._key = key
         self._job = job
         self._prefix = prefix
         self._is_served = is_served
         self._timeout_s = timeout_s
-        self._turn = threading.Lock()
+        self._requesting = threading.Lock()
         self._deadline = Deadline(timeout_s)
         self._sock = self._opened()
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         check_value(value)
         status, message = self._ask(_Verb.SET, encoded_key(key), value, 0)
         if status == _Status.ALREADY_SET:
@@ -308,7 +310,6 @@ class TcpStore:
         self._check(status, message)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         timeout_ms = round(min(timeout_s, LONGEST_WAIT_S) * 1000)
         status, value = self._ask(_Verb.GET, encoded_key(key), b"", timeout_ms)
         if status == _Status.NOT_SET:
@@ -317,17 +318,16 @@ class TcpStore:
         return value
 
     def clear(self) -> None:
-        """See `Store.clear`; the store ends with the meeting, or has a key that was not made for it."""
+        """Do nothing: the store ends with the rendezvous, or holds no key of the job."""
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._sock.close()
 
     def _opened(self) -> socket.socket:
-        """Return a new connection to the server, which may start until the deadline, and may be slow until then."""
+        """Return a new connection to the server, which may start, and may be slow, until the deadline."""
         while True:
             try:
-                sock = _connect(*self._place, self._deadline, self._key is None, self._is_served)
+                sock = _connect(*self._address, self._deadline, self._key is None, self._is_served)
             except OSError as error:
                 raise _unreachable(self._url, self._timeout_s, error) from None
             try:
@@ -335,10 +335,10 @@ class TcpStore:
                 return sock
             except HandshakeError as error:
                 sock.close()
-                raise RendezvousError(f"the store at {self._url} is not of this job: {error.message}") from error
+                raise RendezvousError(f"the store at {self._url} belongs to another job: {error.message}") from error
             except OSError as error:
                 sock.close()
-                # It hangs up on those that take too long to say the hello, as a rank does that waits for its core.
+                # The server drops a client whose handshake takes too long, such as a rank that waits for its core.
                 if not isinstance(error, ConnectionError) or self._deadline.has_passed():
                     raise RendezvousError(
                         f"the store at {self._url} does not answer as one of this job: {error}"
@@ -346,7 +346,7 @@ class TcpStore:
             time.sleep(_RETRY_S[1])
 
     def _greet(self, sock: socket.socket) -> None:
-        """Say hello, and ask whether the server is that of our meeting; raises ConnectionError if it will soon end."""
+        """Run the handshake; raises ConnectionError if the server still serves an earlier rendezvous."""
         if self._key is None:
             prepare(sock)
         else:
@@ -354,15 +354,15 @@ class TcpStore:
             greet(sock, DialerHandshake(self._key, hello), self._deadline)
         if self._prefix:
             sock.settimeout(self._deadline.remaining_s())
-            if _request(sock, _Verb.GET, f"{self._prefix}?".encode(), b"", 0)[0] == _Status.ANOTHER_MEETING:
-                raise ConnectionResetError("it still serves an earlier meeting of the ranks")
+            if _request(sock, _Verb.GET, f"{self._prefix}?".encode(), b"", 0)[0] == _Status.OTHER_RENDEZVOUS:
+                raise ConnectionResetError("it still serves an earlier rendezvous of the ranks")
 
     def _check(self, status: int, message: bytes) -> None:
         if status != _Status.OK:
             raise RendezvousError(message.decode(errors="replace"))
 
     def _ask(self, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
-        with self._turn:
+        with self._requesting:
             try:
                 patience_s = max(_GRACE_S, self._deadline.left_s())
                 self._sock.settimeout(min(timeout_ms / 1000 + patience_s, LONGEST_WAIT_S))
@@ -377,7 +377,7 @@ class TcpStore:
 
 
 def _request(sock: socket.socket, verb: _Verb, key: bytes, value: bytes, timeout_ms: int) -> tuple[int, bytes]:
-    """Return the status and the value that the server answers; raises OSError if it does not, or not as it should."""
+    """Return the status and the value of the server's reply; raises OSError if there is none, or it is malformed."""
     sock.sendall(_REQUEST.pack(verb, len(key), len(value), timeout_ms) + key + value)
     status, nbytes = _REPLY.unpack(_received(sock, _REPLY.size))
     if nbytes > VALUE_LIMIT_NBYTES:
@@ -396,7 +396,7 @@ def _received(sock: socket.socket, nbytes: int) -> bytes:
 
 
 def _unreachable(url: str, timeout_s: float, error: OSError) -> RendezvousError:
-    """Return the error for a store that cannot be connected to: nobody listens, or there is no way to it."""
+    """Return the error for a store that refuses connections or cannot be reached."""
     if isinstance(error, ConnectionRefusedError | TimeoutError):
         return RendezvousError(f"no store answers at {url} within {timeout_s:g} s: {error}")
     hint = " (is the loopback interface up?)" if error.errno == errno.ENETUNREACH and "127." in url else ""
@@ -404,11 +404,11 @@ def _unreachable(url: str, timeout_s: float, error: OSError) -> RendezvousError:
 
 
 def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served: bool) -> socket.socket:
-    """Connect; where the server may not have started yet, try again until `deadline` while nobody listens.
+    """Connect to a server; unless it `is_served` already, try again until `deadline` while nobody listens.
 
     Raises:
-        UsageError: the store is open to all (`is_open`), and not on loopback.
-        OSError: it cannot be connected to.
+        UsageError: the store has no key (`is_open`), and is not on loopback.
+        OSError: the connection cannot be made.
     """
     pause, longest = _RETRY_S
     while True:
@@ -417,7 +417,7 @@ def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served:
             sock = _connected(addresses, deadline)
             if sock.getsockname() != sock.getpeername():
                 return sock
-            # The kernel chose the very port that nobody listens on yet, and has connected the socket to itself.
+            # Nobody listens yet, and the kernel chose that very port for the client: it is connected to itself.
             sock.close()
         except ConnectionRefusedError:
             if is_served or deadline.left_s() <= pause:
@@ -427,7 +427,7 @@ def _connect(host: str, port: int, deadline: Deadline, is_open: bool, is_served:
 
 
 def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
-    """Return a socket that is connected to the first of these addresses that answers; raises the last error."""
+    """Return a socket connected to the first of these addresses that answers; raises the last error if none does."""
     error: OSError | None = None
     for family, kind, protocol, _, address in addresses:
         sock = closed_in_child(socket.socket(family, kind, protocol))
@@ -438,21 +438,25 @@ def _connected(addresses: list[Any], deadline: Deadline) -> socket.socket:
         except OSError as failed:
             sock.close()
             error = failed
-    raise error or OSError("it has no address")
+    raise error or OSError("the host has no address")
 
 
 def _addresses(host: str, port: int, *, open_to_all: bool) -> list[Any]:
-    """Return what `socket.getaddrinfo` says of a host; raises UsageError if a store there must not be open to all."""
-    found = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)
+    """Return the addresses of a host, from `socket.getaddrinfo`; of a store that is open to all, only loopback.
+
+    Raises:
+        UsageError: the store is open to all, and the host has no loopback address.
+    """
+    addresses = socket.getaddrinfo(lookup(host), port, type=socket.SOCK_STREAM)
     if open_to_all:
-        found = [each for each in found if _is_loopback(str(each[4][0]))]
-        if not found:
+        addresses = [entry for entry in addresses if _is_loopback(str(entry[4][0]))]
+        if not addresses:
             raise UsageError(f"a store on {host} would be open to anyone: give the job a key (UNISONO_KEY_FILE)")
-    return found
+    return addresses
 
 
 def _is_loopback(address: str) -> bool:
-    # Loading ipaddress, which knows the same, takes a millisecond.
+    # The module ipaddress could tell too, but takes a millisecond to load.
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
 
 
@@ -465,7 +469,7 @@ def _listen(host: str, port: int, *, open_to_all: bool) -> socket.socket:
     except OSError as error:
         raise RendezvousError(f"the store cannot listen on {_url(host, port)}: {error.strerror or error}") from None
     try:
-        # A port of a store that has just ended is free for the next one.
+        # So a new store can use the port of a store that has just ended.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)

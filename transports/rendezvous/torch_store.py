@@ -1,7 +1,7 @@
-"""The stores of torch.distributed: behind ``torch://host:port`` the TCPStore that torchrun's agent serves, and others.
+"""The stores of torch.distributed: the TCPStore of torchrun's agent, at ``torch://host:port``, and stores of programs.
 
-They have no authentication: who can reach a TCPStore's port, or read a FileStore's file, can read and write what is in
-it. docs/security.md states that trust.
+They have no authentication. Anybody who can reach the port of a TCPStore, or read the file of a FileStore, can read and
+change its values. docs/security.md states that trust.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def connect(host: str, port: int, timeout_s: float) -> Any:
 
 
 class TorchStore:
-    """A store of torch.distributed as one of ours; `Store` says what its methods do."""
+    """Adapts a store of torch.distributed to the protocol `Store`."""
 
     def __init__(self, store: Any) -> None:
         self._store: Any = store
-        self._keys: set[str] = set()  # that this client has set
+        self._keys: set[str] = set()  # the keys that this client has set
 
     def count(self, key: str) -> int:
-        """Return how often this has been called for `key`, by whomever, now included.
+        """Return the number of calls for `key` on all clients, including this one.
 
         Raises:
-            RendezvousError: the store is out of reach.
+            RendezvousError: the store cannot be reached.
         """
         try:
             return int(self._store.add(key, 1))
@@ -51,11 +51,10 @@ class TorchStore:
             raise _gone(error) from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store.set`."""
         encoded_key(key)
         check_value(value)
         try:
-            # Keys are set once: compare_set with nothing expected sets a new key, and returns the value of an old one.
+            # With an empty expected value, compare_set sets a new key, and returns the value of an existing one.
             if self._store.compare_set(key, "", value) != value:
                 raise already_set(key)
         except RuntimeError as error:
@@ -63,22 +62,20 @@ class TorchStore:
         self._keys.add(key)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """See `Store.get`."""
         encoded_key(key)
-        # TCPStore's own wait cannot be interrupted by Ctrl-C, and writes warnings to stderr when it times out.
+        # Ctrl-C cannot interrupt the wait of TCPStore, which also writes warnings to stderr when it times out.
         value = poll(partial(self._look, key), key, timeout_s)
         check_value(value)
         return value
 
     def clear(self) -> None:
-        """See `Store.clear`; torch's store lives on for as long as whoever serves it."""
+        # The store of torch lives as long as the process that serves it, so the keys must be removed one by one.
         for key in self._keys:
-            with contextlib.suppress(RuntimeError):  # it cannot remove keys, or is gone
+            with contextlib.suppress(RuntimeError):  # the store cannot remove keys, or is gone
                 self._store.delete_key(key)
         self._keys.clear()
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store = None
 
     def _look(self, key: str) -> bytes | None:

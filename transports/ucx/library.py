@@ -1,17 +1,17 @@
-"""UCX, as a Python package has loaded it: ucxx, or ucx-py under its own names.
+"""Opens UCX through a Python package that has loaded it: ucxx, or ucx-py, whose package is `ucp`.
 
-The package makes the context and the worker, so that its settings, and those of the user (``UCX_TLS`` and all others of
-UCX), hold; the native core does the rest by their handles. Endpoints are not the package's, which would be an object of
-Python for each, with UCX's error handling, and that keeps UCX from shared memory. A process has one worker for each
-set of settings, which stays until it ends: making one takes as long as thousands of messages.
+The package makes the context and the worker. So its settings hold, and so do those of the user (``UCX_TLS`` and all
+other variables of UCX). The native core uses the handles of both. It makes the endpoints itself: each endpoint of the
+package would be a Python object with UCX's error handling, which keeps UCX from using shared memory. A process has one
+worker for each set of settings until it ends, because making one takes as long as thousands of messages.
 
-Some of UCX's own transports are left out, unless the user names transports by ``UCX_TLS``:
+Some of UCX's own transports are excluded, unless the user names transports by ``UCX_TLS``:
 
-- `cma`, by which a process reads another's memory. Where the other one has been killed, it calls abort(), so that the
-  rank that should raise `PeerLostError` dies too.
+- `cma`, by which a process reads another's memory. If the other process has been killed, it calls abort(), so the rank
+  that should raise `PeerLostError` dies too.
 - `sysv`, because processes of other users in the same group can attach to its segments. `posix` does the same work.
-- `tcp`, because it listens on a port of its own and does not ask who connects. 13 bytes from a stranger end the rank.
-  Only where UCX has no other way to another host may it use TCP, on one interface, and a warning says so.
+- `tcp`, because it listens on a port of its own and does not check who connects. 13 bytes from a stranger end the rank.
+  UCX may use TCP, on one interface, only if it has no other way to reach another host. A warning says so.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ from unisono.transports.host.listening_ports import listening
 
 _log = log.get(log.NAME)
 
-# The modules of the core interface, which has the same names in both packages.
+# The module of the core interface of each package; both have the same names.
 _PROVIDERS = ("ucxx._lib.libucxx", "ucp._libs.ucx_api")
 _WITHOUT_TCP, _WITH_TCP = "^cma,sysv,tcp", "^cma,sysv"
-# Enough to see whether the native core can enter UCX. It opens nothing.
+# The settings of a context that opens nothing, to check whether the native core can use UCX.
 _ENTERED_BY = {"TLS": "self"}
-# What says which of UCX's transports and devices may be used.
+# The variables that choose UCX's transports and devices.
 _SETTINGS = ("UCX_TLS", "UCX_NET_DEVICES", "UCX_SHM_DEVICES")
 _LIBRARY = re.compile(r"(/\S*/libucp(?:-[^/]*)?\.so\S*)$", re.MULTILINE)
 
 
 class NotEnteredError(TransportUnavailableError):
-    """There is a UCX, but the native core cannot enter it; `ucx_core` may use it."""
+    """UCX is installed, but the native core cannot use it. The transport `ucx_core` may."""
 
 
 def open_messenger(interface: str = "") -> _core.Messenger:
-    """Return what carries tagged messages by UCX; the same in all of the process for the same interface.
+    """Return the messenger for tagged messages over UCX; one object per process and interface.
 
     Args:
-        interface: on which UCX may listen for TCP, as `settings` takes it.
+        interface: the network interface on which UCX may listen for TCP; empty if it must not.
 
     Raises:
-        TransportUnavailableError: there is no UCX here that can be used; it says what to do.
+        TransportUnavailableError: UCX cannot be used here; the message says what to do.
     """
     return _messenger(os.getpid(), interface)
 
 
 def check_entered() -> None:
-    """Check that the native core can enter the UCX of this process; nothing is opened.
+    """Check that the native core can use the UCX of this process, without opening anything.
 
     Raises:
-        TransportUnavailableError: there is none; `NotEnteredError` if there is one that only `ucx_core` may use.
+        TransportUnavailableError: UCX cannot be used here. `NotEnteredError` if only `ucx_core` can use it.
     """
     _messenger_with(_ENTERED_BY)
 
 
 def report() -> str:
-    """Return the version of UCX, whether it knows CUDA, and what carries messages between two processes of this host.
+    """Return the version of UCX, whether it supports CUDA, and the transports that it chooses within this host.
 
     Raises:
-        TransportUnavailableError: as `open_messenger` does.
+        TransportUnavailableError: UCX cannot be used here; the message says what to do.
     """
     before = listening()
     try:
@@ -80,12 +80,12 @@ def report() -> str:
     except NotEnteredError as error:
         return error.message
     with_cuda = " with cuda" if here.knows(MemoryType.CUDA) else ""
-    carriers = here.carriers(there.address()) or "what it does not tell"
-    return f"UCX {here.version()}{with_cuda}, which chooses {carriers}{_doors_since(before)}"
+    carriers = here.carriers(there.address()) or "transports that it does not name"
+    return f"UCX {here.version()}{with_cuda}, which chooses {carriers}{_new_listeners(before)}"
 
 
 def drives_infiniband() -> bool:
-    """Return whether UCX is there, with what it needs for devices of remote memory access."""
+    """Return whether UCX is installed with its module for devices of remote memory access."""
     try:
         imported()
     except TransportUnavailableError:
@@ -95,24 +95,24 @@ def drives_infiniband() -> bool:
 
 def library_path() -> str:
     """Return the path of the UCX library that this process has loaded."""
-    found = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if found is None:
+    loaded = _LIBRARY.search(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if loaded is None:
         raise TransportUnavailableError("the package of UCX has loaded no libucp")
-    return found[1]
+    return loaded[1]
 
 
 @functools.cache
 def _messenger(process: int, interface: str) -> _core.UcxMessenger:
-    """Return that of the process of this number: a forked child can use nothing of its parent's."""
-    with warning_of_doors():
+    """Return the messenger of the process with this id, because a forked child must not use its parent's."""
+    with warning_of_listeners():
         return _messenger_with(settings(interface))
 
 
 def imported() -> tuple[str, Any]:
-    """Return the name of the first package of UCX that is here, and the module of its core interface.
+    """Return the name of the first installed package of UCX, and the module of its core interface.
 
     Raises:
-        TransportUnavailableError: there is none that can be imported; it says what to do.
+        TransportUnavailableError: none can be imported; the message says what to do.
     """
     reasons = []
     for name in _PROVIDERS:
@@ -122,17 +122,16 @@ def imported() -> tuple[str, Any]:
                 return package, importlib.import_module(name)
         except ImportError as error:
             reasons.append(f"{package}: {error}")
-        except Exception as error:  # of UCX, whatever its package makes of it; or of two that do not fit together
+        except Exception as error:  # any error of UCX or its package, or of two versions that do not fit together
             raise unusable(error) from error
     raise TransportUnavailableError(f"UCX cannot be loaded ({'; '.join(reasons)}): `pip install ucxx-cu13` brings it")
 
 
 def settings(interface: str = "") -> dict[str, str]:
-    """Return what a context of UCX is to be made with.
+    """Return the settings for a context of UCX. ``UCX_TLS`` and ``UCX_NET_DEVICES`` of the user take precedence.
 
     Args:
-        interface: the network interface, such as ``eth0``, on which UCX may listen for TCP; empty if it must not. What
-            the user has set by ``UCX_TLS`` and ``UCX_NET_DEVICES`` holds in any case.
+        interface: the network interface, such as ``eth0``, on which UCX may listen for TCP; empty if it must not.
     """
     if "UCX_TLS" in os.environ:
         return {}
@@ -142,32 +141,34 @@ def settings(interface: str = "") -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def warning_of_doors() -> Iterator[None]:
-    """Warn if UCX listens for TCP after what is done in the block."""
+def warning_of_listeners() -> Iterator[None]:
+    """Warn if UCX has begun to listen for TCP during the block."""
     before = listening()
     yield
-    doors = _doors_since(before)
-    if doors:
-        _log.warning("UCX%s", doors.removeprefix(","))
+    text = _new_listeners(before)
+    if text:
+        _log.warning("UCX%s", text.removeprefix(","))
 
 
-def _doors_since(before: frozenset[str]) -> str:
-    """Return the words that UCX listens where nobody listened before, or nothing if it does not."""
-    doors = sorted(listening() - before)
-    if not doors:
+def _new_listeners(before: frozenset[str]) -> str:
+    """Return a text about the addresses on which UCX listens since `before`; empty if there are none."""
+    addresses = sorted(listening() - before)
+    if not addresses:
         return ""
-    given = "UCX_TLS" in os.environ
-    advice = "set UCX_TLS without tcp" if given else "name tcp among the transports, so that UCX does without"
+    is_set = "UCX_TLS" in os.environ
+    advice = "set UCX_TLS without tcp" if is_set else "name tcp among the transports, so that UCX does not need it"
     return (
-        f", listens on {', '.join(doors)} and does not ask who connects: any process that reaches it can end this "
-        f"one or send it messages; {advice}"
+        f", listens on {', '.join(addresses)} and does not check who connects: any process that reaches it can end "
+        f"this one or send it messages; {advice}"
     )
 
 
 def unusable(error: Exception) -> TransportUnavailableError:
-    """Return the error that UCX cannot be used, with what the user has set of it."""
-    mine = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
-    advice = f" with {', '.join(mine)}: unset that, or name what this host has" if mine else ""
+    """Return the error that UCX cannot be used, with the variables that the user has set for it."""
+    variables = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
+    advice = (
+        f" with {', '.join(variables)}: unset that, or name transports and devices of this host" if variables else ""
+    )
     return TransportUnavailableError(f"UCX cannot be used{advice} ({error})")
 
 
@@ -183,14 +184,14 @@ def _messenger_with(chosen: dict[str, str]) -> _core.UcxMessenger:
         return _core.UcxMessenger(library_path(), context.handle, worker.handle, (context, worker))
     except (AttributeError, RuntimeError, TransportUnavailableError) as error:
         raise NotEnteredError(
-            f"the native core cannot enter the UCX of {package} ({error}): its Python interface is used instead where "
-            "transports is ucx alone, or ucx_core"
+            f"the native core cannot enter the UCX of {package} ({error}): with transports=ucx_core, or ucx alone, its "
+            "Python interface is used instead"
         ) from error
 
 
 @contextlib.contextmanager
 def _unchanged_environment() -> Iterator[None]:
-    """Take back what an import sets: ucxx sets what UCX without CUDA warns of."""
+    """Remove the variables that an import sets: ucxx sets one of which UCX without CUDA warns."""
     before = dict(os.environ)
     try:
         yield

@@ -1,19 +1,19 @@
-"""UCX through the core interface of its Python package alone, for where the native core cannot enter the library.
+"""The transport `ucx_core`: UCX through its Python package alone, where the native core cannot use the library.
 
-Theory of operation. These are links for frames (`framed.py`): each rank has a worker of its own, and an endpoint to
-each other rank, made from the address of its worker. A frame is two messages: its length, by one tag, and its bytes by
-another; as messages of one tag from one rank keep their order, nothing else need be said. Room for one length is
-posted for each peer; its frame is received into memory of its own, and then the next length. Who closes its links says
-so by a length that no frame has. UCX has no error handling here, which would keep it from shared memory: of a rank that
-dies the control links of the job tell, and where UCX fails a message because of that, its link has ended.
+Theory of operation. These are `FrameLinks`. Each rank has a worker, and an endpoint to each other rank, made from the
+address of its worker. A frame is two messages: its length under one tag, and its bytes under another. UCX keeps the
+order of messages of one tag from one rank, so nothing else is needed. For each peer a receive for one length is posted.
+Then its frame is received into new memory, and then the next length. A rank that closes its links sends a length that
+no frame has. UCX runs without its error handling, which would keep it from using shared memory. The control links of
+the job detect a dead rank. If UCX fails a message because of it, the link has ended.
 
-The packages close an endpoint when it is collected, and then wait, without a limit, until the other rank has taken what
-is on its way; they likewise wait for what a worker has begun to receive. A rank that has died, or that does not look,
-would keep its peers there for ever. So endpoints and workers are never given up: a worker that has served serves the
-links that this process opens next, and what UCX may still read or write stays until the process has ended. Tags are
-never used twice in a worker, and what comes late for links that were closed finds nobody.
+The packages close an endpoint when it is garbage-collected. They then wait, without a limit, until the other rank has
+received all pending messages, and also for receives that a worker has begun. A rank that has died, or does not poll,
+would block its peers for ever. So endpoints and workers are never closed. A worker is reused for the next links of this
+process, and memory that UCX may still read or write is kept until the process ends. A worker never uses a tag twice, so
+a late message for closed links matches no receive.
 
-A step costs some tens of microseconds of Python, and links between all ranks are opened at once.
+A step costs some tens of microseconds of Python. The links between all ranks are opened at once.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ import ctypes
 import functools
 import os
 import struct
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from unisono.deadlines import Deadline
 from unisono.errors import TransportUnavailableError
 from unisono.transports.message.framed import FramedTransport
-from unisono.transports.message.plugin_loading import Bootstrap
-from unisono.transports.ucx.library import imported, settings, unusable, warning_of_doors
+from unisono.transports.message.plugin import Bootstrap
+from unisono.transports.ucx.library import imported, settings, unusable, warning_of_listeners
 
 _LENGTH = struct.Struct("=Q")
-# The first of the tags by which a rank is sent to; the address of its worker follows.
+# The first of the tags on which a rank receives; the address of its worker follows.
 _FIRST_TAG = struct.Struct("=Q")
 _GOODBYE = (1 << 64) - 1
 _MOST_NBYTES = 1 << 40
-# How long what has been sent may take to get out of reach when links are closed.
+# When links are closed, the longest wait until UCX has sent all messages.
 _CLOSING_S = 0.5
-# A tag is a number that the receiver has for the link, and one of these.
+# The lowest bit of a tag; the other bits are the receiver's number of the link.
 _OF_LENGTH, _OF_BYTES = 0, 1
 
 
 class _Pending(Protocol):
-    """A posted message, as of the last `progress`."""
+    """A posted message; its state is that of the last `progress`."""
 
     def ended(self) -> bool:
-        """Return whether UCX is through with it and its memory, well or not."""
+        """Return whether UCX has ended the message, with or without an error, and no longer uses its memory."""
 
     def done(self) -> bool:
-        """Return whether it has been sent, or received."""
+        """Return whether the message has been sent or received without an error."""
 
 
 class _Core(Protocol):
-    """What is used of a package's core interface. Messages keep their memory until they are done."""
+    """The functions of a package's core interface that are used here. Messages keep their memory alive."""
 
     def address(self) -> bytes: ...
 
@@ -80,8 +80,8 @@ class _Ucxx:
         return bytes(self._worker.address.tobytes())
 
     def connect(self, address: bytes) -> Any:
-        there = self._ucx.UCXAddress.create_from_buffer(bytearray(address))
-        return self._ucx.UCXEndpoint.create_from_worker_address(self._worker, there, endpoint_error_handling=False)
+        peer = self._ucx.UCXAddress.create_from_buffer(bytearray(address))
+        return self._ucx.UCXEndpoint.create_from_worker_address(self._worker, peer, endpoint_error_handling=False)
 
     def progress(self) -> None:
         self._worker.progress()
@@ -108,7 +108,7 @@ class _OfUcxx:
 
 
 class _UcxPy:
-    """The core interface of ucx-py, whose requests end by a callback, or at once."""
+    """The core interface of ucx-py, whose requests end at once or by a callback."""
 
     def __init__(self, ucx: Any) -> None:
         from ucp._libs.arr import Array
@@ -120,8 +120,8 @@ class _UcxPy:
         return bytes(self._worker.get_address())
 
     def connect(self, address: bytes) -> Any:
-        there = self._ucx.UCXAddress.from_buffer(bytearray(address))
-        return self._ucx.UCXEndpoint.create_from_worker_address(self._worker, there, endpoint_error_handling=False)
+        peer = self._ucx.UCXAddress.from_buffer(bytearray(address))
+        return self._ucx.UCXEndpoint.create_from_worker_address(self._worker, peer, endpoint_error_handling=False)
 
     def progress(self) -> None:
         self._worker.progress()
@@ -132,9 +132,9 @@ class _UcxPy:
     def receive(self, tag: int, room: bytearray) -> _Pending:
         return self._posted(self._ucx.tag_recv_nb, self._worker, room, tag)
 
-    def _posted(self, post: Callable[..., Any], way: Any, memory: bytes | bytearray, tag: int) -> _Pending:
+    def _posted(self, post: Callable[..., Any], handle: Any, memory: bytes | bytearray, tag: int) -> _Pending:
         pending = _OfUcxPy(memory)
-        if post(way, self._array(memory), len(memory), tag, cb_func=pending.end) is None:
+        if post(handle, self._array(memory), len(memory), tag, cb_func=pending.end) is None:
             pending.end()
         return pending
 
@@ -148,7 +148,7 @@ class _OfUcxPy:
         self._ended = False
 
     def end(self, _: Any = None, error: Exception | None = None) -> None:
-        """Have ended, by an error if there is one."""
+        """Mark the request as ended, with an error if there is one."""
         self._ended, self._error = True, error
 
     def ended(self) -> bool:
@@ -161,14 +161,14 @@ class _OfUcxPy:
 _CORES: dict[str, Callable[[Any], _Core]] = {"ucxx": _Ucxx, "ucp": _UcxPy}
 
 
-class _Sent:
-    """A frame on its way; those before it are done when it is."""
+class _Send:
+    """A frame that is being sent. When it is done, so are the frames before it."""
 
     def __init__(self, *parts: _Pending) -> None:
         self._parts = parts
 
     def ended(self) -> bool:
-        """Return whether UCX is through with it."""
+        """Return whether UCX has ended all its messages."""
         return all(part.ended() for part in self._parts)
 
     def done(self) -> bool:
@@ -176,30 +176,30 @@ class _Sent:
 
 
 class _Worker:
-    """A worker of this process, which serves a set of links at a time."""
+    """A worker of this process. It serves one set of links at a time."""
 
     def __init__(self, core: _Core) -> None:
         self.core = core
-        self.links: list[_Link] = []  # also those that were closed, while UCX may read or write their memory
+        self.links: list[_Link] = []  # including closed links whose memory UCX may still use
         self._endpoints: dict[bytes, Any] = {}
         self._next_tag = 0
 
     def reserve(self, count: int) -> int:
-        """Return the first of so many tags that nobody has used."""
+        """Return the first of `count` unused tags."""
         first = self._next_tag
         self._next_tag += count
         return first
 
     def endpoint(self, address: bytes) -> Any:
-        """Return the endpoint to another worker."""
+        """Return the endpoint to the worker at `address`."""
         if address not in self._endpoints:
             self._endpoints[address] = self.core.connect(address)
         return self._endpoints[address]
 
-    def forget_what_is_over(self) -> None:
-        """Let go of links that were closed, and of which nothing is on its way any more."""
+    def drop_ended_links(self) -> None:
+        """Drop the links whose memory UCX no longer uses."""
         self.core.progress()
-        self.links = [link for link in self.links if not link.over()]
+        self.links = [link for link in self.links if not link.is_over()]
 
 
 class _Workers:
@@ -210,31 +210,31 @@ class _Workers:
         self._idle: list[_Worker] = []
 
     def take(self, new: Callable[[], _Core]) -> _Worker:
-        """Return a worker that serves nobody, if need be a new one."""
+        """Return an idle worker, or a new one if there is none."""
         try:
             worker = self._idle.pop()
         except IndexError:
             worker = _Worker(new())
             self._all.append(worker)
-        worker.forget_what_is_over()
+        worker.drop_ended_links()
         return worker
 
     def give_back(self, worker: _Worker) -> None:
-        """Have a worker serve others."""
-        worker.forget_what_is_over()
+        """Make a worker available for other links."""
+        worker.drop_ended_links()
         self._idle.append(worker)
 
 
 @functools.cache
 def _workers(process: int) -> _Workers:
-    """Return those of the process of this number: a forked child can use nothing of its parent's."""
-    made = _Workers()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # it is not collected, not even when the interpreter ends
-    return made
+    """Return the workers of the process with this id, because a forked child must not use its parent's."""
+    workers = _Workers()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(workers))  # never collected, not even when the interpreter ends
+    return workers
 
 
 class _Link:
-    """What goes to one peer and comes from it, by a tag of either side."""
+    """The frames to and from one peer, with a tag for each direction."""
 
     _length: bytearray
     _coming: _Pending
@@ -242,12 +242,12 @@ class _Link:
     def __init__(self, core: _Core, endpoint: Any, out_tag: int, in_tag: int) -> None:
         self._core, self._endpoint = core, endpoint
         self._out_tag, self._in_tag = out_tag << 1, in_tag << 1
-        self._sending: deque[_Sent] = deque()
+        self._sending: deque[_Send] = deque()
         self._frame: bytearray | None = None
         self.open = True
         self._expect()
 
-    def send(self, parts: Sequence[memoryview]) -> _Sent:
+    def send(self, parts: Sequence[memoryview]) -> _Send:
         frame = b"".join(parts)
         return self._sent(self._post(_OF_LENGTH, _LENGTH.pack(len(frame))), self._post(_OF_BYTES, frame))
 
@@ -255,17 +255,17 @@ class _Link:
         self._sent(self._post(_OF_LENGTH, _LENGTH.pack(_GOODBYE)))
 
     def pending(self) -> bool:
-        """Return whether something that was sent is still on its way."""
+        """Return whether UCX still sends a frame."""
         while self._sending and self._sending[0].ended():
             self.open &= self._sending.popleft().done()
         return bool(self._sending)
 
-    def over(self) -> bool:
-        """Return whether UCX has nothing of the link any more."""
+    def is_over(self) -> bool:
+        """Return whether UCX no longer uses any memory of the link."""
         return not self.pending() and self._coming.ended()
 
     def received(self) -> Iterable[memoryview]:
-        """Yield the frames that have come in whole."""
+        """Yield the frames that have arrived completely."""
         while self.open and self._coming.done():
             if self._frame is not None:
                 frame = self._frame
@@ -276,7 +276,7 @@ class _Link:
             if nbytes == _GOODBYE:
                 self.open = False
             elif not 0 < nbytes <= _MOST_NBYTES:
-                raise ValueError(f"a frame of {nbytes} bytes cannot be")
+                raise ValueError(f"a peer announced a frame of {nbytes} bytes, and at most {_MOST_NBYTES} are allowed")
             else:
                 self._frame = bytearray(nbytes)
                 self._coming = self._core.receive(self._in_tag | _OF_BYTES, self._frame)
@@ -285,8 +285,8 @@ class _Link:
     def _post(self, part: int, data: bytes) -> _Pending:
         return self._core.send(self._endpoint, self._out_tag | part, data)
 
-    def _sent(self, *parts: _Pending) -> _Sent:
-        sent = _Sent(*parts)
+    def _sent(self, *parts: _Pending) -> _Send:
+        sent = _Send(*parts)
         self._sending.append(sent)
         return sent
 
@@ -296,12 +296,12 @@ class _Link:
 
 
 class _Links:
-    """`FrameLinks` over a worker, which they give back to `workers`.
+    """`FrameLinks` over a worker, which returns to `workers` when they are closed.
 
     Args:
-        workers: of this process.
-        worker: the one that serves these links.
-        ends: of each peer, the endpoint to it, the tag by which it is sent to, and the one by which it sends.
+        workers: the workers of this process.
+        worker: the worker that serves these links.
+        ends: for each peer, its endpoint, the tag for sending to it, and the tag for receiving from it.
     """
 
     name = "ucx_core"
@@ -311,7 +311,7 @@ class _Links:
         self._links = {peer: _Link(worker.core, *end) for peer, end in ends.items()}
         worker.links += self._links.values()
 
-    def send(self, peer: int, parts: Sequence[memoryview]) -> _Sent:
+    def send(self, peer: int, parts: Sequence[memoryview]) -> _Send:
         return self._links[peer].send(parts)
 
     def receive(self) -> Iterable[tuple[int, memoryview]]:
@@ -325,11 +325,11 @@ class _Links:
         return peer in self._links and not self._links[peer].open
 
     def close(self) -> None:
-        here = [link for link in self._links.values() if link.open]
-        for link in here:
+        open_links = [link for link in self._links.values() if link.open]
+        for link in open_links:
             link.say_goodbye()
-        until = time.monotonic() + _CLOSING_S
-        while any(link.pending() for link in here) and time.monotonic() < until:
+        deadline = Deadline(_CLOSING_S)
+        while any(link.pending() for link in open_links) and not deadline.has_passed():
             self._worker.core.progress()
         self._links.clear()
         self._workers.give_back(self._worker)
@@ -339,14 +339,14 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
     """Return the transport of this rank; the factory of ``transports="ucx_core"``.
 
     Raises:
-        TransportUnavailableError: there is no package of UCX here that can be used; it says what to do.
+        TransportUnavailableError: no package of UCX can be used here; the message says what to do.
     """
     package, ucx = imported()
     workers = _workers(os.getpid())
     try:
-        with warning_of_doors():
+        with warning_of_listeners():
             worker = workers.take(lambda: _CORES[package](ucx))
-    except Exception as error:  # of UCX, whatever its package makes of it
+    except Exception as error:  # any error of UCX or its package
         raise unusable(error) from error
     try:
         ends = _ends(bootstrap, worker)
@@ -357,20 +357,20 @@ def open_links(bootstrap: Bootstrap) -> FramedTransport:
 
 
 def _ends(bootstrap: Bootstrap, worker: _Worker) -> dict[int, tuple[Any, int, int]]:
-    """Return the ends of the links to all peers, which have been told the address of this worker."""
+    """Exchange the addresses of workers, and return the ends of the links to all peers."""
     first = worker.reserve(bootstrap.size)
-    told = bootstrap.exchange(_FIRST_TAG.pack(first) + worker.core.address())
+    messages = bootstrap.exchange(_FIRST_TAG.pack(first) + worker.core.address())
     ends = {}
-    for peer, there in enumerate(told):
+    for peer, message in enumerate(messages):
         if peer == bootstrap.rank:
             continue
-        (its_first,) = _FIRST_TAG.unpack_from(there)
+        (first_of_peer,) = _FIRST_TAG.unpack_from(message)
         try:
-            endpoint = worker.endpoint(there[_FIRST_TAG.size :])
-        except Exception as error:  # of UCX, whatever its package makes of it
+            endpoint = worker.endpoint(message[_FIRST_TAG.size :])
+        except Exception as error:  # any error of UCX or its package
             raise TransportUnavailableError(
                 f"UCX does not reach rank {bootstrap.members[peer]} with the transports that UCX_TLS and the machines "
                 f"allow ({error})"
             ) from error
-        ends[peer] = endpoint, its_first + bootstrap.rank, first + peer
+        ends[peer] = endpoint, first_of_peer + bootstrap.rank, first + peer
     return ends

@@ -16,7 +16,8 @@ from unisono.errors import RendezvousError, UnisonoError
 from unisono.testing.differences import CheckError
 from unisono.transports.contracts.call import Signature
 from unisono.transports.contracts.transport import Identity, MessageTransport, Request
-from unisono.transports.message.plugin_loading import Bootstrap, Factory, open_transport
+from unisono.transports.message.plugin import Bootstrap, Factory
+from unisono.transports.message.plugin_loading import open_transport
 
 _OPENING_S = 20.0
 _PATIENCE_S = 10.0

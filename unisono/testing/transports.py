@@ -17,7 +17,7 @@ from unisono.testing.transport_checks import CHECKS, LARGE, Check
 from unisono.testing.transport_ranks import Ranks
 from unisono.transports.contracts.transport import MessageTransport
 from unisono.transports.message.local import LocalNetwork
-from unisono.transports.message.plugin_loading import Bootstrap, Factory
+from unisono.transports.message.plugin import Bootstrap, Factory
 
 
 def check_transport(
