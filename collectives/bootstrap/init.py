@@ -34,7 +34,7 @@ from unisono.transports.links.session import Identity, Session
 from unisono.transports.rendezvous.roster import Member, Roster
 from unisono.transports.rendezvous.tcp_store import StoreServer
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 _FORKED = "this process was forked from a rank; call unisono in the rank itself, or start ranks with it"
 

@@ -42,7 +42,7 @@ class SyncCheck:
         self._every = every
         self._names: tuple[str, ...] = ()
         self._due_nbytes = 0.0  # how many bytes are to be read; below 0 after a large parameter
-        self.start_anew()
+        self.restart()
 
     def checksum(self) -> int:
         """Return the checksum of the next parameters; it is the same on all ranks unless one of these differs.
@@ -53,7 +53,7 @@ class SyncCheck:
         names = tuple(self._parameters)
         if names != self._names:
             self._names = names
-            self.start_anew()
+            self.restart()
         if self._first_steps:
             self._first_steps -= 1
             return self._checksum_of_all()
@@ -63,7 +63,7 @@ class SyncCheck:
             value = self._next(value)
         return value
 
-    def start_anew(self) -> None:
+    def restart(self) -> None:
         """Let the next steps check all parameters. Ranks may do so apart: `raise_difference` brings them together."""
         self._first_steps = _FIRST_STEPS
         self._turn = 0
@@ -78,7 +78,7 @@ class SyncCheck:
             MismatchError: the parameters differ.
             PeerLostError, CollectiveTimeoutError, AbortedError: as in any call.
         """
-        self.start_anew()  # also on a rank that has counted other bytes than the others
+        self.restart()  # also on a rank that has counted other bytes than the others
         try:
             verify_sync(world, self._parameters)
         except MismatchError as error:

@@ -21,10 +21,10 @@ import torch.distributed.distributed_c10d as c10d
 from torch.profiler import record_function
 
 from unisono import Communicator, Op, UnisonoError, UsageError
+from unisono.frameworks.torch.constants import NAME
 from unisono.frameworks.torch.dynamo_skip import untraced
 from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.operations import operation
-from unisono.frameworks.torch.registration import NAME
 from unisono.frameworks.torch.tensors import Stage, Taken, apart, lies_at
 from unisono.frameworks.torch.work import Kept, Work
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from unisono import Communicator
 from unisono.frameworks.arrays import Array
-from unisono.frameworks.gradients.bucket_comms import Lanes, lanes_for
+from unisono.frameworks.gradients.bucket_comms import BucketComms, resolved_teams
 from unisono.frameworks.torch.tensors import Stage
 from unisono.frameworks.torch.work import Kept, Work
 
@@ -30,14 +30,15 @@ def ddp_hook(communicator: Communicator, compression: str | None = None) -> Call
         UsageError: there is no such compression.
     """
     kept, residuals = Kept(), _Residuals()
-    lanes = Lanes(communicator, lanes_for(None, len(communicator.hosts), 0, compression), "avg", compression, None)
-    lanes.open()
+    teams = resolved_teams(None, len(communicator.hosts), 0, compression)
+    comms = BucketComms(communicator, teams, "avg", compression, None)
+    comms.open()
 
     def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         tensor, stage = bucket.buffer(), Stage()
         x = stage.write(tensor)
-        if lanes.compresses(x.dtype.name):
-            pending = lanes.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
+        if comms.compresses(x.dtype.name):
+            pending = comms.reduction(0, bucket.index(), x, residuals.of(bucket.index(), x.size))()
         else:
             pending = communicator.allreduce(x, "avg", out=x, wait=False)
         work = Work(pending, [tensor], stage.finish, kept)

@@ -14,11 +14,11 @@ import torch.distributed as dist
 import unisono
 from unisono import Communicator, UnisonoError
 from unisono.frameworks.torch.collectives import Collectives
+from unisono.frameworks.torch.constants import DEVICES, NAME
 from unisono.frameworks.torch.dynamo_skip import untraced
 from unisono.frameworks.torch.errors import translated
 from unisono.frameworks.torch.options import Options
 from unisono.frameworks.torch.point_to_point import Messages
-from unisono.frameworks.torch.registration import DEVICES, NAME
 from unisono.frameworks.torch.work import THREADS, Kept, Work
 
 # How long leaving waits for the callbacks of futures, one of which may wait for whoever leaves.

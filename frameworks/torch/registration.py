@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-NAME = "unisono"
-DEVICES = ("cpu", "cuda")
+from unisono.frameworks.torch.constants import DEVICES, NAME
 
 
 def register() -> None:

@@ -21,12 +21,13 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch.futures import Future
 
 from unisono import UnisonoError
+from unisono.frameworks.pending import Pending
 from unisono.frameworks.torch.dynamo_skip import untraced
 from unisono.frameworks.torch.errors import translated
 
@@ -37,19 +38,6 @@ _MOST_KEPT = 256
 _MOST_RESULT_NBYTES = 4096
 # How long a thread waits for another future.
 _PATIENCE_S = 5.0
-
-
-class Pending(Protocol):
-    """A call of Unisono that goes on; `unisono.Work` is one."""
-
-    def done(self) -> bool:
-        """Return whether it has ended."""
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait until it has ended; raises its error."""
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(self)`` when it has ended, in whatever thread."""
 
 
 class Kept:

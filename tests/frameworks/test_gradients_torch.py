@@ -280,7 +280,7 @@ def mistakes(world: Any) -> dict[str, str]:
 
 def test_mistakes_are_told_with_the_names_of_parameters(two: Pool) -> None:
     words = {
-        "twice": "'2.bias' was given twice in a step: call finish() after each step. With a torch optimizer, put all",
+        "twice": "'2.bias' was passed twice in a step: call finish() after each step. With a torch optimizer, put all",
         "unused": "rank 1: got no gradient of '2.",
         "names": "named_parameters lacks parameters of the optimizer, with the shapes [(16,),",
         "closure": "use one without lag",

@@ -362,7 +362,7 @@ def test_what_cannot_wait_is_refused(two: Pool) -> None:
         "none": "pass model=",
         "no module": "model must be a torch.nn.Module, not generator",
         "other module": "model has none of the optimizer's parameters",
-        "lag": "use them without lag",
+        "lag": "priorities=True needs lag=0",
         "groups": "use them without groups",
         "two names": "a parameter has two names",
         "scripted": "not for scripted modules",

@@ -7,7 +7,7 @@ import os
 from unisono import log
 from unisono.errors import TransportUnavailableError
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 _AUTO = ("shm", "tcp")
 _AUTO_WITH_UCX = ("shm", "ucx", "tcp")

@@ -57,7 +57,7 @@ from unisono.transports.rendezvous.roster import Member, Roster
 if TYPE_CHECKING:
     from unisono.transports.links.survivors import Arrivals
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # The transports whose links carry only what the two ranks send that have proved that they hold the key.
 AUTHENTICATED = ("shm", "tcp")

@@ -30,7 +30,7 @@ from unisono.errors import RendezvousError, UnisonoError
 from unisono.forks import closed_in_child
 from unisono.transports.links.handshake import Hello
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # What a survivor dials for, said in the hello as its lane.
 _TO_FOLLOW, _TO_LOOK = 0, 1

@@ -39,7 +39,7 @@ from unisono.tuning.machine.parameters import NETWORK, PRIORS, UNMEASURED, Curve
 if TYPE_CHECKING:
     from unisono.tuning.decide.table import Reading, Table
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 # The dtype whose reductions are measured for each class.
 _MEASURED = {"plain": "float32", "narrow": "bfloat16"}

@@ -28,7 +28,7 @@ from unisono.errors import NoAlgorithmError, UsageError
 from unisono.tuning.machine.parameters import between
 from unisono.tuning.measure.measurement_log import Context, Measurement
 
-_log = log.get(log.NAME)
+_log = log.get()
 
 FORMAT = 1
 # How many times as long as the best another variant takes before it gives way.

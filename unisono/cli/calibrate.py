@@ -33,7 +33,7 @@ from unisono.tuning.machine.parameters import UNBOUNDED, Parameters, to_json
 from unisono.tuning.measure import calibration_files
 from unisono.tuning.measure.calibration_files import Calibration, Origin
 from unisono.tuning.measure.race import typical_s
-from unisono.watchdog import after
+from unisono.watchdog import call_if_overdue
 
 # Whole collectives by which the model is checked, a ring and a butterfly, and their bytes.
 _CHECKS = (("allgather", "ring"), ("allreduce", "recursive_doubling"))
@@ -114,7 +114,7 @@ def _measure_in_job(known: Parameters, short: bool) -> Step:
     limit_s = _LIMITS_S["short" if short else "long"]
     giving_up = f"the ranks have not been measured within {limit_s:g} s: one hangs, or their link is very slow"
     # Any rank may be the one that hangs.
-    with init() as world, after(limit_s, world.abort, giving_up):
+    with init() as world, call_if_overdue(limit_s, world.abort, giving_up):
         link = world.explain("allreduce", _CHECKED[0]).question.link
         parameters, checks = measure(world, known, short)
         return Step(link, world.size, parameters, tuple(checks))
