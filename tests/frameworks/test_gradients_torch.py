@@ -493,7 +493,7 @@ def drifted(world: Any, way: str) -> str:
         ("lag", "5 same rank 0: '0.weight' is not among the gradients of the first step: with a lag, call flush()"),
         ("data", "2 other the parameters are no longer the same on all ranks: '2.bias' has other bits on rank 1"),
         ("another", "2 other the parameters are no longer the same on all ranks: '0.weight' has other bits on rank 1"),
-        ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters that they began with"),
+        ("groups", "'param_groups[0][4]' is new, and hybrid groups exchange the parameters with which they started"),
     ],
 )
 def test_parameters_that_cannot_stay_the_same_are_told_on_all_ranks(two: Pool, way: str, words: str) -> None:
