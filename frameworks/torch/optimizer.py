@@ -65,8 +65,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         MismatchError: the parameters of the ranks differ in name, shape or dtype; the message names the first.
     """
 
-    # False makes a `GradScaler` divide the gradients itself. With True it would set attributes for a fused optimizer, but
-    # on this wrapper and not on the wrapped optimizer.
+    # False makes a `GradScaler` divide the gradients itself. With True it would set attributes for a fused optimizer on
+    # this wrapper, and not on the wrapped optimizer.
     _step_supports_amp_scaling = False
 
     def __init__(

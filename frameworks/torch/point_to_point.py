@@ -31,7 +31,7 @@ class PointToPoint:
 
     @torch_call
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        """Receive a tensor from a rank of the group. It must have the dtype and number of elements of the sender's tensor."""
+        """Receive a tensor from a rank. It must have the dtype and number of elements of the sender's tensor."""
         return self._receive(Work, tensors, src, tag)
 
     @torch_call
