@@ -80,7 +80,7 @@ DIVERGENT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a dtype": ({"b": np.zeros(3, np.float32)}, "'b' is float32[3] on rank 2, and float64[3] on the others"),
     "a shape": ({"b": np.zeros((1, 3))}, "'b' is float64[1,3] on rank 2, and float64[3] on the others"),
-    "a name": ({"z": np.zeros(3)}, "rank 2: 'z' where the others have nothing more: all must give the same names"),
+    "a name": ({"z": np.zeros(3)}, "rank 2: 'z' where the others have no further array: pass the same names"),
 }
 
 
@@ -112,7 +112,7 @@ def test_of_as_many_ranks_the_lowest_is_right_and_missing_names_are_told() -> No
         assert own is not None
         assert own.startswith("'w' has other bits on rank 1 ")
         assert fewer is not None
-        assert fewer.startswith("rank 1: 'v' where the others have nothing more")
+        assert fewer.startswith("rank 1: 'v' where the others have no further array")
         assert nothing is None
 
 
@@ -151,7 +151,7 @@ def test_arrays_of_unknown_kinds_are_written_in_their_memory_or_refused(ranks: N
     for shared, errors in ranks.run_calls(broadcast_foreign):
         assert shared == [[1, 1, 1]] * 2
         assert {kind for kind, _ in errors} == {"UsageError"}
-        assert all("is read-only, or hands out copies alone" in text for _, text in errors)
+        assert all("is read-only, or gives access only to copies" in text for _, text in errors)
 
 
 def refuse(world: un.Communicator) -> list[tuple[str, str]]:
@@ -223,9 +223,9 @@ def test_arrays_of_jax_are_broadcast_to_new_ones(ranks: NativeRanks) -> None:
 def test_gradients_of_jax_are_not_clipped_in_place() -> None:
     jax = pytest.importorskip("jax", reason="make jax installs it")
     x = jax.numpy.ones(3)
-    with pytest.raises(un.UsageError, match="array 0 is of a kind that never changes"):
+    with pytest.raises(un.UsageError, match="array 0 is immutable"):
         clip_global_norm([x], 0.1)
-    with pytest.raises(un.UsageError, match="w is of a kind that never changes"):
+    with pytest.raises(un.UsageError, match="w is immutable"):
         scale_by_larc({"w": x}, {"w": x}, 0.1)
     assert global_norm([x]) == pytest.approx(3**0.5)
 

@@ -81,7 +81,7 @@ def test_groups_keep_the_bound_and_see_one_history_in_all_layers_and_always_go_o
                     assert answered.pop(each) == [sum(history[:version])] * 2
                     asks[each] = version
     assert clock.longest <= staleness
-    assert (clock.left, [center.left for center in centers]) == (0, [0, 0])
+    assert (clock.active_groups, [center.active_groups for center in centers]) == (0, [0, 0])
     assert [(center.version, center.values[0]) for center in centers] == [(groups * rounds, sum(history))] * 2
 
 
