@@ -1,8 +1,8 @@
 """The errors that Unisono raises, with a class for each way in which a collective can fail.
 
-Every error derives from `UnisonoError`. It holds the rank that raises, the peer concerned, the call and its sequence
-number on the communicator, and the state of the caller's buffers, as far as these are available. Every error can be
-pickled, because errors travel between processes: launchers return them, and survivors raise the first one.
+Every error derives from `UnisonoError`. Its attributes hold the rank that raises, the peer, the call with its sequence
+number on the communicator, and the state of the caller's buffers. They are None if unknown. Every error can be pickled,
+because errors travel between processes: launchers return them, and survivors raise the first one.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Op:
         array([5.])
         """
         if not callable(fn):
-            raise UsageError(f"an operation is made of a function of two arrays, not of {fn!r}")
+            raise UsageError(f"from_function needs a function of two arrays, not {fn!r}")
         if not isinstance(commutative, bool):
             raise UsageError(f"commutative must be True or False, not {commutative!r}")
         # The parentheses keep the name apart from the names in the table.

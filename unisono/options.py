@@ -199,7 +199,7 @@ class Options:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **overrides: Any) -> Options:
-        """Return the options from ``UNISONO_*`` variables and `overrides`, of which the latter win.
+        """Return the options from ``UNISONO_*`` variables, with `overrides` in place of their values.
 
         Variables that are no settings are ignored; see `unknown_variables`.
 

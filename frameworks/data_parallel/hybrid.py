@@ -43,7 +43,7 @@ class HybridGroups:
         world: the ranks.
         parameters: arrays by name, with the same bits on all ranks, as after `broadcast_parameters`. Parameters whose
             names are equal up to the last dot form a layer.
-        groups: the number of groups, which are then consecutive ranks, about as many in each; or the ranks of each.
+        groups: the number of groups of about equal size, each of consecutive ranks; or the ranks of each group.
         staleness: how many contributions of other groups may come between the time when a group gets a layer and its
             own contribution. A group that is ahead waits as long as another one would exceed this bound. With 0 the
             groups run in lockstep. With (groups - 1) · k or more, the others need not wait for a group that is k times

@@ -57,10 +57,10 @@ def layers_of(lent: Mapping[str, FlatArray]) -> tuple[Layer, ...]:
         UsageError: there are no parameters, or one is not of real floats.
     """
     parts: dict[str, list[tuple[str, str, int]]] = {}
-    for name, each in lent.items():
-        if each.flat.dtype.kind not in "fV":
-            raise UsageError(f"{name} is {each.described()}: only real floats are averaged: broadcast it instead")
-        parts.setdefault(name.rpartition(".")[0], []).append((name, each.flat.dtype.name, each.flat.size))
+    for name, array in lent.items():
+        if array.flat.dtype.kind not in "fV":
+            raise UsageError(f"{name} is {array.described()}: only real floats are averaged: broadcast it instead")
+        parts.setdefault(name.rpartition(".")[0], []).append((name, array.flat.dtype.name, array.flat.size))
     if not any(each.flat.size for each in lent.values()):
         raise UsageError("there are no parameters: pass at least one array, by name")
     dtypes = {

@@ -70,9 +70,9 @@ def clip_global_norm(arrays: Iterable[Any], max_norm: float, world: Communicator
     if not math.isfinite(norm):
         raise FloatingPointError(f"the norm of the gradients is {norm}: no gradient was changed")
     if norm + _EPSILON > max_norm:
-        for each in lent:
-            each.flat[...] = _combined(each.flat, max_norm / (norm + _EPSILON))
-            each.put_back()
+        for array in lent:
+            array.flat[...] = _combined(array.flat, max_norm / (norm + _EPSILON))
+            array.put_back()
     return norm
 
 

@@ -116,10 +116,10 @@ def fingerprint(named: Named) -> str:
 
 def check_writable(lent: Mapping[str, FlatArray], *, in_place: bool = False) -> None:
     """Check that arrays can be written, and with `in_place`, without a new array; raises `UsageError`."""
-    for name, each in lent.items():
-        if not each.writable:
+    for name, array in lent.items():
+        if not array.writable:
             raise UsageError(f"{name} is read-only, or gives access only to copies: pass an array that can be written")
-        if in_place and not each.in_place:
+        if in_place and not array.in_place:
             raise UsageError(f"{name} is immutable: pass an array of numpy or torch")
 
 

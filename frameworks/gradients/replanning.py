@@ -1,7 +1,7 @@
 """Replanning: rank 0 changes the order, the size and the start order of buckets, and all ranks adopt the change.
 
-Rank 0 decides, because each rank sees other times. It does so after a step that is over, for one of two reasons: the
-gradients have become ready in another order several times, or the times of the measured steps are complete.
+Rank 0 decides, because each rank sees other times. It decides after a step in two cases: gradients have become ready in
+another order several times in a row, or the times of the measured steps are complete.
 """
 
 from __future__ import annotations

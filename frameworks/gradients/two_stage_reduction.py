@@ -1,4 +1,4 @@
-"""Reductions of two collectives, of which the second starts when the first has ended: int8 compression needs them.
+"""Reductions of two collectives: the second starts when the first has ended. Int8 compression needs them.
 
 Theory of operation
 -------------------

@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-`defer` takes over the gradients of a step, of which some are still on their way. It also copies the learning rate and
+`defer` takes over the gradients of a step. Some of them are still on their way. It also copies the learning rate and
 the other settings of the optimizer's groups. When a module hands out a parameter (`parameter_watch`), its gradient is
 waited for. Then the optimizer makes a step for all parameters whose gradients have arrived: for the time of that step
 its groups hold only these. So the optimizer must update each parameter by itself, from its own gradient and state. Then
 the order of updates changes no bit.
 
-If a parameter gets a new gradient and was not looked up since the step, the program has read it without asking the
-module, perhaps before its update: that is an error. A parameter that belongs to no module of the model is updated at
+If a parameter gets a new gradient and was not looked up since the step, that is an error: the program has read it
+without asking the module, perhaps before its update. A parameter that belongs to no module of the model is updated at
 once.
 """
 

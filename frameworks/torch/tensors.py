@@ -4,7 +4,7 @@ A communicator takes a tensor on a GPU as a flat tensor there. Other users get a
 
 `Tensor.numpy` cannot be used, because the memory of the tensor can never be resized after it, and FSDP resizes memory
 all the time. Autograd does not notice the writes here, as with the backends of torch: FSDP gathers parameters into
-memory of which autograd has views, and expects that their versions stay.
+memory that autograd has views of, and expects that their versions stay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOVED_AS = {1: torch.uint8, 4: torch.int32}
 _ALL_TYPES = {**_TYPES, **ONLY_MOVED}
 
 _STRIDED = torch.strided
-# The answer of torch for a tensor of which elements share memory.
+# The answer of torch for a tensor whose elements share memory.
 _OVERLAPS = 1
 
 # Arrays by address, number of elements and type. They own no memory: an array is used only while a tensor lies there.

@@ -67,7 +67,7 @@ class WorkKeeper:
         return Work(JoinedCalls([work.pending for work in works]), results, lambda: _finish_all(works), self)
 
     def keep(self, work: Work) -> None:
-        """Hold a work until it is waited for. Of too many works, those that have ended are let go first."""
+        """Hold a work until it is waited for. If there are too many, release the oldest one if it has ended."""
         self._unwaited[work] = None
         if self.is_coalescing:
             self._coalesced.append(work)
