@@ -46,7 +46,7 @@ ERRORS = {
     "dtypes": ("CallError", "UsageError", "must be of one dtype and device"),
     "sizes": ("CallError", "UsageError", "out has shape (5,)"),
     "operation": ("CallError", "UsageError", "not defined for float32"),
-    "list": ("CallError", "UsageError", "4 places, and the group 2 ranks"),
+    "list": ("CallError", "UsageError", "4 tensors, and the group has 2 ranks"),
     "expanded": ("CallError", "UsageError", "expand()"),
     "DTensor": ("CallError", "UsageError", "to_local()"),
     "device": ("NotImplementedError", "NoneType", "meta"),
